@@ -1,0 +1,146 @@
+"""The contract of a role: ``step(state, input, now) -> (state, effects)``.
+
+Law of this file: compute is an effect, time is an argument, and a machine never raises anything
+but a ``ProtocolError``. The asyncio runtime and the simulator are two readers of the same effects,
+so what is proven in the one is what runs in the other.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.messages import Message
+from msgspec import Struct
+
+from asyncspec.jobs import Job, Rows
+from asyncspec.sampling import Sampling
+
+
+class Request(Struct, frozen=True):
+    """What a user wants: tokens after a prompt. ``request`` is unique on this draft node."""
+
+    request: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling
+    # Token ids that end the answer; the first of them to come is part of it.
+    stop_tokens: frozenset[int]
+    policy: str
+
+
+# --- inputs -----------------------------------------------------------------------------------
+
+
+class Received(Struct, frozen=True):
+    """A message came from a peer. ``tensor`` is a device handle, where the message has one."""
+
+    peer: Rank
+    message: Message
+    tensor: object | None = None
+
+
+class Computed(Struct, frozen=True):
+    """A job that has a result is done."""
+
+    job: Job
+    result: object
+    # Time the device spent on it.
+    seconds: float = 0.0
+
+
+class Fired(Struct, frozen=True):
+    """A deadline that was armed has come."""
+
+    timer: str
+
+
+class Joined(Struct, frozen=True):
+    """The link to a peer is up, for the first time or again."""
+
+    peer: Rank
+
+
+class Lost(Struct, frozen=True):
+    """The link to a peer is down; what was on the way in either direction may be gone."""
+
+    peer: Rank
+    reason: str = ""
+
+
+class Submitted(Struct, frozen=True):
+    """A user's request has come (draft node only)."""
+
+    request: Request
+
+
+class Cancelled(Struct, frozen=True):
+    """A user no longer wants a request (draft node only). Unknown ones are no error."""
+
+    request: int
+
+
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled
+
+
+# --- effects ----------------------------------------------------------------------------------
+
+
+class Send(Struct, frozen=True):
+    """Give a message to the link to ``to``; if that link is down the message is gone."""
+
+    to: Rank
+    message: Message
+    tensor: Rows | None = None
+
+
+class Compute(Struct, frozen=True):
+    """Queue a job at the device. Comes back as ``Computed`` if it has a result."""
+
+    job: Job
+
+
+class Emit(Struct, frozen=True):
+    """Certain tokens for the user."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+class Finish(Struct, frozen=True):
+    """The end of a request. ``reason`` is "stop", "length", "cancelled" or "error"."""
+
+    request: int
+    reason: str
+    stats: dict[str, float]
+    detail: str = ""
+
+
+class Report(Struct, frozen=True):
+    """Send ``Closed`` for a session: the shell adds the bytes it has counted for it."""
+
+    to: Rank
+    session: SessionId
+    passes: int
+    rows: int
+    dead_rows: int
+    compute_seconds: float
+
+
+class Arm(Struct, frozen=True):
+    """``Fired(timer)`` is due at ``at``; arming again moves the deadline, None disarms it."""
+
+    timer: str
+    at: float | None
+
+
+Effect = Send | Compute | Emit | Finish | Report | Arm
+
+S = TypeVar("S")
+
+
+class Machine(Protocol[S]):
+    """A role. ``step`` leaves ``state`` as it was, also where it raises ``ProtocolError``."""
+
+    def step(self, state: S, event: Input, now: float) -> tuple[S, tuple[Effect, ...]]:
+        """React to one input at time ``now`` (seconds, any origin, never going back)."""

@@ -1,0 +1,42 @@
+"""What a device must be able to do. The jobs themselves are in ``asyncspec.jobs``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncspec_protocol.messages import Expanded
+from msgspec import Struct
+
+from asyncspec.jobs import Rows, SourceJob, StageJob
+
+
+class WireTensor(Struct, frozen=True):
+    """A tensor as it travels: raw bytes in C order, and what they mean."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class StageBackend(Protocol):
+    """A block of target layers with its tree cache. Called from one thread only."""
+
+    def run(self, job: StageJob) -> object | None:
+        """Perform a job. Only ``Forward`` has a result."""
+
+    def pack(self, rows: Rows) -> WireTensor:
+        """Hidden states for the wire. The bytes must stay as they are until they are sent."""
+
+    def unpack(self, tensor: WireTensor) -> object:
+        """The handle for received hidden states. Raises ``ValueError`` for a wrong dtype, width
+        or size; the caller makes it the peer's fault."""
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` where the cache breaks its own rules (tests, idle time)."""
+
+
+class TokenSource(Protocol):
+    """Proposes tokens. Called from one thread only."""
+
+    def run(self, job: SourceJob) -> Expanded | None:
+        """Grow a tree (``Expand``), or forget a session (``Release``)."""

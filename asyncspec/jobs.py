@@ -1,0 +1,79 @@
+"""What a machine may ask of its device.
+
+Law of this file: jobs of one device run one after another in the order in which they were issued.
+So a machine may hand out a slot again as soon as it has issued the job that frees it.
+"""
+
+from __future__ import annotations
+
+from asyncspec_protocol.ids import SegmentId, SessionId
+from asyncspec_protocol.messages import Expand
+from msgspec import Struct
+
+from asyncspec.sampling import Sampling
+
+
+class Rows(Struct, frozen=True):
+    """Some rows of a tensor that only the device understands."""
+
+    handle: object
+    rows: tuple[int, ...]
+
+
+class Admit(Struct, frozen=True):
+    """Make an empty cache for a session that can reach ``capacity`` committed tokens."""
+
+    session: SessionId
+    capacity: int
+    sampling: Sampling
+
+
+class Row(Struct, frozen=True):
+    """One node in a forward pass.
+
+    ``visible`` lists, ascending, the slots from ``Forward.committed`` on that this row attends to:
+    its ancestors and itself. Slots below ``Forward.committed`` are visible to every row.
+    """
+
+    slot: int
+    position: int
+    visible: tuple[int, ...]
+
+
+class Forward(Struct, frozen=True):
+    """One pass over a segment: write keys and values to the rows' slots, attend, go on.
+
+    Exactly one of ``tokens`` (first stage) and ``hidden`` (later stages) is given. ``judge`` names
+    the rows (indices into ``rows``) whose next token the last stage has to draw, for position
+    ``row.position + 1``; it is empty elsewhere. The result is a handle to hidden states [n, H], or
+    on the last stage a tuple of one token per judged row.
+    """
+
+    session: SessionId
+    segment: SegmentId
+    # Slots [0, committed) hold the committed path, and there slot == position.
+    committed: int
+    rows: tuple[Row, ...]
+    tokens: tuple[int, ...] = ()
+    hidden: Rows | None = None
+    judge: tuple[int, ...] = ()
+
+
+class Compact(Struct, frozen=True):
+    """Slot ``start + i`` takes what slot ``keep[i]`` holds; ``keep`` ascends, slots past it are
+    free. Never touches a slot below ``start``."""
+
+    session: SessionId
+    start: int
+    keep: tuple[int, ...]
+
+
+class Release(Struct, frozen=True):
+    """Forget a session; its memory is returned. Unknown sessions are no error."""
+
+    session: SessionId
+
+
+StageJob = Admit | Forward | Compact | Release
+SourceJob = Expand | Release
+Job = Admit | Forward | Compact | Release | Expand

@@ -1,0 +1,263 @@
+"""The words on the wire.
+
+Law of this file: every message is one flat struct with an explicit tag; fields are only ever
+appended, with a default; every field says why it travels. Node ids name everything, because
+positions in somebody's array shift with every prune and ids do not (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from .ids import NodeId, Rank, SegmentId, SessionId, Version
+
+PROTOCOL_VERSION = 1
+
+Role = Literal["draft", "verify", "client"]
+
+
+class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
+    """A few nodes that travel the pipeline in one forward pass. Tensor: hidden states [n, H]."""
+
+    session: SessionId
+    # Names the pass in traces, credits and verdicts.
+    segment: SegmentId
+    # Smallest prune version that any stage had applied when the segment passed it. It comes back
+    # in the verdict, so the draft node learns what every stage knows without an acknowledgement.
+    applied: Version
+    ids: tuple[NodeId, ...]
+    # Ancestor masks and positions are derived from the parents; no mask matrix travels.
+    parents: tuple[NodeId, ...]
+    # Only the first stage embeds: empty between stages, where the tensor takes their place.
+    tokens: tuple[int, ...] = ()
+
+
+class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
+    """For each surviving node of a segment, the token the target says comes next."""
+
+    session: SessionId
+    segment: SegmentId
+    applied: Version
+    # Prompt nodes before the last need no verdict and are not listed.
+    ids: tuple[NodeId, ...]
+    # Drawn at the last stage, which holds the head: logits do not cross the network.
+    tokens: tuple[int, ...]
+
+
+class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
+    """What is still alive. Sent straight to every stage, so that it overtakes what it concerns.
+
+    A node with ``id < horizon`` that is neither accepted, kept nor already committed is dead, for
+    ever. Cumulative and idempotent: ``accepted`` repeats what some stage may not know yet.
+    """
+
+    session: SessionId
+    version: Version
+    # The first node id this prune says nothing about.
+    horizon: NodeId
+    # Nodes on the committed path, oldest first, that may not yet be in every stage's cache.
+    accepted: tuple[NodeId, ...]
+    # Live nodes below the tip.
+    keep: tuple[NodeId, ...]
+
+
+class Expand(Struct, array_like=True, frozen=True, tag="expand", gc=False):
+    """Asks a token source to grow a tree from the tip. In one process: a computation's input."""
+
+    session: SessionId
+    version: Version
+    # Length of the committed path before ``committed``; 0 opens the session at the source.
+    base: int
+    # Tokens committed since the source was last asked.
+    committed: tuple[int, ...]
+    # Levels below the tip, children per node and beam per level, nodes wanted (EAGLE-2's rule).
+    depth: int
+    width: int
+    # 0 only moves the source's own context on (prefill).
+    count: int
+
+
+class Expanded(Struct, array_like=True, frozen=True, tag="expanded", gc=False):
+    """The answer to ``Expand``: best nodes first, every parent before its children."""
+
+    session: SessionId
+    version: Version
+    # Length of the committed path the tree hangs from: tells a stale answer from a fresh one.
+    base: int
+    # Index into this very list, or -1 for the tip.
+    parents: tuple[int, ...]
+    tokens: tuple[int, ...]
+    # Cumulative log-probability from the tip, in nats; never above the parent's.
+    scores: tuple[float, ...]
+
+
+class Hello(Struct, array_like=True, frozen=True, tag="hello"):
+    """The dialling side's first frame. Everything two nodes must agree on before they work."""
+
+    protocol: int
+    # Keeps two clusters on one network apart.
+    cluster: str
+    rank: Rank
+    role: Role
+    # Number of verify stages: ring positions follow from rank and stages.
+    stages: int
+    # Half-open range of target layers this node holds; (0, 0) where it holds none.
+    layers: tuple[int, int]
+    # dtype of hidden states on the wire, e.g. "float32".
+    dtype: str
+    # Of the target's configuration and weights index: two halves of two models do not make one.
+    fingerprint: str
+    # "exact" or "fast": bitwise equality needs the same kernels on every stage.
+    mode: str
+
+
+class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
+    """The listening side's answer; the same facts, so that both sides check."""
+
+    protocol: int
+    cluster: str
+    rank: Rank
+    role: Role
+    stages: int
+    layers: tuple[int, int]
+    dtype: str
+    fingerprint: str
+    mode: str
+
+
+class Ready(Struct, array_like=True, frozen=True, tag="ready"):
+    """A stage tells the draft node whether its link to the next stage is up."""
+
+    rank: Rank
+    up: bool
+
+
+class Open(Struct, array_like=True, frozen=True, tag="open"):
+    """Starts a session. Travels down the pipeline, so it arrives before the first segment."""
+
+    session: SessionId
+    # Nodes 0..prompt_length-1 are committed from the start.
+    prompt_length: int
+    # Largest number of tokens (prompt and answer) this session can reach: admission by memory.
+    capacity: int
+    # The token drawn at a position is a function of these and the logits alone.
+    seed: int
+    # 0 is greedy.
+    temperature: float
+    # 0: no limit.
+    top_k: int
+    # 1: no limit.
+    top_p: float
+    # 0: no limit.
+    min_p: float = 0.0
+
+
+class Close(Struct, array_like=True, frozen=True, tag="close"):
+    """Ends a session at every stage at once; may overtake its ``Open``."""
+
+    session: SessionId
+
+
+class Closed(Struct, array_like=True, frozen=True, tag="closed"):
+    """A stage's account of a session it has freed."""
+
+    session: SessionId
+    rank: Rank
+    # Forward passes, rows in them, and rows whose node was dead before the pass had ended.
+    passes: int
+    rows: int
+    dead_rows: int
+    # Time the device spent on this session's passes, in seconds.
+    compute_seconds: float
+    # Bytes this stage wrote for the session, headers included.
+    bytes_sent: int
+
+
+class Credit(Struct, array_like=True, frozen=True, tag="credit", gc=False):
+    """The receiver of segments allows ``limit`` of them on this link since it came up."""
+
+    limit: int
+
+
+class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False):
+    """Says that a silent peer is alive; the echo measures the round trip."""
+
+    # Sender's clock, in seconds.
+    sent: float
+    # The peer's last ``sent``, 0 if none has come.
+    echo: float = 0.0
+
+
+class Fault(Struct, array_like=True, frozen=True, tag="fault"):
+    """The last frame before a link is closed because of what the peer did or asked for."""
+
+    # A short name scripts can test, e.g. "handshake", "protocol", "busy".
+    code: str
+    # One sentence that says which side must change, and how.
+    text: str
+
+
+class Submit(Struct, array_like=True, frozen=True, tag="submit"):
+    """A client asks the draft node for text."""
+
+    # Chosen by the client, unique on its link.
+    request: int
+    prompt: str
+    max_new_tokens: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float = 0.0
+    # Node-level default where empty.
+    policy: str = ""
+    ignore_eos: bool = False
+
+
+class Output(Struct, array_like=True, frozen=True, tag="output"):
+    """New text for a client, as soon as it is certain."""
+
+    request: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+class Finished(Struct, array_like=True, frozen=True, tag="finished"):
+    """The end of a request: ``stop``, ``length``, ``cancelled`` or ``error``."""
+
+    request: int
+    reason: str
+    # For "error": the sentence the user reads.
+    detail: str
+    # Counters, named and defined in docs/metrics.md.
+    stats: dict[str, float]
+
+
+class Cancel(Struct, array_like=True, frozen=True, tag="cancel"):
+    """A client no longer wants a request; its slots are freed everywhere."""
+
+    request: int
+
+
+Message = (
+    Segment
+    | Verdict
+    | PruneIndices
+    | Expand
+    | Expanded
+    | Hello
+    | Welcome
+    | Ready
+    | Open
+    | Close
+    | Closed
+    | Credit
+    | Heartbeat
+    | Fault
+    | Submit
+    | Output
+    | Finished
+    | Cancel
+)
