@@ -1,0 +1,37 @@
+"""Randomness as a function: the same (seed, position, token) gives the same number everywhere.
+
+A counter-based hash (splitmix64's finaliser) stands in for a generator, because a generator has a
+state and a state depends on what was speculated, batched or restarted (design, section 6).
+"""
+
+from __future__ import annotations
+
+import math
+
+_MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+
+
+def mix(x: int) -> int:
+    """splitmix64's finaliser: a bijection of 64-bit integers that looks random."""
+    x = (x ^ (x >> 30)) * MIX_1 & _MASK
+    x = (x ^ (x >> 27)) * MIX_2 & _MASK
+    return x ^ (x >> 31)
+
+
+def stream(seed: int, position: int) -> int:
+    """64-bit key of one position of one seed, to be mixed with a token id."""
+    return mix((mix(seed & _MASK) + GOLDEN * (position + 1)) & _MASK)
+
+
+def uniform(seed: int, position: int, token: int = 0) -> float:
+    """A number in the open interval (0, 1), 53 bits."""
+    bits = mix((stream(seed, position) + GOLDEN * (token + 1)) & _MASK) >> 11
+    return (bits + 0.5) * 2.0**-53
+
+
+def gumbel(seed: int, position: int, token: int) -> float:
+    """Standard Gumbel noise; adding it to log-probabilities and taking the maximum samples."""
+    return -math.log(-math.log(uniform(seed, position, token)))
