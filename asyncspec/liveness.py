@@ -1,0 +1,43 @@
+"""Which nodes of a session are alive: what one prune after another leaves (design, section 4)."""
+
+from __future__ import annotations
+
+from asyncspec_protocol.ids import NodeId, Version
+from asyncspec_protocol.messages import PruneIndices
+from msgspec import Struct
+
+NOBODY: frozenset[NodeId] = frozenset()
+
+
+class Liveness(Struct, frozen=True):
+    """What a stage knows of the draft node's decisions.
+
+    A node issued before ``horizon`` lives if it is a prompt node, accepted or kept; a younger one
+    lives until a later prune says otherwise.
+    """
+
+    prompt_length: int
+    version: Version = Version(0)
+    horizon: NodeId = NodeId(0)
+    accepted: frozenset[NodeId] = NOBODY
+    keep: frozenset[NodeId] = NOBODY
+
+    def committed(self, node: NodeId) -> bool:
+        """True for nodes known to be on the committed path (of those not yet in every cache)."""
+        return node < self.prompt_length or node in self.accepted
+
+    def alive(self, node: NodeId) -> bool:
+        """True for every node that is not dead; the dead stay dead."""
+        return node >= self.horizon or self.committed(node) or node in self.keep
+
+    def apply(self, prune: PruneIndices) -> Liveness:
+        """What is known after ``prune``. An older one than the last changes nothing."""
+        if prune.version <= self.version:
+            return self
+        return Liveness(
+            prompt_length=self.prompt_length,
+            version=prune.version,
+            horizon=prune.horizon,
+            accepted=frozenset(prune.accepted),
+            keep=frozenset(prune.keep),
+        )
