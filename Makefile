@@ -1,0 +1,65 @@
+# Every target sets a fresh checkout up by itself, once, and again when its requirements change.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
+PROMPT ?= Once upon a time there was a little fox who lived in a big forest. One day, the fox
+
+# One thread per process: parallelism comes from the stages, and the cores are shared.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= passive
+export GOMP_SPINCOUNT  ?= 0
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help setup demo test check format lint types imports cover fuzz clean
+
+help:
+	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
+	@echo "make test    the tests"
+	@echo "make check   what CI runs: format, lint, types, imports, tests"
+	@echo "make types   mypy --strict          make imports  who may import whom"
+	@echo "make format  write the format       make cover    branch coverage"
+	@echo "make fuzz    the property tests with many more examples"
+	@echo "make clean   remove what these made"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/asyncspec run --check --prompt "$(PROMPT)"
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: lint types imports test
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+cover: $(STAMP)
+	$(BIN)/python -m coverage run -m pytest -m "not processes"
+	$(BIN)/python -m coverage report
+
+fuzz: $(STAMP)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	find $(PACKAGES) tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
