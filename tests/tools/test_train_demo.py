@@ -1,0 +1,176 @@
+"""tools/train_demo end to end, in its tiny form, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.train_demo.cli import main
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ["the", "a", "cat", "dog", "sat", "ran", "under", "old", "house", "and", "said", "never"]
+
+
+def write_corpus(folder: Path) -> Path:
+    """Three short books and sixty sums, made up from a fixed seed."""
+    rng = random.Random(5)
+    (folder / "books").mkdir(parents=True)
+    for title in ("one", "two", "three"):
+        lines = [" ".join(rng.choices(WORDS, k=12)).capitalize() + "." for _ in range(150)]
+        (folder / "books" / f"{title}.txt").write_text("\n".join(lines))
+    sums = [
+        f"Question: What is {a} and {a + 3}?\nAnswer: It is {2 * a + 3}.\n#### {2 * a + 3}"
+        for a in range(60)
+    ]
+    (folder / "gsm8k_train.txt").write_text("\n\n".join(sums))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `out` and `work` of one quick run."""
+    folder = tmp_path_factory.mktemp("train_demo")
+    assert main(arguments(folder, write_corpus(folder / "corpus"))) == 0
+    return folder
+
+
+def arguments(folder: Path, corpus: Path) -> list[str]:
+    given = {"corpus": corpus, "out": folder / "out", "work": folder / "work", "tokens": 2500}
+    return ["--quick", *(part for k, v in given.items() for part in (f"--{k}", str(v)))]
+
+
+def test_models_load_with_transformers(trained: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = "The old dog ran 12 times:\n    for x in y"
+    for name, layers in (("demo-target", 2), ("demo-draft", 1)):
+        folder = trained / "out" / name
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        assert model.config.num_hidden_layers == layers
+        assert model.config.vocab_size == len(tokenizer) == 384
+        ids = tokenizer(text)["input_ids"]
+        assert ids[0] == tokenizer.bos_token_id == model.config.bos_token_id
+        assert tokenizer.eos_token_id == model.generation_config.eos_token_id
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert len(tokenizer("12")["input_ids"]) == 3  # BOS and one token a digit
+
+
+def test_target_is_sharded_and_half(trained: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = trained / "out" / "demo-target"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == 2
+    for name in set(index["weight_map"].values()):
+        assert {t.dtype for t in load_file(folder / name).values()} == {torch.float16}
+
+
+def test_eagle_head_has_the_published_keys(trained: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = trained / "out" / "demo-eagle"
+    config = json.loads((folder / "config.json").read_text())
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    attention, mlp = "layers.0.self_attn", "layers.0.mlp"
+    assert {k: tuple(v.shape) for k, v in load_file(folder / "model.safetensors").items()} == {
+        "embed_tokens.weight": (config["vocab_size"], hidden),
+        "fc.weight": (hidden, 2 * hidden),
+        "fc.bias": (hidden,),
+        f"{attention}.q_proj.weight": (hidden, hidden),
+        f"{attention}.k_proj.weight": (kv, hidden),
+        f"{attention}.v_proj.weight": (kv, hidden),
+        f"{attention}.o_proj.weight": (hidden, hidden),
+        f"{mlp}.gate_proj.weight": (ffn, hidden),
+        f"{mlp}.up_proj.weight": (ffn, hidden),
+        f"{mlp}.down_proj.weight": (hidden, ffn),
+        "layers.0.post_attention_layernorm.weight": (hidden,),
+    }
+    assert config["num_hidden_layers"] == 1
+
+
+def test_metrics_tell_how_well_the_drafters_agree(trained: Path) -> None:
+    metrics = json.loads((trained / "out" / "metrics.json").read_text())
+    assert metrics["training"]["target"]["tokens"] >= 2500
+    for kind in ("story", "math", "code"):
+        for drafter in ("draft", "eagle", "eagle_depth_2"):
+            figures = metrics["agreement_held_out"][kind][drafter]
+            assert 0 <= figures["top1"] <= figures["top4"] <= figures["top8"] <= 1
+        assert metrics["held_out_loss_nats_per_token"][kind]["target"] < 8
+
+
+def test_a_finished_run_only_measures_again(trained: Path) -> None:
+    before = (trained / "work" / "target.pt").stat().st_mtime_ns
+    assert main(arguments(trained, trained / "corpus")) == 0
+    assert (trained / "work" / "target.pt").stat().st_mtime_ns == before
+
+
+def test_other_settings_need_a_fresh_start(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(trained, trained / "corpus"), "--seed", "9"]) == 2
+    assert "--fresh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "--corpus"),
+        (["--corpus", "{tmp}/missing"], "no folder"),
+        (["--corpus", "{tmp}"], "two .txt books"),
+        (["--corpus", "{tmp}", "--minutes", "0"], "--minutes"),
+        (["--corpus", "{tmp}", "--workers", "0"], "--workers"),
+        (["--corpus", "{tmp}", "--exclude", "{tmp}/missing"], "--exclude"),
+        (["--corpus", "{tmp}", "--seed", "x"], "--seed"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([g.replace("{tmp}", str(tmp_path)) for g in given]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_corpus_without_sums_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path)
+    (corpus / "gsm8k_train.txt").unlink()
+    assert main(["--quick", "--corpus", str(corpus)]) == 2
+    assert "gsm8k_train.txt is missing" in capsys.readouterr().err
+
+
+def call(*given: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "tools/train_demo", *given]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_it_runs_as_a_directory(tmp_path: Path) -> None:
+    ended = call("--corpus", str(tmp_path / "missing"))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("train_demo: ")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.processes
+def test_two_workers_train_together(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    ended = call(*arguments(tmp_path, corpus), "--workers", "2")
+    assert ended.returncode == 0, ended.stderr
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    # Each step is 4 rows of 48 tokens on each of the two.
+    target = metrics["training"]["target"]
+    assert target["tokens"] == target["step"] * 2 * 4 * 48

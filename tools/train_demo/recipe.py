@@ -1,0 +1,75 @@
+"""Sizes and rates: everything about a run that is not a path or a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of one Llama-style stack."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How much is measured at the end."""
+
+    windows: int  # held-out rows per kind
+    prompts: int  # held-out openings per kind that the target continues
+    tokens: int  # length of each continuation
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One complete set of training settings; `rows` and `context` are per worker and step."""
+
+    target: Shape
+    draft: Shape
+    vocab: int
+    context: int
+    max_positions: int
+    rows: int
+    mix: dict[str, float]
+    code_files: int | None  # None: all of them
+    sample: Sample
+    muon_rate: float = 0.02
+    adam_rate: float = 3e-3
+    weight_decay: float = 0.02
+    warmup: float = 0.03  # fraction of the budget
+    held_out_share: float = 0.03
+    stage_share: dict[str, float] = field(
+        default_factory=lambda: {"target": 0.70, "draft": 0.15, "eagle": 0.15}
+    )
+
+
+MIX = {"story": 0.65, "math": 0.2, "code": 0.15}
+
+DEMO = Recipe(
+    target=Shape(layers=8, hidden=256, heads=4, kv_heads=2, ffn=688),
+    draft=Shape(layers=1, hidden=128, heads=4, kv_heads=2, ffn=344),
+    vocab=2048,
+    context=512,
+    max_positions=1024,
+    rows=8,
+    mix=MIX,
+    code_files=None,
+    sample=Sample(windows=24, prompts=8, tokens=128),
+)
+
+QUICK = Recipe(
+    target=Shape(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64),
+    draft=Shape(layers=1, hidden=16, heads=2, kv_heads=1, ffn=32),
+    vocab=384,
+    context=48,
+    max_positions=96,
+    rows=4,
+    mix=MIX,
+    code_files=8,
+    sample=Sample(windows=2, prompts=2, tokens=12),
+)
