@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 from torch import nn
+from transformers.utils.logging import disable_progress_bar
 
 from .attention import use_plain_attention
 from .checkpoint import Checkpoint, Progress
@@ -90,6 +91,7 @@ def _finish(
     options: Options, models: tuple[Any, Any, EagleHead], runs: dict[str, Progress]
 ) -> None:
     """Export and measure; a finished run does just this when started again."""
+    disable_progress_bar()  # of loading and saving, which take a second
     export(options, *models)
     figures = measure(options)
     report = {

@@ -122,5 +122,6 @@ class _Reporter:
             f"{progress.tokens / 1e6:6.2f}M tokens  {speed:7,.0f} tokens/s  "
             f"{progress.seconds:5.0f} s",
             highlight=False,
+            soft_wrap=True,
         )
         self._seconds, self._tokens = progress.seconds, progress.tokens

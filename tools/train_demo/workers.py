@@ -38,8 +38,13 @@ Work = Callable[["Options", Group], None]
 
 
 def run_workers(work: Work, options: Options) -> None:
-    """Call `work` in `options.workers` processes, rank 0 in this one."""
-    if options.workers == 1:
+    """Call `work` in `options.workers` processes, rank 0 in this one.
+
+    Each has one torch thread: several processes keep full speed on a busy machine, several
+    threads do not. With a GPU there is one process, whatever was asked for.
+    """
+    torch.set_num_threads(1)
+    if options.workers == 1 or torch.cuda.is_available():
         work(options, Group(0, 1))
         return
     context = multiprocessing.get_context("spawn")
