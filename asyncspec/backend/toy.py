@@ -1,0 +1,220 @@
+"""A model without tensors: every hidden state is a hash of all that a real one would depend on.
+
+A row that attends to a wrong slot, a dead node or a stale key gives another token, so the pure
+tests see every mistake in masks, slots and prunes. No torch, and exactly the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Expand, Expanded
+from msgspec import Struct
+
+from asyncspec.backend.base import WireTensor
+from asyncspec.grow import TIP, Proposal, beam
+from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
+from asyncspec.rng import gumbel, mix, uniform
+from asyncspec.sampling import Sampling
+
+_MASK = (1 << 64) - 1
+
+
+class ToyState(Struct, frozen=True):
+    """The model after some tokens: per layer what its cache holds, and the last hidden state."""
+
+    caches: tuple[tuple[int, ...], ...]
+    hidden: int
+
+
+class ToyModel(Struct, frozen=True):
+    """A target model. ``reach`` "parent" attends to one node only, for long cheap runs."""
+
+    layers: int = 4
+    vocab: int = 16
+    seed: int = 0
+    reach: Literal["all", "parent"] = "all"
+
+    def embed(self, token: int) -> int:
+        """Hidden state that enters the first layer."""
+        return mix((self.seed * 0x51ED + token * 0x9E37 + 1) & _MASK)
+
+    def key(self, layer: int, hidden: int) -> int:
+        """What a layer's cache keeps of a node."""
+        return mix((hidden + 0x1357 * (layer + 1)) & _MASK)
+
+    def attend(self, layer: int, hidden: int, visible: Sequence[int]) -> int:
+        """Hidden state that leaves a layer, given the visible cache, oldest first."""
+        seen = visible if self.reach == "all" else visible[-2:]
+        return hash((layer, hidden, *seen)) & _MASK
+
+    def draw(self, hidden: int, position: int, sampling: Sampling) -> int:
+        """The next token, at ``position``, after a node whose last hidden state this is."""
+        mode = mix(hidden) % self.vocab
+        if sampling.greedy:
+            return mode
+        scores = [
+            ((2.0 if t == mode else uniform(hidden, 0, t)) / sampling.temperature)
+            + gumbel(sampling.seed, position, t)
+            for t in range(self.vocab)
+        ]
+        return max(range(self.vocab), key=lambda t: (scores[t], -t))
+
+    def start(self) -> ToyState:
+        """Before the first token."""
+        return ToyState(caches=((),) * self.layers, hidden=0)
+
+    def extend(self, state: ToyState, token: int) -> ToyState:
+        """The plain sequential forward pass, one token, no slots and no masks."""
+        hidden, caches = self.embed(token), []
+        for layer, cache in enumerate(state.caches):
+            seen = (*cache, self.key(layer, hidden))
+            hidden = self.attend(layer, hidden, seen)
+            caches.append(seen if self.reach == "all" else seen[-2:])
+        return ToyState(tuple(caches), hidden)
+
+    def read(self, tokens: Sequence[int]) -> ToyState:
+        """The model after all of ``tokens``."""
+        state = self.start()
+        for token in tokens:
+            state = self.extend(state, token)
+        return state
+
+    def next_token(self, tokens: Sequence[int], sampling: Sampling) -> int:
+        """The sequential reference: what comes after ``tokens``."""
+        return self.draw(self.read(tokens).hidden, len(tokens), sampling)
+
+
+class ToyStage:
+    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens."""
+
+    def __init__(self, model: ToyModel, first: int, last: int) -> None:
+        self._model = model
+        self._layers = range(first, last)
+        self._caches: dict[SessionId, list[list[int]]] = {}
+        self._sampling: dict[SessionId, Sampling] = {}
+
+    def run(self, job: StageJob) -> object | None:
+        """See ``StageBackend``."""
+        match job:
+            case Admit(session, _, sampling):
+                self._caches[session] = [[] for _ in self._layers]
+                self._sampling[session] = sampling
+            case Release(session):
+                self._caches.pop(session, None)
+                self._sampling.pop(session, None)
+            case Compact(session, start, keep):
+                for cache in self._caches[session]:
+                    cache[start:] = [cache[slot] for slot in keep]
+            case Forward():
+                return self._forward(job)
+        return None
+
+    def _forward(self, job: Forward) -> tuple[int, ...]:
+        model = self._model
+        if job.hidden is None:
+            hidden = [model.embed(token) for token in job.tokens]
+        else:
+            handle = cast("Sequence[int]", job.hidden.handle)
+            hidden = [handle[row] for row in job.hidden.rows]
+        for layer, cache in zip(self._layers, self._caches[job.session], strict=True):
+            for row, h in zip(job.rows, hidden, strict=True):
+                cache.extend([-1] * (row.slot + 1 - len(cache)))
+                cache[row.slot] = model.key(layer, h)
+            prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
+            hidden = [
+                model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
+                for row, h in zip(job.rows, hidden, strict=True)
+            ]
+        if self._layers.stop < model.layers:
+            return tuple(hidden)
+        sampling = self._sampling[job.session]
+        return tuple(model.draw(hidden[r], job.rows[r].position + 1, sampling) for r in job.judge)
+
+    def pack(self, rows: Rows) -> WireTensor:
+        """See ``StageBackend``."""
+        handle = cast("Sequence[int]", rows.handle)
+        data = struct.pack(f"<{len(rows.rows)}Q", *(handle[row] for row in rows.rows))
+        return WireTensor(dtype="uint64", shape=(len(rows.rows), 1), data=memoryview(data))
+
+    def unpack(self, tensor: WireTensor) -> object:
+        """See ``StageBackend``."""
+        if tensor.dtype != "uint64" or tensor.shape[1:] != (1,):
+            raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
+        return struct.unpack(f"<{tensor.shape[0]}Q", tensor.data)
+
+    def check(self) -> None:
+        """See ``StageBackend``."""
+        for caches in self._caches.values():
+            assert len({len(cache) for cache in caches}) <= 1
+
+    def slots_held(self) -> dict[SessionId, int]:
+        """Number of slots in use, by session (tests)."""
+        return {session: len(caches[0]) for session, caches in self._caches.items()}
+
+
+class ToySource:
+    """A token source of tunable quality: it knows the toy target and guesses with noise.
+
+    ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
+    with the same chance, and so on: 0.65 gives the coverage of real draft models by rank.
+    """
+
+    def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
+        self._model = model
+        self._top = top
+        self._seed = seed
+        self._states: dict[SessionId, tuple[int, ToyState]] = {}
+
+    def run(self, job: SourceJob) -> Expanded | None:
+        """See ``TokenSource``."""
+        if isinstance(job, Release):
+            self._states.pop(job.session, None)
+            return None
+        length, state = self._states.get(job.session, (0, self._model.start()))
+        if length != job.base:
+            raise ValueError(f"the source knows {length} tokens, not {job.base}")
+        for token in job.committed:
+            state = self._model.extend(state, token)
+        self._states[job.session] = (length + len(job.committed), state)
+        parents, tokens, scores = self._grow(state, job)
+        return Expanded(
+            session=job.session,
+            version=job.version,
+            base=job.base + len(job.committed),
+            parents=parents,
+            tokens=tokens,
+            scores=scores,
+        )
+
+    def _grow(
+        self, tip: ToyState, job: Expand
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+        states: list[ToyState] = []
+
+        def propose(nodes: Sequence[int]) -> list[Proposal]:
+            above = [tip if node == TIP else states[node] for node in nodes]
+            proposals = [self._propose(state, job.width) for state in above]
+            for state, (tokens, _) in zip(above, proposals, strict=True):
+                states.extend(self._model.extend(state, token) for token in tokens)
+            return proposals
+
+        return beam(propose, job.depth, job.width, job.count)
+
+    def _propose(self, state: ToyState, width: int) -> Proposal:
+        """Guesses for one node. How sure the source is varies, and it is right as often as it
+        says."""
+        key = state.hidden ^ self._seed
+        sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
+        truth = mix(state.hidden) % self._model.vocab
+        others = sorted(
+            (t for t in range(self._model.vocab) if t != truth), key=lambda t: uniform(key, 2, t)
+        )
+        draw = uniform(key, 3)
+        rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
+        order = [*others[:rank], truth, *others[rank:]][:width]
+        return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]

@@ -1,0 +1,23 @@
+"""Plain pipeline parallelism: no draft, one token per pass of the whole pipeline."""
+
+from __future__ import annotations
+
+from asyncspec_protocol.ids import NodeId
+from msgspec import Struct
+
+from asyncspec.policy.base import Growth, View
+
+
+class Autoregressive(Struct, frozen=True):
+    """The baseline every other policy has to beat, and the simplest loop to read."""
+
+    drafts: bool = False
+
+    def accepts(self, view: View) -> bool:
+        return True
+
+    def grow(self, view: View) -> Growth | None:
+        return None
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        return view.unsent

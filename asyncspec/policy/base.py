@@ -1,0 +1,80 @@
+"""What a policy is asked, and what it may look at.
+
+A policy is a pure strategy: it decides what to grow, what to send next and when verdicts count.
+Everything else (ids, versions, prunes, credit, losses) is the draft machine's business and the
+same for all of them, so comparing two papers is a switch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncspec_protocol.ids import NodeId
+from msgspec import Struct
+
+from asyncspec.tree import TokenTree
+
+
+class View(Struct, frozen=True):
+    """A session as a policy sees it. The prompt has been processed: the root is a new token."""
+
+    # Live nodes, the root being the tip of the committed path.
+    tree: TokenTree
+    # Live nodes not sent yet, oldest first; the root may be one of them.
+    unsent: tuple[NodeId, ...]
+    # Number of live nodes that were sent and have no verdict yet.
+    pending: int
+    # Number of verify stages.
+    stages: int
+    # Segments sent since this round began, and trees that were asked for in it and have come.
+    segments: int
+    drafts: int
+    # Tokens committed since the token source was last asked.
+    news: int
+    # How deep the source was last asked to go.
+    last_depth: int
+    # True where nothing waits at the first stage: it will soon be idle.
+    starving: bool
+    # Levels below the root that can still become part of the answer.
+    room: int
+
+    @property
+    def drafted(self) -> tuple[NodeId, ...]:
+        """Unsent nodes below the root."""
+        return tuple(n for n in self.unsent if n != self.tree.root)
+
+    @property
+    def fresh_root(self) -> tuple[NodeId, ...]:
+        """The root if it was not sent yet, else nothing."""
+        return self.unsent[:1] if self.tree.root in self.unsent else ()
+
+
+class Growth(Struct, frozen=True):
+    """A tree to ask the token source for: EAGLE-2's rule from the tip."""
+
+    # Levels below the tip.
+    depth: int
+    # Children per node, and nodes of a level that are expanded further.
+    width: int
+    # Nodes wanted.
+    count: int
+    # Most nodes to adopt that the tree does not have yet.
+    adopt: int
+
+
+class Policy(Protocol):
+    """The questions. Implementations are frozen structs whose fields are the parameters."""
+
+    @property
+    def drafts(self) -> bool:
+        """False where no token source is needed."""
+
+    def accepts(self, view: View) -> bool:
+        """Whether verdicts that have come are to be acted on now."""
+
+    def grow(self, view: View) -> Growth | None:
+        """What to ask the token source for. Asked whenever it is free."""
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        """The next segment, from ``view.unsent``, parents first. Asked whenever the first stage
+        can take one; empty means: nothing yet."""

@@ -1,0 +1,55 @@
+"""Chunk-PP and Pruned PP: one EAGLE-2 tree per round, cut in segments (FlowSpec V-A, V-C)."""
+
+from __future__ import annotations
+
+from asyncspec_protocol.ids import NodeId
+from msgspec import Struct
+
+from asyncspec.policy.base import Growth, View
+from asyncspec.segment import share
+from asyncspec.tree import by_level, by_score
+
+
+class Chunked(Struct, frozen=True):
+    """One tree per round in segments, verified as a whole: the round is synchronous.
+
+    With ``early`` it is the paper's "Pruned PP": score order, and every segment's verdict counts
+    at once, so what it rules out is pruned; still one tree per round.
+    """
+
+    early: bool = False
+    # Nodes of a tree, levels, and children per node (FlowSpec: L_init, d_0, k).
+    size: int = 80
+    depth: int = 5
+    width: int = 10
+    # Longest segment, the root not counted (FlowSpec: L_seg).
+    segment: int = 16
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    def accepts(self, view: View) -> bool:
+        return self.early or (view.pending == 0 and not view.unsent)
+
+    def grow(self, view: View) -> Growth | None:
+        if view.drafts or not view.room:
+            return None
+        depth = min(self.depth, view.room)
+        return Growth(depth=depth, width=self.width, count=self.size, adopt=self.size)
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        if not view.drafts and view.room:
+            return ()  # the round starts with its tree
+        return next_piece(view, self.segment, scored=self.early)
+
+
+def next_piece(view: View, longest: int, *, scored: bool) -> tuple[NodeId, ...]:
+    """The next of the pieces that a round's first tree is cut into, one for each pipeline position
+    (the draft node's too) or more. The root travels with the first, not counted.
+
+    The size is worked out anew for what is left, because a prune may have thinned it meanwhile.
+    """
+    order = (by_score if scored else by_level)(view.tree, view.drafted)
+    size = share(len(order), view.stages + 1 - view.segments, longest)
+    return (*view.fresh_root, *order[:size])

@@ -1,0 +1,70 @@
+"""FlowSpec: continuous tree speculation with score order, pruning and two expansions (III)."""
+
+from __future__ import annotations
+
+from asyncspec_protocol.ids import NodeId
+from msgspec import Struct
+
+from asyncspec.policy.base import Growth, View
+from asyncspec.policy.chunked import next_piece
+from asyncspec.tree import by_level, by_score
+
+
+class FlowSpec(Struct, frozen=True):
+    """Parameters are named as in the paper; the defaults are its own (section V-A).
+
+    A round starts with a tree of ``l_init`` nodes, cut into segments of at most ``l_seg``. From
+    then on it grows while it is being verified: context-aware after every accepted token, which
+    redrafts from the new tip and sends what is new; score-aware when nothing was accepted and the
+    pipeline would run dry, which goes deeper.
+    """
+
+    # Score-based order of a tree's nodes; False is the paper's "w/o SBD" (level order).
+    sbd: bool = True
+    l_init: int = 80
+    l_seg: int = 16
+    k: int = 10
+    d_init: int = 5
+    # Context-aware expansion: nodes of the fresh tree and its levels.
+    l_exp: int = 64
+    d_exp: int = 5
+    # Score-aware expansion: nodes to add and levels to go deeper.
+    l_deep: int = 48
+    d_deep: int = 1
+    # A deeper tree than this is not worth its draft passes.
+    d_most: int = 12
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    def accepts(self, view: View) -> bool:
+        return True
+
+    def grow(self, view: View) -> Growth | None:
+        if not view.room:
+            return None
+        if not view.drafts:
+            return self._growth(view, self.d_init, self.l_init, self.l_init)
+        if view.news:
+            return self._growth(view, self.d_exp, self.l_exp, self.l_exp)
+        return self._deeper(view)
+
+    def _deeper(self, view: View) -> Growth | None:
+        """Score-aware expansion: the same context, more levels, the best nodes not yet known."""
+        depth = view.last_depth + self.d_deep
+        if view.unsent or not view.starving or depth > min(self.d_most, view.room):
+            return None
+        known = len(view.tree) - 1
+        return self._growth(view, depth, known + self.l_deep, self.l_deep)
+
+    def _growth(self, view: View, depth: int, count: int, adopt: int) -> Growth:
+        return Growth(depth=min(depth, view.room), width=self.k, count=count, adopt=adopt)
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        if not view.drafts and view.room:
+            return ()  # the round starts with its tree
+        if view.segments <= view.stages and view.drafts <= 1:
+            return next_piece(view, self.l_seg, scored=self.sbd)
+        order = (by_score if self.sbd else by_level)(view.tree, view.drafted)
+        return (*view.fresh_root, *order[: self.l_exp])

@@ -1,0 +1,182 @@
+"""The token tree of one session, and everything that can happen to it.
+
+Law of this file: a tree is a value. Every operation returns a new tree and leaves its inputs as
+they were; nodes are named by node id and never by their place in an array, so that prune, verdict
+and segment commute (docs/protocol.md).
+
+The root is the tip of the committed path. Below it hangs the draft tree. A node's score is its
+cumulative log-probability from the root by the draft (FlowSpec eq. 1); no child scores above its
+parent, which makes descending score order a topological order (FlowSpec III-B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from asyncspec_protocol.ids import NO_PARENT, NodeId
+from msgspec import Struct
+
+from asyncspec.grow import TIP, Grown
+
+
+class Node(Struct, frozen=True, gc=False):
+    """One token of the tree."""
+
+    parent: NodeId
+    token: int
+    # Distance from the start of the prompt: the RoPE position.
+    position: int
+    # Cumulative log-probability below the root, in nats; 0 at the root.
+    score: float
+
+
+class TokenTree(Struct, frozen=True):
+    """Live nodes by id, in order of issue: every parent before its children, the root first."""
+
+    root: NodeId
+    nodes: Mapping[NodeId, Node]
+    # (parent, token) -> child: no two siblings have the same token.
+    index: Mapping[tuple[NodeId, int], NodeId]
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self.nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def plant(root: NodeId, token: int, position: int) -> TokenTree:
+    """A tree of one node: the start of a round."""
+    node = Node(parent=NO_PARENT, token=token, position=position, score=0.0)
+    return TokenTree(root=root, nodes={root: node}, index={})
+
+
+def grow(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
+    """Hang one node below ``parent``. Its score is capped by its parent's.
+
+    Raises ``ValueError`` for an id that is not younger than all others, an unknown parent, or a
+    token that the parent already has a child for.
+    """
+    above = tree.nodes.get(parent)
+    if above is None or node <= next(reversed(tree.nodes.keys())) or (parent, token) in tree.index:
+        raise ValueError(f"node {node} cannot grow below {parent}")
+    new = Node(parent, token, above.position + 1, min(score, above.score))
+    return TokenTree(
+        root=tree.root,
+        nodes={**tree.nodes, node: new},
+        index={**tree.index, (parent, token): node},
+    )
+
+
+def child(tree: TokenTree, node: NodeId, token: int) -> NodeId | None:
+    """The child of ``node`` that carries ``token``."""
+    return tree.index.get((node, token))
+
+
+def ancestors(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
+    """The nodes above ``node``, nearest first, the root last."""
+    line: list[NodeId] = []
+    while node != tree.root:
+        node = tree.nodes[node].parent
+        line.append(node)
+    return tuple(line)
+
+
+def path(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
+    """The nodes from the root (excluded) down to ``node`` (included)."""
+    return () if node == tree.root else (*reversed(ancestors(tree, node)[:-1]), node)
+
+
+def subtree(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
+    """``node`` and all that hangs below it, in order of issue."""
+    inside = {node}
+    for candidate, data in tree.nodes.items():
+        if data.parent in inside:
+            inside.add(candidate)
+    return tuple(n for n in tree.nodes if n in inside)
+
+
+def keep(tree: TokenTree, wanted: Collection[NodeId]) -> TokenTree:
+    """Only ``wanted`` nodes and the root stay. Raises ``ValueError`` where that cuts a branch off
+    its root."""
+    nodes = {n: data for n, data in tree.nodes.items() if n in wanted or n == tree.root}
+    if any(data.parent not in nodes for n, data in nodes.items() if n != tree.root):
+        raise ValueError("a kept node has lost its parent")
+    index = {key: n for key, n in tree.index.items() if n in nodes}
+    return TokenTree(root=tree.root, nodes=nodes, index=index)
+
+
+def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
+    """The tree below ``node``, which becomes the root; scores are conditioned on it."""
+    if node == tree.root:
+        return tree
+    base = tree.nodes[node].score
+    nodes = {
+        n: Node(data.parent if n != node else NO_PARENT, data.token, data.position, data.score - base)
+        for n in subtree(tree, node)
+        for data in (tree.nodes[n],)
+    }
+    index = {key: n for key, n in tree.index.items() if n in nodes and n != node}
+    return TokenTree(root=node, nodes=nodes, index=index)
+
+
+def merge(
+    tree: TokenTree,
+    grown: Grown,
+    first_id: NodeId,
+    *,
+    walked: Sequence[int] = (),
+    at_most: int | None = None,
+    max_position: int | None = None,
+) -> tuple[TokenTree, tuple[NodeId, ...]]:
+    """Add a freshly drafted tree: of its paths, those that are new (FlowSpec III-D, Fig. 4).
+
+    ``grown`` hangs from where the tip was when it was asked for; ``walked`` are the tokens
+    committed since, and what does not lie below them is left out. New nodes get consecutive ids
+    from ``first_id`` on, in the order of ``grown``; at most ``at_most`` of them, and none deeper
+    than ``max_position``. Nodes the tree already has keep their ids and scores.
+    """
+    nodes = dict(tree.nodes)
+    index = dict(tree.index)
+    limit = len(grown[0]) if at_most is None else at_most
+    at_root = len(walked)
+    # Where each candidate lies: a step of the walk from the old tip, or a node of the tree.
+    steps: dict[int, int] = {TIP: 0}
+    place: dict[int, NodeId] = {TIP: tree.root} if at_root == 0 else {}
+    base = 0.0
+    new: list[NodeId] = []
+    for i, (parent, token, score) in enumerate(zip(*grown, strict=True)):
+        if parent in steps and steps[parent] < at_root:
+            if token == walked[steps[parent]]:
+                steps[i] = steps[parent] + 1
+                if steps[i] == at_root:
+                    place[i], base = tree.root, score
+            continue
+        above = place.get(parent)
+        if above is None:
+            continue
+        existing = index.get((above, token))
+        if existing is not None:
+            place[i] = existing
+            continue
+        data = nodes[above]
+        if len(new) >= limit or (max_position is not None and data.position >= max_position):
+            continue
+        node = NodeId(first_id + len(new))
+        nodes[node] = Node(above, token, data.position + 1, min(score - base, data.score))
+        index[above, token] = node
+        place[i] = node
+        new.append(node)
+    if not new:
+        return tree, ()
+    return TokenTree(root=tree.root, nodes=nodes, index=index), tuple(new)
+
+
+def by_score(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    """Best first. Equal scores are broken by age, which keeps parents before their children."""
+    return tuple(sorted(nodes, key=lambda n: (-tree.nodes[n].score, n)))
+
+
+def by_level(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    """Level by level, oldest first: the order of EAGLE-2's own trees."""
+    return tuple(sorted(nodes, key=lambda n: (tree.nodes[n].position, n)))

@@ -1,0 +1,112 @@
+"""What a request cost and brought: the counters behind docs/metrics.md.
+
+A *turn* is one service slot of the pipeline (FlowSpec III-A). The draft node counts turns by a
+logical clock, alike for every policy and whatever the machines' speeds: a segment enters the first
+stage in the first free slot after it was decided on, leaves the last one N slots later, and a draft
+takes one slot. So a round costs its drafting turn, N turns to fill, and the further ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncspec_protocol.ids import SegmentId
+from asyncspec_protocol.messages import Closed
+from msgspec import Struct
+from msgspec.structs import replace
+
+
+class TurnClock(Struct, frozen=True):
+    """The logical clock of one session, in turns since the first token."""
+
+    now: int = 0
+    # The first stage's next free slot.
+    free: int = 0
+    exits: Mapping[SegmentId, int] = {}
+
+    def sent(self, segment: SegmentId, stages: int) -> TurnClock:
+        """A segment was handed to the first of ``stages`` stages."""
+        enters = max(self.now, self.free)
+        return TurnClock(self.now, enters + 1, {**self.exits, segment: enters + stages})
+
+    def judged(self, segment: SegmentId) -> TurnClock:
+        """A segment's verdict has come."""
+        exits = {k: v for k, v in self.exits.items() if k > segment}
+        return replace(self, now=max(self.now, self.exits.get(segment, 0)), exits=exits)
+
+    def drafted(self, asked: int) -> TurnClock:
+        """The answer to what was asked of the token source at turn ``asked`` has come."""
+        return replace(self, now=max(self.now, asked + 1))
+
+
+class Counters(Struct, frozen=True):
+    """Sums over one request, over all of its sessions."""
+
+    rounds: int = 0
+    # Segments that brought a verdict.
+    passes: int = 0
+    # Tokens after the first that were a node of the tree when the target chose them, and not.
+    hits: int = 0
+    misses: int = 0
+    drafted: int = 0
+    draft_passes: int = 0
+    draft_seconds: float = 0.0
+    sessions: int = 0
+    started: float = 0.0
+    first_token: float | None = None
+    # From the stages' own accounts.
+    rows: int = 0
+    dead_rows: int = 0
+    stage_passes: int = 0
+    stage_seconds: float = 0.0
+    bytes_sent: int = 0
+    turns: int = 0
+
+    def closed(self, account: Closed) -> Counters:
+        """Add a stage's account of a session."""
+        return replace(
+            self,
+            rows=self.rows + account.rows,
+            dead_rows=self.dead_rows + account.dead_rows,
+            stage_passes=self.stage_passes + account.passes,
+            stage_seconds=self.stage_seconds + account.compute_seconds,
+            bytes_sent=self.bytes_sent + account.bytes_sent,
+        )
+
+
+def summary(
+    counters: Counters, *, prompt_tokens: int, new_tokens: int, ended: float, useful_rows: int
+) -> dict[str, float]:
+    """The numbers a user sees; docs/metrics.md defines each of them.
+
+    ``useful_rows``: rows a run without speculation would have computed, over all stages.
+    """
+    first = ended if counters.first_token is None else counters.first_token
+    seconds = ended - first
+    decoded = max(0, new_tokens - 1)
+    return {
+        "new_tokens": new_tokens,
+        "prompt_tokens": prompt_tokens,
+        "rounds": counters.rounds,
+        "turns": counters.turns,
+        "passes": counters.passes,
+        "decode_seconds": seconds,
+        "first_token_seconds": first - counters.started,
+        "tokens_per_second": _ratio(decoded, seconds),
+        "tokens_per_round": _ratio(decoded, counters.rounds),
+        "tokens_per_turn": _ratio(decoded, counters.turns),
+        "hit_rate": _ratio(counters.hits, counters.hits + counters.misses),
+        "drafted_nodes": counters.drafted,
+        "draft_calls": counters.draft_passes,
+        "draft_seconds": counters.draft_seconds,
+        "rows": counters.rows,
+        "wasted_rows": max(0, counters.rows - useful_rows),
+        "dead_rows": counters.dead_rows,
+        "stage_seconds": counters.stage_seconds,
+        "bytes_sent": counters.bytes_sent,
+        "sessions": counters.sessions,
+    }
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
