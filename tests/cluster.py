@@ -1,0 +1,100 @@
+"""A toy cluster in the simulator: what most laws are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncspec.actor.machine import Request, Submitted
+from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
+from asyncspec.policy import POLICIES, Policy
+from asyncspec.reference import decode
+from asyncspec.sampling import Sampling
+from asyncspec.sim.world import Actor, Costs, World
+from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.ids import DRAFT, Rank
+
+
+class Cluster:
+    """One draft node and N stages of a toy model, linked and ready."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        *,
+        stages: int = 3,
+        model: ToyModel | None = None,
+        top: float = 0.65,
+        policies: dict[str, Policy] | None = None,
+        window: int = 2,
+        prefill_rows: int = 4,
+        max_sessions: int = 4,
+        rejoin_seconds: float = 1e9,
+    ) -> None:
+        self.model = model or ToyModel()
+        self.stages = stages
+        self.top = top
+        self.window = window
+        self.config = DraftConfig(
+            stages=stages,
+            policies=policies or POLICIES,
+            prefill_rows=prefill_rows,
+            max_sessions=max_sessions,
+            rejoin_seconds=rejoin_seconds,
+        )
+        self.backends: dict[Rank, ToyStage] = {}
+        actors = {DRAFT: self.draft()}
+        for rank in range(1, stages + 1):
+            actors[Rank(rank)] = self.stage(Rank(rank))
+        self.world = World(actors, costs)
+        self.connect_all()
+
+    def draft(self) -> Actor:
+        """A fresh draft node."""
+        machine = DraftMachine(self.config)
+        return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
+
+    def stage(self, rank: Rank) -> Actor:
+        """A fresh stage, layers split evenly."""
+        layers, stages = self.model.layers, self.stages
+        backend = ToyStage(self.model, layers * (rank - 1) // stages, layers * rank // stages)
+        self.backends[rank] = backend
+        machine = VerifyMachine(VerifyConfig(rank=rank, stages=stages, window=self.window))
+        return Actor(machine, machine.initial(), backend.run)
+
+    def connect_all(self) -> None:
+        """Bring up every link that is down."""
+        for rank in range(1, self.stages + 1):
+            self.world.connect(DRAFT, Rank(rank))
+        for rank in range(1, self.stages):
+            self.world.connect(Rank(rank), Rank(rank + 1))
+
+    def submit(self, request: Request) -> None:
+        """A user asks, now."""
+        self.world.feed(DRAFT, Submitted(request))
+
+    def expected(self, request: Request) -> tuple[int, ...]:
+        """What the sequential reference decoder writes."""
+        return decode(
+            lambda tokens: self.model.next_token(tokens, request.sampling),
+            request.prompt,
+            request.max_new_tokens,
+            request.stop_tokens,
+        )
+
+    def state(self, rank: int) -> Any:
+        """A machine's state."""
+        return self.world.actors[Rank(rank)].state
+
+
+def ask(number: int = 0, **changes: Any) -> Request:
+    """A request with small defaults."""
+    fields: dict[str, Any] = {
+        "request": number,
+        "prompt": (1, 2, 3, 4, 5, 6),
+        "max_new_tokens": 24,
+        "sampling": Sampling(),
+        "stop_tokens": frozenset(),
+        "policy": "flowspec",
+    }
+    return Request(**{**fields, **changes})
