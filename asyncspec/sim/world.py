@@ -77,19 +77,23 @@ class World:
         self.steps = 0
         self._costs = costs
         self._events: list[tuple[float, int, Callable[[], None]]] = []
+        # Disarmed timers, by number: they are no events, and time does not wait for them.
+        self._disarmed: set[int] = set()
         self._order = _counter()
         # Per direction of a link: when its last message arrives, and its life.
         self._arrival: dict[tuple[Rank, Rank], float] = {}
         self._up: dict[tuple[Rank, Rank], int] = {}
         self._lives = _counter()
-        self._timers: dict[tuple[Rank, str], float] = {}
+        self._timers: dict[tuple[Rank, str], int] = {}
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
 
     # --- the outside ----------------------------------------------------------------------------
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        """Do something at a time."""
-        heapq.heappush(self._events, (max(when, self.now), next(self._order), action))
+    def at(self, when: float, action: Callable[[], None]) -> int:
+        """Do something at a time; returns the number of the event."""
+        number = next(self._order)
+        heapq.heappush(self._events, (max(when, self.now), number, action))
+        return number
 
     def feed(self, rank: Rank, event: Input) -> None:
         """Let a machine react to something, now."""
@@ -128,13 +132,18 @@ class World:
             if other == rank and (one, rank) in self._up:
                 del self._up[one, rank], self._up[rank, one]
                 self.feed(one, Lost(rank))
-        self._timers = {k: v for k, v in self._timers.items() if k[0] != rank}
+        for owner, timer in list(self._timers):
+            if owner == rank:
+                self._disarm(owner, timer)
         self.actors[rank] = actor
 
     def run(self, until: float = float("inf"), most_steps: int = 1_000_000) -> None:
         """Let time pass until nothing is left to happen. Raises ``Stuck`` past ``until``."""
         while self._events:
-            when, _, action = heapq.heappop(self._events)
+            when, number, action = heapq.heappop(self._events)
+            if number in self._disarmed:
+                self._disarmed.discard(number)
+                continue
             if when > until or self.steps > most_steps:
                 raise Stuck(f"still at work at {when}, after {self.steps} steps")
             self.now = when
@@ -199,17 +208,20 @@ class World:
         self.at(actor.busy_until, done)
 
     def _arm(self, rank: Rank, timer: str, when: float | None) -> None:
+        self._disarm(rank, timer)
         if when is None:
-            self._timers.pop((rank, timer), None)
             return
-        self._timers[rank, timer] = when
 
         def fire() -> None:
-            if self._timers.get((rank, timer)) == when:
-                del self._timers[rank, timer]
-                self.feed(rank, Fired(timer))
+            del self._timers[rank, timer]
+            self.feed(rank, Fired(timer))
 
-        self.at(when, fire)
+        self._timers[rank, timer] = self.at(when, fire)
+
+    def _disarm(self, rank: Rank, timer: str) -> None:
+        number = self._timers.pop((rank, timer), None)
+        if number is not None:
+            self._disarmed.add(number)
 
 
 def _counter() -> Iterator[int]:

@@ -37,6 +37,7 @@ from asyncspec_protocol.messages import (
     Credit,
     Expand,
     Expanded,
+    Floor,
     Message,
     Open,
     Ready,
@@ -265,7 +266,7 @@ def _received(
             return replace(state, allowed=limit, window=window), ()
         case Ready(rank, up) if peer == rank:
             if up:
-                return replace(state, ready=state.ready | {peer}), ()
+                return _complete(replace(state, ready=state.ready | {peer}))
             return _down(replace(state, ready=state.ready - {peer}), now)
         case Closed() if peer == message.rank:
             return _account(state, message)
@@ -426,6 +427,15 @@ def _who_is_missing(state: DraftState) -> str:
 
 
 # --- peers --------------------------------------------------------------------------------------
+
+
+def _complete(state: DraftState) -> tuple[DraftState, Effects]:
+    """If the pipeline stands now: what earlier sessions left behind somewhere is void."""
+    if not state.up or state.sessions:
+        return state, ()
+    floor = Floor(first=state.next_session)
+    floors = tuple(Send(rank, floor) for rank in _stages(state))
+    return state, (*floors, Arm(REJOIN, None))
 
 
 def _joined(state: DraftState, peer: Rank) -> DraftState:

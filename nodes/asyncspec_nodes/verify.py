@@ -33,6 +33,7 @@ from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
     Close,
     Credit,
+    Floor,
     Message,
     Open,
     PruneIndices,
@@ -157,6 +158,8 @@ def _received(
             return _prune(state, message)
         case Close() if peer == DRAFT:
             return _close(state, message.session)
+        case Floor(first) if peer == DRAFT:
+            return _floor(state, first)
         case Credit(limit) if peer == config.after and not config.last:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
@@ -213,7 +216,7 @@ def _check_parents(state: VerifyState, session: StageSession, waiting: Waiting) 
 def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
     config, session = state.config, message.session
     if session <= state.opened and session not in state.closed_early:
-        raise RemoteProtocolError(f"session {session} was opened before", peer=config.before)
+        return state, ()  # over before it came down the pipeline
     state = replace(state, opened=max(state.opened, session))
     onward: Effects = () if config.last else (Send(config.after, message),)
     new = StageSession(session, Liveness(prompt_length=message.prompt_length))
@@ -285,6 +288,19 @@ def _close(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
         release = (*release, _report(session))
     state, granted = _thin_queue(state)
     return state, (*release, *granted)
+
+
+def _floor(state: VerifyState, first: SessionId) -> tuple[VerifyState, Effects]:
+    """Forget every session below ``first``: they ended while the draft node could not say so."""
+    over = tuple(session for session in state.sessions if session < first)
+    state = replace(
+        state,
+        opened=max(state.opened, SessionId(first - 1)),
+        closed_early=frozenset(s for s in state.closed_early if s >= first),
+        sessions={k: v for k, v in state.sessions.items() if k >= first},
+    )
+    state, granted = _thin_queue(state)
+    return state, (*(Compute(Release(session)) for session in over), *granted)
 
 
 def _report(session: StageSession) -> Report:

@@ -154,6 +154,13 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     min_p: float = 0.0
 
 
+class Floor(Struct, array_like=True, frozen=True, tag="floor"):
+    """The pipeline stands (again): every session below ``first`` is over, also one whose ``Open``
+    is still on its way. Sent straight to every stage."""
+
+    first: SessionId
+
+
 class Close(Struct, array_like=True, frozen=True, tag="close"):
     """Ends a session at every stage at once; may overtake its ``Open``."""
 
@@ -251,6 +258,7 @@ Message = (
     | Welcome
     | Ready
     | Open
+    | Floor
     | Close
     | Closed
     | Credit

@@ -1,0 +1,17 @@
+"""Hypothesis profiles: "dev" by default, "ci" derandomised, "thorough" for ``make fuzz``."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("dev", deadline=None, suppress_health_check=QUIET)
+settings.register_profile(
+    "ci", deadline=None, suppress_health_check=QUIET, derandomize=True, print_blob=True
+)
+settings.register_profile(
+    "thorough", deadline=None, suppress_health_check=QUIET, max_examples=5000, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))

@@ -1,0 +1,163 @@
+"""What must hold whatever the delays, and how to draw whatever there is to draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncspec.actor.machine import Effect, Input, Request
+from asyncspec.backend.toy import ToyModel
+from asyncspec.jobs import Job
+from asyncspec.policy import Policy
+from asyncspec.policy.autoregressive import Autoregressive
+from asyncspec.policy.chunked import Chunked
+from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Message
+from cluster import Cluster, ask
+from hypothesis import strategies as st
+from msgspec import Struct
+
+# Trees small enough that a thousand of them are soon grown, with the same rules as the real ones.
+SMALL: dict[str, Policy] = {
+    "autoregressive": Autoregressive(),
+    "chunked": Chunked(size=7, depth=3, width=3, segment=3),
+    "pruned": Chunked(early=True, size=7, depth=3, width=3, segment=2),
+    "flowspec-no-sbd": FlowSpec(
+        sbd=False, l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6
+    ),
+    "flowspec": FlowSpec(l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6),
+}
+
+
+class Shaken(Struct):
+    """Costs that Hypothesis draws: a list of delays, used round and round."""
+
+    delays: list[int]
+    used: int = 0
+
+    def next(self) -> float:
+        self.used += 1
+        return float(self.delays[self.used % len(self.delays)])
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        return self.next()
+
+    def device(self, rank: Rank, job: Job) -> float:
+        return self.next()
+
+
+samplings = st.one_of(
+    st.just(Sampling()),
+    st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.2, 0.5, 1.0]),
+        seed=st.integers(0, 2**64 - 1),
+    ),
+)
+
+
+def requests(count: int) -> st.SearchStrategy[list[Request]]:
+    """Up to ``count`` requests, numbered."""
+    one = st.fixed_dictionaries(
+        {
+            "prompt": st.lists(st.integers(0, 7), min_size=1, max_size=9).map(tuple),
+            "max_new_tokens": st.integers(1, 14),
+            "sampling": samplings,
+            "stop_tokens": st.sampled_from([frozenset(), frozenset({3}), frozenset({0, 5})]),
+            "policy": st.sampled_from(sorted(SMALL)),
+        }
+    )
+    return st.lists(one, min_size=1, max_size=count).map(
+        lambda items: [ask(i, **item) for i, item in enumerate(items)]
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
+    """A toy cluster with any shape and any delays."""
+    delays = draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+    options: dict[str, Any] = {
+        "stages": draw(st.integers(1, 4)),
+        "model": ToyModel(vocab=8, seed=draw(st.integers(0, 50))),
+        "top": draw(st.sampled_from([0.0, 0.4, 0.7, 0.97])),
+        "policies": SMALL,
+        "window": draw(st.integers(1, 3)),
+        "prefill_rows": draw(st.integers(1, 5)),
+        "max_sessions": draw(st.integers(1, 3)),
+    }
+    return Cluster(Shaken(delays), **{**options, **fixed})
+
+
+def watch_invariants(cluster: Cluster) -> None:
+    """Check every machine's own rules after each of its steps."""
+
+    def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        state = cluster.state(rank)
+        if rank == 0:
+            check_draft(state)
+        else:
+            check_stage(state)
+
+    cluster.world.watch = check
+
+
+def check_stage(state: Any) -> None:
+    """A stage keeps nothing of the dead, and no queue grows past its bound."""
+    for session in state.sessions.values():
+        assert all(session.liveness.alive(node) for node in session.slots.tail)
+        assert session.slots.used == session.slots.committed + len(session.slots.tail)
+        assert set(session.slots.seats) == set(session.slots.tail)
+    for waiting in (*state.queue, *state.parked):
+        assert waiting.ids
+        assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
+    assert len(state.queue) <= state.config.window
+    assert len(state.parked) <= 1
+    assert state.sent <= state.allowed
+    assert state.received <= state.granted
+
+
+def check_draft(state: Any) -> None:
+    """The draft node's books are consistent."""
+    assert state.sent <= state.allowed
+    for session in state.sessions.values():
+        tree = session.tree
+        assert session.sent <= set(tree.nodes)
+        assert set(session.judged) <= session.sent
+        assert all(node < session.next_node for node in tree.nodes)
+        assert len(session.given) < session.request.max_new_tokens
+        for data in tree.nodes.values():
+            above = tree.nodes.get(data.parent)
+            assert above is None or data.score <= above.score
+
+
+def check_after(cluster: Cluster, asked: list[Request]) -> None:
+    """Everybody has got exactly what the target alone would have written, and nothing is kept."""
+    world = cluster.world
+    for request in asked:
+        expected = cluster.expected(request)
+        assert tuple(world.tokens.get(request.request, ())) == expected
+        finish = world.finished[request.request]
+        stopped = bool(expected) and expected[-1] in request.stop_tokens
+        assert finish.reason == ("stop" if stopped else "length")
+        assert finish.stats["new_tokens"] == len(expected)
+        assert finish.stats["wasted_rows"] >= 0
+    check_empty(cluster)
+
+
+def check_empty(cluster: Cluster) -> None:
+    """No session, segment or slot is left anywhere."""
+    draft = cluster.state(0)
+    assert not draft.sessions
+    assert not draft.endings
+    assert not draft.backlog
+    for rank, backend in cluster.backends.items():
+        backend.check()
+        state = cluster.state(rank)
+        assert not state.sessions
+        assert not state.closing
+        assert not state.queue
+        assert not state.parked
+        assert state.running is None
+        assert not state.closed_early
+        assert not backend.slots_held()

@@ -1,0 +1,100 @@
+"""The law of laws: under any delays the output is the sequential reference decoder's."""
+
+from __future__ import annotations
+
+import pytest
+from asyncspec.actor.machine import Cancelled, Request
+from asyncspec.backend.toy import ToyModel
+from asyncspec.policy import POLICIES
+from asyncspec.sampling import Sampling
+from asyncspec.sim.costs import EqualTurns
+from asyncspec_protocol.ids import DRAFT, Rank
+from cluster import Cluster, ask
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import check_after, check_empty, clusters, requests, watch_invariants
+
+# More virtual time than any of these small requests can need: a bound on liveness.
+BOUND = 100_000.0
+
+
+@settings(max_examples=700)
+@given(clusters(), requests(3))
+def test_output_is_the_reference_decoders(cluster: Cluster, asked: list[Request]) -> None:
+    watch_invariants(cluster)
+    for request in asked:
+        cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, asked)
+
+
+@settings(max_examples=200)
+@given(
+    clusters(),
+    requests(3),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4), st.booleans()), max_size=4),
+)
+def test_a_lost_peer_ends_sessions_never_requests(
+    cluster: Cluster, asked: list[Request], losses: list[tuple[int, int, bool]]
+) -> None:
+    watch_invariants(cluster)
+    world = cluster.world
+    for request in asked:
+        cluster.submit(request)
+    for when, which, restart in losses:
+        rank = Rank(1 + which % cluster.stages)
+
+        def strike(rank: Rank = rank, restart: bool = restart) -> None:
+            if restart:
+                world.restart(rank, cluster.stage(rank))
+            elif rank < cluster.stages:
+                world.cut(rank, Rank(rank + 1))
+            else:
+                world.cut(DRAFT, rank)
+
+        world.at(when, strike)
+        world.at(when + 7, cluster.connect_all)
+    world.run(until=BOUND)
+    check_after(cluster, asked)
+
+
+@settings(max_examples=150)
+@given(clusters(), requests(3), st.lists(st.integers(0, 80), min_size=3, max_size=3))
+def test_cancelling_frees_everything_and_touches_nobody_else(
+    cluster: Cluster, asked: list[Request], moments: list[int]
+) -> None:
+    watch_invariants(cluster)
+    world = cluster.world
+    for request in asked:
+        cluster.submit(request)
+    doomed = asked[0].request
+    for when in moments:
+        world.at(when, lambda: world.feed(DRAFT, Cancelled(doomed)))
+    world.run(until=BOUND)
+    given_up = tuple(world.tokens.get(doomed, ()))
+    assert given_up == cluster.expected(asked[0])[: len(given_up)]
+    assert world.finished[doomed].reason in {"cancelled", "stop", "length"}
+    check_empty(cluster)
+    check_after(cluster, asked[1:])
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_text_does_not_depend_on_the_number_of_stages_or_the_policy(policy: str) -> None:
+    sampling = Sampling(temperature=0.7, seed=7)
+    request = ask(policy=policy, max_new_tokens=40, sampling=sampling)
+    for stages in (1, 2, 4):
+        cluster = Cluster(EqualTurns(), stages=stages, model=ToyModel(layers=4))
+        cluster.submit(request)
+        cluster.world.run(until=BOUND)
+        check_after(cluster, [request])
+
+
+def test_a_pipeline_that_never_comes_back_fails_the_request_in_bounded_time() -> None:
+    cluster = Cluster(EqualTurns(), stages=2, rejoin_seconds=30.0)
+    cluster.submit(ask(max_new_tokens=50))
+    cluster.world.at(9.0, lambda: cluster.world.cut(Rank(1), Rank(2)))
+    cluster.world.run(until=60.0)
+    finish = cluster.world.finished[0]
+    assert finish.reason == "error"
+    assert "stage 1 has no link to stage 2" in finish.detail
+    assert cluster.world.now <= 40.0
