@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncspec.actor.machine import Effect, Input, Request
+from asyncspec.actor.machine import Effect, Input, Received, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.jobs import Job
+from asyncspec.liveness import Liveness
 from asyncspec.policy import Policy
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Message
+from asyncspec_protocol.messages import Message, PruneIndices
 from cluster import Cluster, ask
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -98,6 +99,7 @@ def watch_invariants(cluster: Cluster) -> None:
             check_draft(state)
         else:
             check_stage(state)
+            check_prune_applied(state, event)
 
     cluster.world.watch = check
 
@@ -115,6 +117,30 @@ def check_stage(state: Any) -> None:
     assert len(state.parked) <= 1
     assert state.sent <= state.allowed
     assert state.received <= state.granted
+
+
+def check_prune_applied(state: Any, event: Input) -> None:
+    """The step that brought a prune has carried it out, by the prune's own words."""
+    if not isinstance(event, Received) or not isinstance(event.message, PruneIndices):
+        return
+    prune = event.message
+    session = state.sessions.get(prune.session)
+    if session is None:
+        return
+    named = {*prune.accepted, *prune.keep}
+    assert session.liveness.version >= prune.version
+    assert all(n in named or n >= prune.horizon for n in session.slots.tail)
+
+
+def newest_prune_wins(prunes: list[PruneIndices], liveness: Liveness) -> None:
+    """In whatever order prunes come, and however often, the newest counts."""
+    newest = max(prunes, key=lambda p: p.version)
+    for prune in prunes:
+        liveness = liveness.apply(prune)
+    assert liveness.version == newest.version
+    assert liveness.horizon == newest.horizon
+    assert liveness.keep == frozenset(newest.keep)
+    assert liveness.apply(newest) == liveness
 
 
 def check_draft(state: Any) -> None:

@@ -1,0 +1,165 @@
+"""Every rule is load-bearing: break it, and the laws notice.
+
+Each mutant replaces one function by a variant with a believable mistake. A test here fails if the
+laws of ``test_lossless.py`` still hold with the mistake in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncspec_nodes.draft_session as draft_session
+import asyncspec_nodes.stage_session as stage_session
+import asyncspec_nodes.verify as verify
+import pytest
+from asyncspec.accept import Walk, walk
+from asyncspec.jobs import Compact
+from asyncspec.liveness import Liveness
+from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.slots import Slots, place, settle
+from asyncspec_protocol.errors import ProtocolError
+from asyncspec_protocol.ids import NodeId, SessionId, Version
+from asyncspec_protocol.messages import PruneIndices
+from cluster import Cluster, ask
+from laws import SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
+from msgspec.structs import replace
+
+DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
+
+
+def laws_hold() -> bool:
+    """Run a fixed sample of what Hypothesis draws; False where a law is broken."""
+    for seed, delays in enumerate(DELAYS * 4):
+        cluster = Cluster(
+            Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7
+        )
+        watch_invariants(cluster)
+        requests = [
+            ask(0, prompt=(seed % 8, 1, 2), max_new_tokens=30),
+            ask(1, prompt=(4,), max_new_tokens=20, stop_tokens=frozenset({3}), policy="pruned"),
+        ]
+        try:
+            newest_prune_wins(OUT_OF_ORDER, Liveness(prompt_length=1))
+            for request in requests:
+                cluster.submit(request)
+            cluster.world.run(until=50_000.0, most_steps=20_000)
+            check_after(cluster, requests)
+        except (AssertionError, ProtocolError, ValueError, KeyError, IndexError):
+            return False
+    return True
+
+
+def test_the_laws_hold_without_a_mutant() -> None:
+    assert laws_hold()
+
+
+def dropped_prune(session: Any, message: Any) -> Any:
+    """Every third prune is lost."""
+    if message.version % 3 == 0:
+        return session, None
+    return stage_session.prune(session, message)
+
+
+def old_version_accepted(self: Liveness, prune: Any) -> Liveness:
+    """Whatever comes last counts, also what was overtaken."""
+    return APPLY(replace(self, version=-1), prune)
+
+
+APPLY = Liveness.apply
+OUT_OF_ORDER = [
+    PruneIndices(SessionId(0), Version(v), NodeId(9 + v), (NodeId(v),), (NodeId(v + 1),))
+    for v in (2, 5, 3)
+]
+
+
+def slot_reused_too_early(
+    slots: Slots, ids: Any, parents: Any, committed: Any
+) -> tuple[Slots, Any]:
+    """The last slot in use is handed out again."""
+    grown, rows = place(slots, ids, parents, committed)
+    if slots.tail:
+        rows = tuple(replace(row, slot=row.slot - 1) for row in rows)
+    return grown, rows
+
+
+def one_row_unmasked(slots: Slots, ids: Any, parents: Any, committed: Any) -> tuple[Slots, Any]:
+    """The released FlowSpec's bug: a segment of one row sees every slot, siblings included."""
+    grown, rows = place(slots, ids, parents, committed)
+    if len(rows) == 1:
+        everything = tuple(range(slots.committed, rows[0].slot + 1))
+        rows = (replace(rows[0], visible=everything),)
+    return grown, rows
+
+
+def path_assumed_contiguous(slots: Slots, committed: Any, alive: Any) -> Any:
+    """The accepted path is taken to be the first so many slots of the tail."""
+    settled, stay = settle(slots, committed, alive)
+    if stay is not None:
+        stay = tuple(range(slots.committed, slots.committed + len(stay)))
+    return settled, stay
+
+
+def dead_rows_sent_on(session: Any, ids: Any) -> tuple[int, ...]:
+    """Rows that died during their pass travel on."""
+    return tuple(range(len(ids)))
+
+
+def compaction_forgotten(session: Any, message: Any) -> Any:
+    """The table is compacted, the cache is not."""
+    session, job = stage_session.prune(session, message)
+    return session, None if isinstance(job, Compact) else job
+
+
+def bonus_taken_for_a_hit(tree: Any, judged: Any) -> Walk:
+    """On a miss the best child of the last accepted node is taken instead of the bonus."""
+    walked = walk(tree, judged)
+    tip = walked.accepted[-1] if walked.accepted else tree.root
+    children = [n for n, data in tree.nodes.items() if data.parent == tip]
+    if walked.bonus is not None and children:
+        return Walk((*walked.accepted, children[0]), None)
+    return walked
+
+
+def version_not_moved(session: Any) -> Any:
+    """A prune goes out under the version of the last one."""
+    message = PRUNE(session)
+    return replace(message, version=message.version - 1)
+
+
+PRUNE = draft_session._prune
+
+
+def unsent_not_kept(session: Any) -> Any:
+    """Nodes that are still to be sent are left out of what is kept."""
+    message = PRUNE(session)
+    return replace(message, keep=tuple(n for n in message.keep if n in session.sent))
+
+
+MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
+    ("a prune is dropped", verify, "prune", dropped_prune),
+    ("an old version is accepted", Liveness, "apply", old_version_accepted),
+    ("a slot is reused too early", stage_session, "place", slot_reused_too_early),
+    ("a one-row segment is masked wrongly", stage_session, "place", one_row_unmasked),
+    ("a path is taken for contiguous", stage_session, "settle", path_assumed_contiguous),
+    ("dead rows are sent on", verify, "survivors", dead_rows_sent_on),
+    ("the cache is not compacted", verify, "prune", compaction_forgotten),
+    ("a bonus is taken for a hit", draft_session, "walk", bonus_taken_for_a_hit),
+    ("the version is not moved", draft_session, "_prune", version_not_moved),
+    ("unsent nodes are not kept", draft_session, "_prune", unsent_not_kept),
+]
+
+
+@pytest.mark.parametrize(("target", "name", "broken"), [m[1:] for m in MUTANTS],
+                         ids=[m[0] for m in MUTANTS])
+def test_the_laws_notice(
+    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(target, name, broken)
+    assert not laws_hold()
+
+
+def test_the_sample_uses_both_expansions() -> None:
+    assert isinstance(SMALL["flowspec"], FlowSpec)
+    assert SMALL["flowspec"].l_exp
+    assert SMALL["flowspec"].l_deep
