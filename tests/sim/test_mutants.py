@@ -122,9 +122,8 @@ def bonus_taken_for_a_hit(tree: Any, judged: Any) -> Walk:
 
 
 def version_not_moved(session: Any) -> Any:
-    """A prune goes out under the version of the last one."""
-    message = PRUNE(session)
-    return replace(message, version=message.version - 1)
+    """Every prune goes out under the version of the first one."""
+    return replace(PRUNE(session), version=Version(1))
 
 
 PRUNE = draft_session._prune

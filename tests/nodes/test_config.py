@@ -1,0 +1,157 @@
+"""Cluster files: what loads, and the one sentence for what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.config import load, parse, to_toml
+from asyncspec_nodes.layout import even_split, layout
+
+EXAMPLES = Path(__file__).parents[2] / "nodes" / "examples"
+
+GOOD = """
+[cluster]
+name = "home"
+[target]
+path = "model"
+[[node]]
+rank = 0
+host = "127.0.0.1"
+port = 7700
+[[node]]
+rank = 1
+host = "127.0.0.1"
+port = 7701
+[[node]]
+rank = 2
+host = "localhost"
+port = 7702
+"""
+
+
+def spans(first: str, second: str) -> str:
+    """``GOOD`` with layer ranges for its two stages."""
+    one, two = f"port = 7701\nlayers = {first}", f"port = 7702\nlayers = {second}"
+    return GOOD.replace("port = 7701", one).replace("port = 7702", two)
+
+
+def test_a_good_file_has_defaults() -> None:
+    config = parse(GOOD)
+    assert config.stages == 2
+    assert config.draft.source == "ngram"
+    assert config.draft.policy == "flowspec"
+    assert config.at(2).port == 7702
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("[target]", "[targe]"), "unknown key 'targe'"),
+        (('path = "model"', 'paths = "model"'), "unknown key 'paths' (at target)"),
+        (('path = "model"', ""), "missing key 'path' (at target)"),
+        (('path = "model"', 'path = "model"\ndtype = "int3"'), "'int3' (at target.dtype)"),
+        (("port = 7701", "port = 70000"), "(at node[1].port)"),
+        (("port = 7701", "port = 7700"), "both have the address 127.0.0.1:7700"),
+        (("rank = 2", "rank = 3"), "no [[node]] table has rank 2 (a verify stage)"),
+        (("rank = 0", "rank = 3"), "no [[node]] table has rank 0 (the draft node)"),
+        (("rank = 2", "rank = 1"), "two [[node]] tables have rank 1"),
+        (('name = "home"', 'name = "home"\nstages = 3'), "stages = 3, but 2"),
+        (('"localhost"', '"192.168.1.7"'), "add a [security] table"),
+        (('"localhost"', '"example.net"'), "add a [security] table"),
+        (('"localhost"', '"http://box"'), "not a host name"),
+        (("[cluster]", "[cluster"), "not valid TOML"),
+        (("port = 7700", "port = 7700\nlayers = [0, 1]"), "holds no target layers"),
+        (("port = 7701", "port = 7701\nlayers = [0, 1]"), "rank 2 has no layers key"),
+        (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
+        (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "(at limits.sessions)"),
+        (('path = "model"', 'path = "model"\n[security]\nca = "a"'), "missing key 'certificate'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(change: tuple[str, str], says: str) -> None:
+    assert change[0] in GOOD
+    with pytest.raises(UserError) as error:
+        parse(GOOD.replace(change[0], change[1], 1))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("[0, 3]", "[2, 8]", "starts at layer 2, but layer 3 comes next"),
+        ("[0, 3]", "[4, 8]", "starts at layer 4, but layer 3 comes next"),
+        ("[1, 3]", "[3, 8]", "starts at layer 1, but layer 0 comes next"),
+        ("[0, 0]", "[0, 8]", "rank 1 holds no layer"),
+        ("[0, 3]", "[3, 7]", "the target has 8"),
+        ("[0, 3]", "[3, 9]", "the target has 8"),
+    ],
+)
+def test_layers_that_do_not_fit(first: str, second: str, says: str) -> None:
+    with pytest.raises(UserError, match="layer") as error:
+        layout(parse(spans(first, second)), 8)
+    assert says in str(error.value)
+
+
+def test_layers_may_be_given_or_split_evenly() -> None:
+    assert layout(parse(spans("[0, 3]", "[3, 8]")), 8) == ((0, 3), (3, 8))
+    assert layout(parse(GOOD), 7) == ((0, 4), (4, 7))
+    with pytest.raises(UserError, match="2 stages are more than the target's 1 layers"):
+        layout(parse(GOOD), 1)
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_an_even_split_covers_every_layer_once(layers: int, stages: int) -> None:
+    if stages > layers:
+        return
+    ranges = even_split(layers, stages)
+    assert [i for a, b in ranges for i in range(a, b)] == list(range(layers))
+    sizes = [b - a for a, b in ranges]
+    assert len(sizes) == stages
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda p: p.name)
+def test_the_examples_load(path: Path) -> None:
+    assert load(path).stages >= 2
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    security = '[security]\nca = "ca.pem"\ncertificate = "node.pem"\nkey = "/keys/node.key"\n'
+    (tmp_path / "c.toml").write_text(GOOD + security)
+    config = load(tmp_path / "c.toml")
+    assert config.target.path == str(tmp_path / "model")
+    assert config.draft.source == "ngram"
+    assert config.security is not None
+    assert config.security.ca == str(tmp_path / "ca.pem")
+    assert config.security.key == "/keys/node.key"
+
+
+def test_a_hub_id_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(GOOD.replace('"model"', '"org/model"'))
+    assert load(tmp_path / "c.toml").target.path == "org/model"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read the cluster file .*c\.toml"):
+        load(path)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20))
+def test_what_is_written_loads_again(path: str) -> None:
+    config = parse(spans("[0, 3]", "[3, 8]"))
+    config = msgspec.structs.replace(
+        config, target=msgspec.structs.replace(config.target, path=path)
+    )
+    assert parse(to_toml(config)) == config
