@@ -1,0 +1,165 @@
+"""Attention of a segment's rows over a tree cache, hooked into transformers' models.
+
+One pass owns one ``TreeAttention``; the models hand it every layer's queries, keys and values
+through the registered attention function (``tree=`` travels as a keyword argument, no transformers
+cache is used). What is common to all layers, the masks, is made once per pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.recipe import BLOCK, ROW_MULTIPLE
+from asyncspec.jobs import Row
+
+NAME = "asyncspec"
+"""Under which our attention function is known to transformers."""
+
+
+class TreeAttention:
+    """A segment's rows, their slots and who sees what. Subclasses are the kernels."""
+
+    def __init__(self, cache: TreeCache, committed: int, rows: Sequence[Row]) -> None:
+        slots = np.array([row.slot for row in rows], np.int64)
+        # The end of what this pass looks at, in whole blocks.
+        self.end = -(-(int(slots.max()) + 1) // BLOCK) * BLOCK
+        cache.reserve(self.end)
+        self.cache = cache
+        self.committed = committed
+        self.rows = rows
+        self.row_positions = np.array([row.position for row in rows], np.int64)
+        cache.positions[slots] = self.row_positions
+        first, count = int(slots[0]), len(rows)
+        dense = bool((slots == np.arange(first, first + count)).all())
+        self.slots = slice(first, first + count) if dense else torch.from_numpy(slots)
+        self._masks: dict[int | None, tuple[int, torch.Tensor]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv."""
+        self.cache.write(layer, self.slots, key, value)
+        heads, count, width = query.shape
+        kv_heads = key.shape[0]
+        # The query heads that share a key head become rows: faster than repeating keys.
+        packed = query.reshape(kv_heads, heads // kv_heads * count, width)
+        mask = self._mask(self._effective(window), heads // kv_heads)
+        out = self.kernel(layer, packed, scaling, softcap, *mask)
+        return out.reshape(heads, count, width).transpose(0, 1)
+
+    def kernel(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scaling: float,
+        softcap: float | None,
+        start: int,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """query [Hkv, G*n, D] -> [Hkv, G*n, D]. ``mask`` [rows, end - start] is added to the
+        scores of slots from ``start`` on; slots before are visible to every row."""
+        raise NotImplementedError
+
+    def padded(self, rows: int) -> int:
+        """Rows the mask is to have for ``rows`` attention rows."""
+        return rows
+
+    def mask_start(self) -> int:
+        """The first slot a mask without window must cover."""
+        return self.committed
+
+    def visible(self, start: int) -> npt.NDArray[np.bool_]:
+        """Which of the slots [start, end) each row sees, [n, end - start]; no window."""
+        seen = np.zeros((len(self.rows), self.end - start), np.bool_)
+        seen[:, : self.committed - start] = True
+        for line, row in zip(seen, self.rows, strict=True):
+            line[np.array(row.visible, np.int64) - start] = True
+        return seen
+
+    def _effective(self, window: int | None) -> int | None:
+        """None where every visible slot is inside the window of every row."""
+        return window if window is not None and self.row_positions.max() >= window else None
+
+    def _mask(self, window: int | None, groups: int) -> tuple[int, torch.Tensor]:
+        if window not in self._masks:
+            start = self.mask_start() if window is None else 0
+            seen = self.visible(start)
+            if window is not None:
+                age = self.row_positions[:, None] - self.cache.positions[None, start : self.end]
+                seen &= age < window
+            rows = groups * len(self.rows)
+            mask = torch.zeros(self.padded(rows), self.end - start)
+            mask[:rows] = torch.from_numpy(np.where(seen, np.float32(0), -np.inf)).repeat(groups, 1)
+            self._masks[window] = (start, mask)
+        return self._masks[window]
+
+
+class FastAttention(TreeAttention):
+    """Whatever is quick: torch's fused kernel, or plain operations where scores are capped."""
+
+    def kernel(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scaling: float,
+        softcap: float | None,
+        start: int,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``TreeAttention.kernel``."""
+        keys = self.cache.keys[layer][:, : self.end]
+        values = self.cache.values[layer][:, : self.end]
+        if softcap is None:
+            full = torch.nn.functional.pad(mask, (start, 0)).to(query.dtype)
+            return torch.nn.functional.scaled_dot_product_attention(
+                query[None], keys[None], values[None], attn_mask=full, scale=scaling
+            )[0]
+        scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(scaling)
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+        scores[..., start:] += mask
+        return torch.bmm(scores.softmax(-1).to(values.dtype), values)
+
+
+def tree_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    tree: TreeAttention | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [1, H, n, D] -> [1, n, H, D]."""
+    if tree is None:
+        raise TypeError("this model runs only inside a stage")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = tree.attend(module.layer_idx, query[0], key[0], value[0], scale, sliding_window, softcap)
+    return out.unsqueeze(0), None
+
+
+def register() -> None:
+    """Make our function known to transformers. May be called any number of times."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+
+
+def pad_rows(rows: int) -> int:
+    """``rows`` rounded up to whole row kernels."""
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE

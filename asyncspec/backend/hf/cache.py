@@ -1,0 +1,130 @@
+"""The tree cache of one session on one stage: keys and values by slot, positions beside them.
+
+Slots are the machines' business (``asyncspec.slots``); here they are storage. Committing moves
+nothing and compaction moves at most the speculative tail, never the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from msgspec import Struct
+
+from asyncspec.backend.hf.recipe import BLOCK
+
+ONES = 16
+"""Columns of ones beside each value, so that the softmax sum falls out of the same product. One
+would do; a whole vector keeps rows aligned."""
+
+_STEP = 256
+"""Slots a cache grows by at least."""
+
+
+class Shape(Struct, frozen=True):
+    """What one slot holds, the same for every layer of a stage."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    # Exact attention sums in float32 and keeps ones beside the values.
+    exact: bool
+
+    @property
+    def value_width(self) -> int:
+        """Columns of a value."""
+        return self.head_dim + ONES if self.exact else self.head_dim
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """Type of the values."""
+        return torch.float32 if self.exact else self.dtype
+
+    def slot_bytes(self) -> int:
+        """Bytes per slot over all layers."""
+        keys = self.head_dim * self.dtype.itemsize
+        values = self.value_width * self.value_dtype.itemsize
+        return self.layers * self.kv_heads * (keys + values)
+
+
+class TreeCache:
+    """Keys [layers, kv_heads, slots, D] and values [layers, kv_heads, slots, D + ONES].
+
+    Memory is taken in blocks, half as much again each time but never beyond what the session was
+    admitted for plus a block, unless its tail needs it.
+    """
+
+    def __init__(self, shape: Shape, capacity: int) -> None:
+        self.shape = shape
+        self._limit = _round_up(capacity + BLOCK)
+        self.keys, self.values = _allocate(shape, 0)
+        # Position of the node in each slot; unused slots keep an old one.
+        self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    @property
+    def slots(self) -> int:
+        """Slots there is memory for; always a multiple of ``BLOCK``."""
+        return int(self.keys.shape[2])
+
+    def reserve(self, slots: int) -> None:
+        """Make room for slots [0, slots)."""
+        held = self.slots
+        if slots <= held:
+            return
+        want = max(min(held + max(_STEP, held // 2), self._limit), slots)
+        keys, values = _allocate(self.shape, _round_up(want))
+        keys[:, :, :held] = self.keys
+        self.keys = keys
+        values[:, :, :held] = self.values
+        self.values = values
+        self.positions = np.pad(self.positions, (0, self.slots - held))
+
+    def write(
+        self, layer: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store keys and values [kv_heads, n, D] of one layer in ``slots`` (n of them)."""
+        width = self.shape.head_dim
+        self.keys[layer][:, slots] = keys
+        self.values[layer][:, slots, :width] = values.to(self.shape.value_dtype)
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Slot ``start + i`` takes what slot ``keep[i]`` holds; ``keep`` ascends."""
+        still = 0
+        while still < len(keep) and keep[still] == start + still:
+            still += 1
+        moved = np.asarray(keep[still:], np.int64)
+        if not moved.size:
+            return
+        to = slice(start + still, start + len(keep))
+        index = torch.from_numpy(moved)
+        self.keys[:, :, to] = self.keys.index_select(2, index)
+        self.values[:, :, to] = self.values.index_select(2, index)
+        self.positions[to] = self.positions[moved]
+
+    def check(self, committed: int) -> None:
+        """Raise ``AssertionError`` where the cache breaks its rules."""
+        assert self.keys.shape[2] == self.values.shape[2] == len(self.positions)
+        assert committed <= self.slots
+        assert np.array_equal(self.positions[:committed], np.arange(committed)), (
+            "in the committed path slot and position are the same"
+        )
+        if self.shape.exact:
+            ones = self.values[..., self.shape.head_dim :]
+            assert bool((ones == 1).all()), "the ones beside the values are gone"
+
+
+def _allocate(shape: Shape, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    # Zeros, because masked slots are multiplied by zero and zero times garbage may be NaN.
+    size = (shape.layers, shape.kv_heads, slots)
+    keys = torch.zeros(*size, shape.head_dim, dtype=shape.dtype)
+    values = torch.zeros(*size, shape.value_width, dtype=shape.value_dtype)
+    if shape.exact:
+        values[..., shape.head_dim :] = 1
+    return keys, values
+
+
+def _round_up(slots: int) -> int:
+    return -(-slots // BLOCK) * BLOCK

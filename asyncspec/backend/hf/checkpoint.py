@@ -1,0 +1,126 @@
+"""A checkpoint, opened: its configuration and the list of its tensors, nothing loaded yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
+from asyncspec.backend.hf.weights import TensorInfo, list_tensors, main_dtype, read_into
+from asyncspec.errors import CheckpointError, UserError
+
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_NAMES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+}
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+# Keys of config.json that may differ between two copies of the same model.
+_VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
+
+
+class Checkpoint(Struct, frozen=True):
+    """A directory whose files were looked through and fit together."""
+
+    path: Path
+    facts: Facts
+    # transformers' configuration object.
+    config: Any
+    tensors: Mapping[str, TensorInfo]
+    # Of configuration, tensor names, shapes, types and file sizes: the same model or not.
+    fingerprint: str
+
+
+def locate(name: str | Path) -> Path:
+    """The directory of a local checkpoint, or of one fetched from the Hub.
+
+    Raises ``CheckpointError`` where ``name`` is neither a directory nor a model id that can be
+    downloaded (or was, when offline).
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or path.exists():
+        raise CheckpointError(f"there is no directory {text}; give a checkpoint's directory")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(text, allow_patterns=list(_HUB_FILES)))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        why = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"{text} is neither a local directory nor a model the Hub gave us ({why}); "
+            "download it first and give its directory"
+        ) from error
+
+
+def open_checkpoint(name: str | Path) -> Checkpoint:
+    """Look through a checkpoint. Raises ``CheckpointError`` with what to change."""
+    path = locate(name)
+    facts = inspect_checkpoint(path)
+    tensors = list_tensors(path)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(path))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"config.json of {path} is not understood: {why}") from error
+    return Checkpoint(
+        path=path,
+        facts=facts,
+        config=config,
+        tensors=tensors,
+        fingerprint=_fingerprint(read_config(path), tensors),
+    )
+
+
+def resolve_dtype(checkpoint: Checkpoint, name: str = "auto") -> torch.dtype:
+    """The type to compute in. "auto": bfloat16 for a bfloat16 checkpoint, else float32.
+
+    float16 becomes float32, which holds all its values; few CPUs compute in float16.
+    """
+    if name == "auto":
+        stored = main_dtype(checkpoint.tensors)
+        return torch.bfloat16 if stored == "bfloat16" else torch.float32
+    if name not in _NAMES:
+        raise UserError(f"unknown dtype {name!r}; use auto, float32 or bfloat16")
+    return _NAMES[name]
+
+
+def read_tensor(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
+    """Read one tensor in its own memory and convert it to ``dtype``."""
+    stored = TORCH_DTYPES.get(info.dtype)
+    if stored is None:
+        raise CheckpointError(f"{info.file} holds {info.dtype} weights; use an unquantised one")
+    tensor = torch.empty(info.shape, dtype=stored)
+    if info.size:
+        raw = tensor.reshape(-1).view(torch.uint8)
+        read_into(info, raw.numpy().data)
+    return tensor.to(dtype)
+
+
+def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
+    essentials = {key: config[key] for key in sorted(config) if key not in _VOLATILE}
+    digest = hashlib.sha256(msgspec.json.encode(essentials, order="sorted"))
+    for name in sorted(tensors):
+        info = tensors[name]
+        digest.update(f"\n{name} {info.dtype} {info.shape}".encode())
+    for file in sorted({info.file for info in tensors.values()}):
+        digest.update(f"\n{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""Drawing the next token from a row of logits, as a function of the row, the request's settings
+and the position alone.
+
+Temperature, top-k, top-p and min-p mean what they mean in transformers and apply in its order.
+Then Gumbel-max over what is kept, with noise hashed from (seed, position, token): no cumulative
+sum whose rounding or order could move the result, and the draft can share the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncspec.rng import GOLDEN, MIX_1, MIX_2, stream
+from asyncspec.sampling import Sampling
+
+Floats = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+
+_FEW = 1024
+"""Top-p first looks at this many tokens; a full sort is needed only where they are too few."""
+
+
+def draw(logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
+    """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``.
+
+    Ties go to the lowest token id.
+    """
+    if sampling.greedy:
+        return tuple(logits.argmax(-1).tolist())
+    rows = logits.float().numpy().astype(np.float64)
+    return tuple(
+        draw_row(row, position, sampling) for row, position in zip(rows, positions, strict=True)
+    )
+
+
+def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
+    """Sample one row [vocab]; ``sampling.temperature`` is not 0."""
+    tokens, scores = kept(logits, sampling)
+    scores = scores + gumbels(sampling.seed, position, tokens)
+    best = tokens[scores == scores.max()]
+    return int(best.min())
+
+
+def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
+    """Tokens that may be drawn, and their scaled logits.
+
+    top_k keeps all that tie with the k-th; top_p the shortest prefix, by (-logit, id), whose mass
+    reaches p, at least one token; min_p those at least ``min_p`` times as likely as the best.
+    """
+    scores = logits / sampling.temperature
+    tokens: Tokens = np.arange(len(scores), dtype=np.int64)
+    if 0 < sampling.top_k < len(scores):
+        floor = np.partition(scores, -sampling.top_k)[-sampling.top_k]
+        tokens = tokens[scores >= floor]
+        scores = scores[tokens]
+    if sampling.top_p < 1.0:
+        chosen = _nucleus(scores, sampling.top_p)
+        tokens, scores = tokens[chosen], scores[chosen]
+    if sampling.min_p > 0.0:
+        likely = scores >= scores.max() + np.log(sampling.min_p)
+        tokens, scores = tokens[likely], scores[likely]
+    return tokens, scores
+
+
+def _nucleus(scores: Floats, top_p: float) -> Tokens:
+    """Indices of the most likely scores whose mass first reaches ``top_p``."""
+    weights = np.exp(scores - scores.max())
+    total = weights.sum()
+    if len(scores) > 4 * _FEW:
+        floor = np.partition(scores, -_FEW)[-_FEW]
+        some = np.flatnonzero(scores >= floor)
+        if weights[some].sum() > top_p * total:
+            return _prefix(some, scores, weights, top_p * total)
+    return _prefix(np.arange(len(scores)), scores, weights, top_p * total)
+
+
+def _prefix(among: Tokens, scores: Floats, weights: Floats, mass: float) -> Tokens:
+    order = among[np.lexsort((among, -scores[among]))]
+    before = np.cumsum(weights[order]) - weights[order]
+    count = max(1, int(np.count_nonzero(before < mass)))
+    return order[:count]
+
+
+def uniforms(seed: int, position: int, tokens: Tokens) -> Floats:
+    """``asyncspec.rng.uniform`` for many tokens at once, bit for bit."""
+    golden, mix_1, mix_2 = (np.uint64(x) for x in (GOLDEN, MIX_1, MIX_2))
+    # Products of 64-bit integers are meant to wrap.
+    x = np.uint64(stream(seed, position)) + golden * (tokens.astype(np.uint64) + np.uint64(1))
+    x = (x ^ (x >> np.uint64(30))) * mix_1
+    x = (x ^ (x >> np.uint64(27))) * mix_2
+    bits = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-53
+
+
+def gumbels(seed: int, position: int, tokens: Tokens) -> Floats:
+    """Standard Gumbel noise of each token at a position."""
+    noise: Floats = -np.log(-np.log(uniforms(seed, position, tokens)))
+    return noise

@@ -1,0 +1,62 @@
+"""Element-wise functions that give an element the same bits wherever it lies in a tensor.
+
+torch computes exp, tanh, cos and the like on vectors of elements and finishes a tensor whose size
+is no multiple of the vector with a scalar routine that rounds differently. Which elements those
+are depends on the number of rows. Padding to a multiple makes every element a vector element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+_VECTOR = 64
+"""Elements; a multiple of what any CPU kernel of torch handles in one step."""
+
+
+class WholeVectors(nn.Module):
+    """An activation function on a flat tensor padded to whole vectors."""
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Same shape out as in."""
+        flat = x.reshape(-1)
+        short = -flat.numel() % _VECTOR
+        if short:
+            flat = torch.cat([flat, flat.new_zeros(short)])
+        y: torch.Tensor = self.function(flat)
+        return y[: x.numel()].view(x.shape)
+
+
+class WholeRotary(nn.Module):
+    """A rotary embedding asked for a multiple of 32 positions, so that cos and sin are whole."""
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """position_ids [1, n] -> cos, sin [1, n, head_dim]."""
+        rows = position_ids.shape[1]
+        padded = torch.nn.functional.pad(position_ids, (0, -rows % 32))
+        cos, sin = self.function(x, padded, *args, **kwargs)
+        return cos[:, :rows], sin[:, :rows]
+
+
+def swap_elementwise(model: nn.Module) -> None:
+    """Wrap the activation functions and rotary embeddings of a model in place."""
+    for parent in list(model.modules()):
+        if isinstance(parent, WholeVectors | WholeRotary):
+            continue
+        for name, child in list(parent.named_children()):
+            if name in ("act_fn", "activation_fn", "act"):
+                setattr(parent, name, WholeVectors(child))
+            elif name.startswith("rotary_emb"):
+                setattr(parent, name, WholeRotary(child))

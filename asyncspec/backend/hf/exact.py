@@ -1,0 +1,137 @@
+"""Attention that is blind to slot order, neighbours and speculation, to the last bit.
+
+Why it works (docs/exactness.md): a matrix product that adds up each output element as one chain is
+immune to exact zeros between its terms, and a masked slot's weight is an exact zero. So a row's
+sum is the same whether dead and unrelated slots lie between its ancestors or not, provided that
+
+- the softmax sum comes from the same product (columns of ones beside the values), because a
+  reduction over lanes would see where a slot lies;
+- positions are summed in fixed blocks of ``BLOCK``, so that the order of additions is a matter of
+  positions alone: committed blocks one by one, then the blocks of the tail;
+- a chain is never longer than ``Recipe.reach``; beyond, each row's slots are gathered in order of
+  position, which makes all rows look alike at the price of a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncspec.backend.hf.attention import TreeAttention, pad_rows
+from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.recipe import BLOCK, Recipe
+from asyncspec.jobs import Row
+
+
+class ExactAttention(TreeAttention):
+    """Position blocks over a ones-extended cache; float32 sums."""
+
+    def __init__(
+        self, cache: TreeCache, committed: int, rows: Sequence[Row], recipe: Recipe
+    ) -> None:
+        super().__init__(cache, committed, rows)
+        # Slots before the tail are whole committed blocks, in order of position.
+        self.tail = committed // BLOCK * BLOCK
+        self.gathers = self.end - self.tail > recipe.reach
+        self._selectors: list[torch.Tensor | None] = []
+        self._lines: list[torch.Tensor] = []
+        seen = self.visible(self.tail)
+        if self.gathers:
+            self._lines = [torch.from_numpy(line) for line in self._gather_lines(seen)]
+        else:
+            self._selectors = self._block_selectors(seen)
+
+    def mask_start(self) -> int:
+        """See ``TreeAttention``."""
+        return self.tail
+
+    def padded(self, rows: int) -> int:
+        """See ``TreeAttention``."""
+        return pad_rows(rows)
+
+    def kernel(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scaling: float,
+        softcap: float | None,
+        start: int,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``TreeAttention.kernel``."""
+        count, width = query.shape[1:]
+        short = mask.shape[0] - count
+        if short:
+            query = torch.nn.functional.pad(query, (0, 0, 0, short))
+        keys = self.cache.keys[layer][:, : self.end]
+        values = self.cache.values[layer][:, : self.end]
+        scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(scaling)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        scores[..., start:] += mask
+        weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        total = values.new_zeros(*scores.shape[:2], values.shape[-1])
+        for i in range(0, self.tail, BLOCK):
+            total.baddbmm_(weights[..., i : i + BLOCK], values[:, i : i + BLOCK])
+        if self.gathers:
+            total = self._add_gathered(total, weights, values, count)
+        else:
+            self._add_masked(total, weights, values)
+        out = total[:, :count, :width] / total[:, :count, width : width + 1]
+        return out.to(query.dtype)
+
+    def _add_masked(self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor) -> None:
+        tail, tail_values = weights[..., self.tail :], values[:, self.tail :]
+        for selector in self._selectors:
+            total.baddbmm_(tail if selector is None else tail * selector, tail_values)
+
+    def _block_selectors(self, seen: npt.NDArray[np.bool_]) -> list[torch.Tensor | None]:
+        """Per position block of the tail, oldest first, ones at its slots; None for all slots."""
+        blocks = self.cache.positions[self.tail : self.end] // BLOCK
+        present = np.unique(blocks[seen.any(0)])
+        if len(present) == 1:
+            # Whatever lies in other blocks is seen by nobody: its weight is zero already.
+            return [None]
+        return [torch.from_numpy((blocks == block).astype(np.float32)) for block in present]
+
+    def _gather_lines(self, seen: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
+        """Per position block of the tail, [n, BLOCK]: which tail slot of a row's line has each
+        position; one past the last slot where the line has none."""
+        empty = self.end - self.tail
+        row, slot = np.nonzero(seen)
+        position = self.cache.positions[self.tail + slot] - self.tail
+        blocks = int(position.max()) // BLOCK + 1
+        lines = np.full((len(self.rows), blocks * BLOCK), empty, np.int64)
+        lines[row, position] = slot
+        return [
+            np.ascontiguousarray(lines[:, i : i + BLOCK]) for i in range(0, blocks * BLOCK, BLOCK)
+        ]
+
+    def _add_gathered(
+        self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """One product per row of the segment: [Hkv * n, G padded, BLOCK] x [.., BLOCK, D + 1]."""
+        heads, columns = total.shape[0], total.shape[2]
+        rows = len(self.rows)
+        groups = count // rows
+        height = pad_rows(groups)
+        grouped = total[:, :count].view(heads, groups, rows, columns).transpose(1, 2)
+        own = total.new_zeros(heads, rows, height, columns)
+        own[:, :, :groups] = grouped
+        flat = own.view(heads * rows, height, columns)
+        empty = self.end - self.tail
+        tail = torch.nn.functional.pad(weights[:, :count, self.tail :], (0, 1))
+        tail = tail.view(heads, groups, rows, empty + 1)
+        for line in self._lines:
+            picked = tail.gather(3, line.expand(heads, groups, rows, BLOCK))
+            left = total.new_zeros(heads, rows, height, BLOCK)
+            left[:, :, :groups] = picked.transpose(1, 2)
+            right = values[:, self.tail + line.clamp(max=empty - 1).view(-1)]
+            flat.baddbmm_(
+                left.view(heads * rows, height, BLOCK),
+                right.view(heads * rows, BLOCK, columns),
+            )
+        return own[:, :, :groups].transpose(1, 2).reshape(heads, count, columns)

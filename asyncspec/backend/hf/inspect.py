@@ -1,0 +1,90 @@
+"""What a checkpoint is, from its JSON files alone: instant, before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.backend.hf.families import architecture, refuse_unsupported
+from asyncspec.errors import CheckpointError
+
+
+class Facts(Struct, frozen=True):
+    """The essentials of a ``config.json`` and ``generation_config.json``."""
+
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    # Longest sequence in tokens the model was made for.
+    context_length: int
+    # Any of them ends an answer; may be empty.
+    eos_token_ids: tuple[int, ...]
+    # What the configuration says: "float32", "float16", "bfloat16"; "" if it does not.
+    dtype: str
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """``config.json`` as it is. Raises ``CheckpointError`` where it is missing or broken."""
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a directory; give a checkpoint's directory")
+    file = directory / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{directory} has no config.json; give a Hugging Face checkpoint")
+    return _read_json(file)
+
+
+def inspect_checkpoint(directory: Path) -> Facts:
+    """Facts of a causal language model this program can run. Raises ``CheckpointError``."""
+    config = read_config(directory)
+    refuse_unsupported(config, directory)
+    return Facts(
+        architecture=architecture(config),
+        layers=_number(config, "num_hidden_layers", directory),
+        hidden_size=_number(config, "hidden_size", directory),
+        vocab_size=_number(config, "vocab_size", directory),
+        context_length=_number(config, "max_position_embeddings", directory),
+        eos_token_ids=_eos(directory, config),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+    )
+
+
+def eos_token_ids(directory: Path) -> tuple[int, ...]:
+    """Tokens that end an answer: ``generation_config.json`` decides, then ``config.json``."""
+    return _eos(directory, read_config(directory))
+
+
+def context_length(directory: Path) -> int:
+    """Longest sequence, prompt and answer, the model was made for, in tokens."""
+    return _number(read_config(directory), "max_position_embeddings", directory)
+
+
+def _eos(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    file = directory / "generation_config.json"
+    generation = _read_json(file) if file.is_file() else {}
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = config.get("eos_token_id")
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise CheckpointError(f"eos_token_id of {directory} is neither a number nor a list of them")
+    return tuple(ids)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
+
+
+def _number(config: dict[str, Any], name: str, where: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"config.json of {where} needs a positive number as {name}")
+    return value

@@ -1,0 +1,172 @@
+"""Tried at start: what this CPU's kernels do with zeros between terms and with few or many rows.
+
+The recipe of exact mode rests on two properties of matrix products that no library promises
+(docs/exactness.md). Both are cheap to measure on the kernels, shapes and weights that will be
+used; what does not hold is done without, and if equality still fails the stage says "tolerance".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.exact import ExactAttention
+from asyncspec.backend.hf.linear import RowLinear
+from asyncspec.backend.hf.recipe import BLOCK, REACH, ROW_MULTIPLE, Guarantee, Recipe
+from asyncspec.backend.hf.shard import Shard
+from asyncspec.jobs import Row
+
+_ROW_FLOORS = (2, 4, 8, 16)
+_SWEEP = (2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
+_SHORT_SWEEP = (2, 3, 5, 16, 17)
+_BIG_WEIGHT = 1 << 22
+"""Elements; a larger weight is tried with fewer row counts, to keep the start short."""
+
+_PREFIX = BLOCK - 3
+_PATH = 6
+
+
+def choose_recipe(shard: Shard) -> Recipe:
+    """Measure, and set the row floor of the loaded linear layers."""
+    floor = row_floor(shard.linears)
+    for linear in shard.linears:
+        linear.min_rows = floor
+    config = shard.model.config
+    shape = shard.cache_shape("exact")
+    groups = config.num_attention_heads // shape.kv_heads
+    reach = chain_reach(shape.kv_heads, groups, shape.value_width)
+    return Recipe(reach=reach, min_rows=floor, packed=all(x.packed for x in shard.linears))
+
+
+def row_floor(linears: list[RowLinear]) -> int:
+    """Fewest rows from which on a row's result no longer depends on how many there are."""
+    by_shape = {(x.in_features, x.out_features): x for x in linears}
+    agreed = set(_SWEEP)
+    for (width, height), linear in by_shape.items():
+        sweep = _SWEEP if width * height <= _BIG_WEIGHT else _SHORT_SWEEP
+        x = _random(max(sweep), width).to(linear.dtype)
+        want = linear.product(x[:16])
+        for rows in sweep:
+            common = min(rows, 16)
+            if not torch.equal(linear.product(x[:rows])[:common], want[:common]):
+                agreed.discard(rows)
+    for floor in _ROW_FLOORS:
+        if all(rows in agreed for rows in _SWEEP if rows >= floor):
+            return floor
+    return _ROW_FLOORS[-1]
+
+
+def chain_reach(kv_heads: int, groups: int, columns: int) -> int:
+    """Longest product, up to ``REACH``, whose result is blind to zeros between its terms and to
+    the number of rows: weights [kv_heads, rows, K] times values [kv_heads, K, columns]."""
+    reach = 0
+    for length in range(BLOCK, REACH + 1, BLOCK):
+        for rows in (groups, 5 * groups, 16 * groups):
+            if not _blind(kv_heads, -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, length, columns):
+                return reach
+        reach = length
+    return reach
+
+
+def _blind(kv_heads: int, rows: int, length: int, columns: int) -> bool:
+    terms = BLOCK - 3
+    weights = _random(kv_heads, rows, terms).exp_()
+    values = _random(kv_heads, terms, columns, seed=1)
+    # The same terms as a dense block for eight rows, and spread among zeros for all rows.
+    dense = weights.new_zeros(kv_heads, ROW_MULTIPLE, BLOCK)
+    dense[..., :terms] = weights[:, :ROW_MULTIPLE]
+    dense_values = values.new_zeros(kv_heads, BLOCK, columns)
+    dense_values[:, :terms] = values
+    generator = torch.Generator().manual_seed(length)
+    places = torch.randperm(length, generator=generator)[:terms].sort().values
+    spread = weights.new_zeros(kv_heads, rows, length)
+    spread[..., places] = weights
+    spread_values = _random(kv_heads, length, columns, seed=2)
+    spread_values[:, places] = values
+    start = _random(kv_heads, rows, columns, seed=3)
+    want = torch.baddbmm(start[:, :ROW_MULTIPLE], dense, dense_values)
+    got = torch.baddbmm(start, spread, spread_values)
+    return torch.equal(got[:, :ROW_MULTIPLE], want)
+
+
+def confirm(stage: Any) -> Guarantee:
+    """Run the stage itself over a short path, one row per pass, and again inside a tree."""
+    shard: Shard = stage.shard
+    inputs = _probe_inputs(shard, _PREFIX + 2 * _PATH)
+    alone = _path_alone(stage, inputs)
+    in_tree = _path_in_tree(stage, inputs)
+    return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
+
+
+def _path_alone(stage: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Outputs [_PATH, width] of the path's rows, one row per pass."""
+    cache = _prefilled(stage, inputs)
+    outputs = []
+    for i in range(_PATH):
+        slot = _PREFIX + i
+        row = Row(slot=slot, position=slot, visible=(slot,))
+        outputs.append(_outputs(stage, cache, slot, [row], inputs[slot : slot + 1]))
+    return torch.cat(outputs)
+
+
+def _path_in_tree(stage: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """The same rows, each beside a sibling, in two passes; siblings keep their slots."""
+    cache = _prefilled(stage, inputs)
+    rows: list[Row] = []
+    order: list[int] = []
+    line: list[int] = []
+    for i in range(_PATH):
+        slot = _PREFIX + 2 * i
+        rows.append(Row(slot, _PREFIX + i, (*line, slot)))
+        line.append(slot + 1)
+        rows.append(Row(slot + 1, _PREFIX + i, tuple(line)))
+        order += [_PREFIX + _PATH + i, _PREFIX + i]
+    tree = inputs[order]
+    cut = _PATH - 1
+    outputs = torch.cat(
+        [
+            _outputs(stage, cache, _PREFIX, rows[:cut], tree[:cut]),
+            _outputs(stage, cache, _PREFIX, rows[cut:], tree[cut:]),
+        ]
+    )
+    return outputs[1::2]
+
+
+def _prefilled(stage: Any, inputs: torch.Tensor) -> TreeCache:
+    cache = TreeCache(stage.shard.cache_shape("exact"), _PREFIX + 2 * _PATH)
+    rows = [Row(i, i, tuple(range(i + 1))) for i in range(_PREFIX)]
+    _outputs(stage, cache, 0, rows, inputs[:_PREFIX], judge=False)
+    return cache
+
+
+def _outputs(
+    stage: Any,
+    cache: TreeCache,
+    committed: int,
+    rows: list[Row],
+    inputs: torch.Tensor,
+    *,
+    judge: bool = True,
+) -> torch.Tensor:
+    tree = ExactAttention(cache, committed, rows, stage.recipe)
+    positions = torch.tensor([row.position for row in rows])
+    if judge and stage.shard.judges:
+        every = torch.arange(len(rows))
+        logits: torch.Tensor = stage.shard.logits(inputs, positions, tree, every)
+        return logits
+    hidden: torch.Tensor = stage.shard.hidden(inputs, positions, tree)
+    return hidden
+
+
+def _probe_inputs(shard: Shard, count: int) -> torch.Tensor:
+    if shard.embeds:
+        generator = torch.Generator().manual_seed(7)
+        return torch.randint(shard.facts.vocab_size, (count,), generator=generator)
+    return _random(count, shard.facts.hidden_size).to(shard.dtype)
+
+
+def _random(*size: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal numbers that leave the process's generator alone."""
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,211 @@
+"""A contiguous block of a checkpoint's layers as a transformers model of its own.
+
+transformers builds it from a configuration with fewer layers and from renumbered tensors, so a
+family's own code runs (norms, scales, caps, rotary embeddings) and nothing but the block is read.
+Driving the layers by hand would break with every second release of transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from asyncspec.backend.hf.attention import NAME, TreeAttention, register
+from asyncspec.backend.hf.cache import Shape
+from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.elementwise import swap_elementwise
+from asyncspec.backend.hf.linear import RowLinear, swap_linears
+from asyncspec.backend.hf.recipe import Mode, Recipe
+from asyncspec.errors import CheckpointError, UserError
+
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+class Shard:
+    """Layers [first, last) of a model; the first shard embeds, the last has norm and head."""
+
+    def __init__(self, model: Any, checkpoint: Checkpoint, first: int, last: int) -> None:
+        self.model = model
+        self.layers = range(first, last)
+        self.embeds = first == 0
+        self.judges = last == checkpoint.facts.layers
+        self.facts = checkpoint.facts
+        self.dtype: torch.dtype = model.dtype if self.embeds or self.judges else torch.float32
+        self.linears: list[RowLinear] = []
+
+    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention) -> Any:
+        """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
+        Returns hidden states [n, H]."""
+        out = self.model.model(**self._inputs(inputs, positions, tree))
+        return out.last_hidden_state[0]
+
+    def logits(
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        tree: TreeAttention,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """As ``hidden``, but the logits [len(rows), vocab] of some rows, by the family's own
+        code. The head runs on those rows only."""
+        # A final soft cap is element-wise over [rows, vocab]: keep its vectors whole.
+        vocab, count = self.facts.vocab_size, len(rows)
+        while len(rows) * vocab % 64 and len(rows) % 64:
+            rows = torch.cat([rows, rows[-1:]])
+        out = self.model(**self._inputs(inputs, positions, tree), logits_to_keep=rows)
+        return cast("torch.Tensor", out.logits[0, :count])
+
+    def _inputs(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention
+    ) -> dict[str, Any]:
+        name = "input_ids" if self.embeds else "inputs_embeds"
+        return {
+            name: inputs.unsqueeze(0),
+            "position_ids": positions.unsqueeze(0),
+            "use_cache": False,
+            "tree": tree,
+        }
+
+    def cache_shape(self, mode: Mode) -> Shape:
+        """What a slot of this shard's cache holds."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return Shape(
+            layers=len(self.layers),
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=head_dim,
+            dtype=self.dtype,
+            exact=mode == "exact",
+        )
+
+
+def load_shard(
+    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, mode: Mode, recipe: Recipe
+) -> Shard:
+    """Read and pack layers [first, last).
+
+    Raises ``UserError`` for a range the model does not have, ``CheckpointError`` where tensors
+    are missing or do not fit the configuration.
+    """
+    total = checkpoint.facts.layers
+    if not 0 <= first < last <= total:
+        raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
+    register()
+    shard = Shard(_build(checkpoint, first, last, dtype), checkpoint, first, last)
+    shard.dtype = dtype
+    inner = shard.model.model
+    if not shard.embeds:
+        # The head may be tied to it; after packing the head has a copy of its own.
+        inner.embed_tokens = nn.Identity()
+    if not shard.judges:
+        inner.norm = nn.Identity()
+        shard.model.lm_head = nn.Identity()
+    shard.linears = swap_linears(shard.model, recipe)
+    if mode == "exact":
+        swap_elementwise(shard.model)
+    gc.collect()
+    return shard
+
+
+def sub_config(config: Any, first: int, last: int) -> Any:
+    """The configuration of layers [first, last) alone."""
+    total = config.num_hidden_layers
+    sub = copy.deepcopy(config)
+    for name, value in list(vars(config).items()):
+        # Per-layer lists: layer_types, no_rope_layers, ...
+        if isinstance(value, list) and len(value) == total:
+            setattr(sub, name, value[first:last])
+    sub.num_hidden_layers = last - first
+    if first and hasattr(sub, "embedding_multiplier"):
+        sub.embedding_multiplier = 1.0
+    return sub
+
+
+def _build(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Any:
+    import transformers
+
+    name = checkpoint.facts.architecture
+    cls: Any = getattr(transformers, name, None)
+    if cls is None:
+        raise CheckpointError(f"this transformers has no {name}; install another version")
+    config = sub_config(checkpoint.config, first, last)
+    state = _state(checkpoint, first, last, dtype)
+    with quiet_transformers():
+        try:
+            model, info = cls.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+            )
+        except (RuntimeError, ValueError) as error:
+            why = str(error).strip().split("\n")[0]
+            raise CheckpointError(f"{checkpoint.path} does not load: {why}") from error
+    for problem in ("missing_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in info.get(problem, ()))
+        if keys:
+            kind = problem.removesuffix("_keys")
+            raise CheckpointError(
+                f"{checkpoint.path} has {kind} tensors ({keys[0]}, {len(keys)} in all); "
+                "its weights do not fit its config.json"
+            )
+    model.eval().requires_grad_(requires_grad=False)
+    return model
+
+
+def _state(
+    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The tensors of a shard, renumbered from layer 0, with placeholders without memory for the
+    embedding and the head where the shard has none."""
+    facts, tied = checkpoint.facts, bool(checkpoint.config.tie_word_embeddings)
+    judges = last == facts.layers
+    wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
+    whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
+    state: dict[str, torch.Tensor] = {}
+    for name, info in checkpoint.tensors.items():
+        prefix = ".".join(name.split(".")[:3]) + "."
+        if prefix in wanted:
+            state[wanted[prefix] + name.removeprefix(prefix)] = read_tensor(info, dtype)
+        elif whole.get(name):
+            state[name] = read_tensor(info, dtype)
+    for i in range(last - first):
+        if not any(name.startswith(f"model.layers.{i}.") for name in state):
+            raise CheckpointError(
+                f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
+            )
+    empty = torch.empty(1, dtype=dtype).expand(facts.vocab_size, facts.hidden_size)
+    if not whole[EMBEDDING]:
+        state[EMBEDDING] = empty
+    if not judges:
+        state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
+        if not tied:
+            state[HEAD] = empty
+    return state
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and load reports on a user's terminal; the settings before come back."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,141 @@
+"""A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.jobs``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from asyncspec.backend.base import WireTensor
+from asyncspec.backend.hf.attention import FastAttention, TreeAttention
+from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.backend.hf.draw import draw
+from asyncspec.backend.hf.exact import ExactAttention
+from asyncspec.backend.hf.recipe import Guarantee, Mode, Recipe
+from asyncspec.backend.hf.selftest import choose_recipe, confirm
+from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.wire import from_wire, select, to_wire
+from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows, StageJob
+from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import SessionId
+
+
+@dataclass(slots=True)
+class _Session:
+    cache: TreeCache
+    sampling: Sampling
+    committed: int = 0
+
+
+class HFStage:
+    """Layers [first, last) of a checkpoint with a tree cache per session. One thread only."""
+
+    def __init__(self, shard: Shard, mode: Mode, recipe: Recipe, guarantee: Guarantee) -> None:
+        self.shard = shard
+        self.mode = mode
+        self.recipe = recipe
+        # What the start-up self-test vouches for: equal bits with and without speculation, or
+        # ordinary rounding differences.
+        self.guarantee = guarantee
+        self._shape = shard.cache_shape(mode)
+        self._sessions: dict[SessionId, _Session] = {}
+
+    def run(self, job: StageJob) -> object | None:
+        """See ``StageBackend``. Raises ``ValueError`` for a job that cannot be meant."""
+        with torch.inference_mode():
+            match job:
+                case Admit(session, capacity, sampling):
+                    if session in self._sessions:
+                        raise ValueError(f"session {session} is admitted already")
+                    self._sessions[session] = _Session(TreeCache(self._shape, capacity), sampling)
+                case Release(session):
+                    self._sessions.pop(session, None)
+                case Compact(session, start, keep):
+                    self._session(session).cache.compact(start, keep)
+                case Forward():
+                    return self._forward(job)
+        return None
+
+    def pack(self, rows: Rows) -> WireTensor:
+        """See ``StageBackend``."""
+        return to_wire(rows)
+
+    def unpack(self, tensor: WireTensor) -> object:
+        """See ``StageBackend``."""
+        return from_wire(tensor, self.shard.dtype, self.shard.facts.hidden_size)
+
+    def check(self) -> None:
+        """See ``StageBackend``."""
+        for session in self._sessions.values():
+            session.cache.check(session.committed)
+
+    def cache_bytes(self, slots: int) -> int:
+        """Memory a session of ``slots`` slots takes on this stage, in bytes."""
+        return slots * self._shape.slot_bytes()
+
+    def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...]:
+        session = self._session(job.session)
+        inputs = self._inputs(job)
+        positions = torch.from_numpy(np.array([row.position for row in job.rows], np.int64))
+        tree = self._attention(session.cache, job.committed, job.rows)
+        session.committed = job.committed
+        if not job.judge:
+            hidden: torch.Tensor = self.shard.hidden(inputs, positions, tree)
+            return () if self.shard.judges else hidden
+        if not self.shard.judges:
+            raise ValueError("only the last stage judges")
+        logits = self.shard.logits(inputs, positions, tree, torch.tensor(job.judge))
+        new = [job.rows[row].position + 1 for row in job.judge]
+        return draw(logits, new, session.sampling)
+
+    def _attention(self, cache: TreeCache, committed: int, rows: tuple[Row, ...]) -> TreeAttention:
+        if self.mode == "exact":
+            return ExactAttention(cache, committed, rows, self.recipe)
+        return FastAttention(cache, committed, rows)
+
+    def _inputs(self, job: Forward) -> torch.Tensor:
+        """Tokens [n] or hidden states [n, H], as this stage takes them."""
+        if self.shard.embeds:
+            vocab = self.shard.facts.vocab_size
+            if len(job.tokens) != len(job.rows) or not job.rows:
+                raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
+            if min(job.tokens) < 0 or max(job.tokens) >= vocab:
+                raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+            return torch.tensor(job.tokens)
+        if job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows:
+            raise ValueError(f"no hidden states for {len(job.rows)} rows")
+        return select(job.hidden)
+
+    def _session(self, session: SessionId) -> _Session:
+        if session not in self._sessions:
+            raise ValueError(f"session {session} was never admitted")
+        return self._sessions[session]
+
+
+def load_stage(
+    checkpoint: Checkpoint,
+    first: int,
+    last: int,
+    *,
+    dtype: str = "auto",
+    mode: Mode = "exact",
+    recipe: Recipe | None = None,
+) -> HFStage:
+    """Read layers [first, last) and make them a stage. In exact mode the kernels are tried out
+    first, unless a ``recipe`` is given, and the loaded stage afterwards.
+
+    Raises ``UserError`` or ``CheckpointError`` with what to change.
+    """
+    torch_dtype = resolve_dtype(checkpoint, dtype)
+    with torch.inference_mode():
+        if mode == "fast":
+            shard = load_shard(checkpoint, first, last, torch_dtype, mode, Recipe(min_rows=1))
+            return HFStage(shard, mode, Recipe(min_rows=1), "tolerance")
+        shard = load_shard(checkpoint, first, last, torch_dtype, mode, recipe or Recipe())
+        if recipe is None:
+            recipe = choose_recipe(shard)
+        stage = HFStage(shard, mode, recipe, "tolerance")
+        stage.guarantee = confirm(stage)
+    return stage

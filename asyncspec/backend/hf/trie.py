@@ -1,0 +1,148 @@
+"""What a draft model has computed for a session and need not compute again. No torch.
+
+A node of the trie is a token whose keys and values are in the draft model's cache and whose most
+likely successors are remembered. When the target confirms a path through computed nodes, the tree
+below its end stays; what the path leaves behind is forgotten. Node ids here are the source's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from asyncspec.grow import TIP, Grown, Proposal, beam
+from asyncspec.jobs import Row
+from asyncspec.slots import Slots, place, settle
+from asyncspec_protocol.ids import NO_PARENT, NodeId
+
+Wanted = Sequence[tuple[NodeId, int]]
+"""Nodes to compute: a computed parent and a token each."""
+
+
+class Trie:
+    """The computed nodes of one session and where they sit in the cache."""
+
+    def __init__(self) -> None:
+        self.slots = Slots()
+        self._issued = 0
+        self._children: dict[tuple[NodeId, int], NodeId] = {}
+        self._memo: dict[NodeId, Proposal] = {}
+
+    @property
+    def tip(self) -> NodeId:
+        """The last committed node; ``NO_PARENT`` before the first token."""
+        return self.slots.tip
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the cache."""
+        return self.slots.committed
+
+    def node(self, parent: NodeId, token: int) -> NodeId | None:
+        """The computed child of ``parent`` with this token."""
+        return self._children.get((parent, token))
+
+    def proposal(self, node: NodeId, width: int) -> Proposal | None:
+        """The remembered ``width`` best successors of a node, None where fewer are known."""
+        known = self._memo.get(node)
+        if known is None or len(known[0]) < width:
+            return None
+        return known[0][:width], known[1][:width]
+
+    def learn(self, node: NodeId, proposal: Proposal) -> None:
+        """Remember the successors of a computed node, best first."""
+        self._memo[node] = proposal
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
+        """Commit ``tokens`` as far as they are computed.
+
+        Returns how many were, and the slots that stay, for a compaction from the *old* ``length``
+        on; None where nothing moves. What does not lie below the last of ``tokens`` is forgotten.
+        """
+        path: list[NodeId] = []
+        node = self.tip
+        for token in tokens:
+            child = self.node(node, token)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        below = self._below(node) if len(path) == len(tokens) else set()
+        return len(path), self._keep(set(path), below)
+
+    def append(self, tokens: Sequence[int]) -> tuple[Row, ...]:
+        """Commit tokens that are not computed yet; the rows of the pass that computes them. The
+        tree is empty (``advance`` came first)."""
+        ids = self._issue(len(tokens))
+        parents = [self.tip, *ids[:-1]]
+        self.slots, rows = place(self.slots, ids, parents, lambda _: True)
+        return rows
+
+    def hang(self, wanted: Wanted) -> tuple[tuple[NodeId, ...], tuple[Row, ...]]:
+        """New nodes below computed ones, and the rows of the pass that computes them."""
+        ids = self._issue(len(wanted))
+        parents = [parent for parent, _ in wanted]
+        self.slots, rows = place(self.slots, ids, parents, lambda _: False)
+        self._children |= dict(zip(wanted, ids, strict=True))
+        return ids, rows
+
+    def forget_tree(self) -> None:
+        """Drop everything below the tip and what is remembered of it."""
+        self._keep(set(), set())
+        self._memo.clear()
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` where the bookkeeping contradicts itself."""
+        tail = set(self.slots.tail)
+        assert set(self._children.values()) == tail
+        assert self._memo.keys() <= tail | {self.tip}
+        assert all(parent in tail | {self.tip} for parent, _ in self._children)
+
+    def _issue(self, count: int) -> tuple[NodeId, ...]:
+        first = self._issued
+        self._issued += count
+        return tuple(NodeId(i) for i in range(first, first + count))
+
+    def _below(self, top: NodeId) -> set[NodeId]:
+        below: set[NodeId] = set()
+        for node in self.slots.tail:  # parents come first
+            if self.slots.seats[node].parent in below or self.slots.seats[node].parent == top:
+                below.add(node)
+        return below
+
+    def _keep(self, path: set[NodeId], below: set[NodeId]) -> tuple[int, ...] | None:
+        alive = path | below
+        self.slots, stay = settle(self.slots, path.__contains__, alive.__contains__)
+        self._children = {key: node for key, node in self._children.items() if node in below}
+        held = below | {self.tip}
+        self._memo = {node: memo for node, memo in self._memo.items() if node in held}
+        return stay
+
+
+Compute = Callable[[Wanted], None]
+"""Hangs the wanted nodes in the trie and lets it learn their successors."""
+
+
+def grow(trie: Trie, depth: int, width: int, count: int, compute: Compute) -> Grown:
+    """EAGLE-2's beam below the tip, whose own successors are known; nothing is computed twice."""
+    if trie.tip == NO_PARENT:
+        return (), (), ()
+    candidates: list[tuple[NodeId, int]] = []
+
+    def computed(candidate: int) -> NodeId | None:
+        return trie.tip if candidate == TIP else trie.node(*candidates[candidate])
+
+    def propose(frontier: Sequence[int]) -> list[Proposal]:
+        wanted = [candidates[c] for c in frontier if computed(c) is None]
+        if wanted:
+            compute(wanted)
+        proposals: list[Proposal] = []
+        for candidate in frontier:
+            node = computed(candidate)
+            assert node is not None
+            proposal = trie.proposal(node, width)
+            assert proposal is not None, "more successors are asked for than were learned"
+            candidates.extend((node, token) for token in proposal[0])
+            proposals.append(proposal)
+        return proposals
+
+    return beam(propose, depth, width, count)

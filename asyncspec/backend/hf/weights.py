@@ -1,0 +1,133 @@
+"""Which tensors a checkpoint holds, and where: safetensors headers, no torch, nothing read.
+
+A safetensors file is 8 bytes of header length, a JSON header and the tensors one after another.
+Reading with ``pread`` touches exactly the bytes of the tensors a stage needs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
+_LONGEST_HEADER = 100 << 20
+
+
+class _Entry(Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Index(Struct):
+    weight_map: dict[str, str]
+
+
+class TensorInfo(Struct, frozen=True):
+    """Where a tensor is: ``size`` bytes from ``offset`` of ``file``, in C order."""
+
+    file: Path
+    offset: int
+    size: int
+    # safetensors' name: F32, F16, BF16, ...
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def list_tensors(directory: Path) -> dict[str, TensorInfo]:
+    """All tensors of a checkpoint by name. Raises ``CheckpointError`` where a file is missing,
+    truncated or not what it should be."""
+    single, index = directory / SINGLE, directory / INDEX
+    if index.is_file():
+        return _sharded(directory, index)
+    if single.is_file():
+        return read_header(single)
+    if any(directory.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            f"{directory} has its weights as pytorch_model*.bin; "
+            "save them as safetensors (save_pretrained does) and try again"
+        )
+    raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}; give a full checkpoint")
+
+
+def _sharded(directory: Path, index: Path) -> dict[str, TensorInfo]:
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{index} cannot be read ({error}); download it again") from error
+    found: dict[str, TensorInfo] = {}
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name or not (directory / name).is_file():
+            raise CheckpointError(
+                f"{index} names the file {name!r}, which is not there; "
+                "download the missing part of the checkpoint"
+            )
+        found |= read_header(directory / name)
+    missing = sorted(weight_map.keys() - found.keys())
+    if missing:
+        raise CheckpointError(
+            f"{index} names the tensor {missing[0]!r}, which no file holds; "
+            "download the checkpoint again"
+        )
+    return {name: found[name] for name in weight_map}
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of one safetensors file."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+                raise CheckpointError(f"{file} is not a whole safetensors file; download it again")
+            raw = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(r, type=_Entry) for name, r in raw.items()}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
+    return {name: _located(file, size, 8 + length, name, e) for name, e in entries.items()}
+
+
+def _located(file: Path, file_size: int, base: int, name: str, entry: _Entry) -> TensorInfo:
+    start, end = entry.data_offsets
+    item = ITEM_BYTES.get(entry.dtype)
+    if item is not None and end - start != item * math.prod(entry.shape):
+        raise CheckpointError(f"tensor {name!r} of {file} has a wrong size; download it again")
+    if not 0 <= start <= end or base + end > file_size:
+        raise CheckpointError(f"{file} is cut off before tensor {name!r}; download it again")
+    return TensorInfo(file, base + start, end - start, entry.dtype, entry.shape)
+
+
+def read_into(info: TensorInfo, buffer: memoryview) -> None:
+    """Fill ``buffer`` (``info.size`` bytes, writable) with a tensor's bytes."""
+    descriptor = os.open(info.file, os.O_RDONLY)
+    try:
+        done = 0
+        while done < info.size:
+            got = os.preadv(descriptor, [buffer[done:]], info.offset + done)
+            if got == 0:
+                raise CheckpointError(f"{info.file} is shorter than its header says")
+            done += got
+    except OSError as error:
+        raise CheckpointError(f"{info.file} cannot be read ({error})") from error
+    finally:
+        os.close(descriptor)
+
+
+def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
+    """The floating-point type most of the bytes have: "bfloat16", "float16" or "float32"."""
+    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    total = dict.fromkeys(names.values(), 0)
+    for info in tensors.values():
+        if info.dtype in names:
+            total[names[info.dtype]] += info.size
+    return max(total, key=lambda name: total[name])

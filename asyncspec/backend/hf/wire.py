@@ -1,0 +1,44 @@
+"""Hidden states as bytes and back. bfloat16 has no name in numpy, so bytes are viewed as bytes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from asyncspec.backend.base import WireTensor
+from asyncspec.jobs import Rows
+
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+def to_wire(rows: Rows) -> WireTensor:
+    """Some rows of hidden states [n, H]. Copies only where rows are left out; a stage never
+    writes to hidden states it has handed out."""
+    tensor = select(rows)
+    data = tensor.view(-1).view(torch.uint8).numpy().data
+    return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
+
+
+def select(rows: Rows) -> torch.Tensor:
+    """The rows as one contiguous tensor [n, H]."""
+    tensor = rows.handle
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"hidden states of another backend: {type(tensor).__name__}")
+    if rows.rows != tuple(range(tensor.shape[0])):
+        tensor = tensor[torch.tensor(rows.rows)]
+    return tensor.contiguous()
+
+
+def from_wire(wire: WireTensor, dtype: torch.dtype, width: int) -> torch.Tensor:
+    """Received hidden states [n, width]. Raises ``ValueError`` where they are something else."""
+    if wire.dtype != NAMES[dtype]:
+        raise ValueError(f"hidden states of type {wire.dtype}, expected {NAMES[dtype]}")
+    if len(wire.shape) != 2 or wire.shape[1] != width or wire.shape[0] < 1:
+        raise ValueError(f"hidden states of shape {wire.shape}, expected (n, {width})")
+    size = math.prod(wire.shape) * dtype.itemsize
+    if wire.data.nbytes != size:
+        raise ValueError(f"hidden states of {wire.data.nbytes} bytes, expected {size}")
+    # A buffer that may not be written to, or is reused, must not be shared with a tensor.
+    data = bytearray(wire.data) if wire.data.readonly else wire.data
+    return torch.frombuffer(data, dtype=dtype).view(wire.shape)
