@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncspec.errors import UserError
-from asyncspec_nodes.config import Config
+from asyncspec_nodes.config_tables import Config
 
 Span = tuple[int, int]
 

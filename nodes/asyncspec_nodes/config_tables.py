@@ -1,0 +1,106 @@
+"""The tables of a cluster file, one sentence a key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct
+
+DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
+Mode = Literal["exact", "fast"]
+DTYPES: tuple[str, ...] = get_args(DType)
+MODES: tuple[str, ...] = get_args(Mode)
+MOST_STAGES = 64
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[cluster]``"""
+
+    # Keeps two clusters on one network apart: nodes of another name are refused.
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    # Number of verify stages; where given it must agree with the [[node]] tables.
+    stages: Positive | None = None
+    # Allows addresses beyond loopback without [security]: anyone who reaches a port is trusted.
+    insecure: bool = False
+
+
+class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[target]``"""
+
+    # Directory of the checkpoint (relative to this file), or a Hugging Face id.
+    path: Annotated[str, Meta(min_length=1)]
+    # Type of weights and hidden states; "auto" is the checkpoint's own.
+    dtype: DType = "auto"
+    # "exact" gives bitwise the sequential decoder's tokens; "fast" may use any kernel.
+    mode: Mode = "exact"
+
+
+class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[draft]``"""
+
+    # What proposes tokens: a directory, a Hugging Face id, "ngram", or "none".
+    source: Annotated[str, Meta(min_length=1)] = "ngram"
+    # The strategy for requests that name none.
+    policy: str = "flowspec"
+
+
+class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[[node]]``"""
+
+    # 0 is the draft node, 1..N are the verify stages in pipeline order.
+    rank: Annotated[int, Meta(ge=0, le=MOST_STAGES)]
+    # Address this node listens on and the others reach it at.
+    host: Annotated[str, Meta(min_length=1)]
+    port: Port
+    # Half-open range of target layers, verify stages only; left out everywhere: an even split.
+    layers: tuple[int, int] | None = None
+
+
+class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[limits]``"""
+
+    # Requests processed at a time; the others wait their turn.
+    sessions: Positive = 4
+    # Requests that may wait; a further one is refused.
+    waiting: Positive = 1024
+    # Segments that may wait at a stage besides the one in service.
+    window: Positive = 2
+    # How long requests wait for a pipeline that is down before they fail, in seconds.
+    rejoin_seconds: Seconds = 30.0
+    # A silent peer is taken for dead after this many seconds.
+    silence_seconds: Seconds = 10.0
+
+
+class SecurityTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[security]``: mutual TLS 1.3. Paths are relative to this file, so each machine keeps its
+    own certificate and key under the same names."""
+
+    # Certificate of the cluster's own authority: who it signed is a member.
+    ca: str
+    # This node's certificate and its private key (PEM).
+    certificate: str
+    key: str
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    cluster: ClusterTable
+    target: TargetTable
+    node: tuple[NodeTable, ...]
+    draft: DraftTable = DraftTable()
+    limits: LimitsTable = LimitsTable()
+    security: SecurityTable | None = None
+
+    @property
+    def stages(self) -> int:
+        """Number of verify stages."""
+        return len(self.node) - 1
+
+    def at(self, rank: int) -> NodeTable:
+        """The node of a rank."""
+        return next(node for node in self.node if node.rank == rank)
