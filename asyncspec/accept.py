@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asyncspec_protocol.ids import NodeId
 from msgspec import Struct
 
 from asyncspec import tree as trees
 from asyncspec.tree import TokenTree
+from asyncspec_protocol.ids import NodeId
 
 
 class Walk(Struct, frozen=True):

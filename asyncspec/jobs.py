@@ -6,11 +6,11 @@ So a machine may hand out a slot again as soon as it has issued the job that fre
 
 from __future__ import annotations
 
-from asyncspec_protocol.ids import SegmentId, SessionId
-from asyncspec_protocol.messages import Expand
 from msgspec import Struct
 
 from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import SegmentId, SessionId
+from asyncspec_protocol.messages import Expand
 
 
 class Rows(Struct, frozen=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from asyncspec_protocol.ids import NodeId, Version
 from asyncspec_protocol.messages import PruneIndices
-from msgspec import Struct
 
 NOBODY: frozenset[NodeId] = frozenset()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from asyncspec_protocol.ids import NodeId
-
 from asyncspec.tree import TokenTree
+from asyncspec_protocol.ids import NodeId
 
 
 def share(count: int, pieces: int, longest: int) -> int:

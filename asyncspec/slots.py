@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncspec_protocol.ids import NO_PARENT, NodeId
 from msgspec import Struct
 
 from asyncspec.jobs import Row
+from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Holds = Callable[[NodeId], bool]
 
@@ -67,9 +67,7 @@ def place(
         slot_of[node] = slot
         lines[node] = (*line, slot)
         rows.append(Row(slot=slot, position=position, visible=lines[node]))
-    grown = Slots(
-        committed=slots.committed, tip=slots.tip, tail=(*slots.tail, *ids), seats=seats
-    )
+    grown = Slots(committed=slots.committed, tip=slots.tip, tail=(*slots.tail, *ids), seats=seats)
     return _commit(grown, committed), tuple(rows)
 
 
@@ -110,9 +108,7 @@ def _commit(slots: Slots, committed: Holds) -> Slots:
     )
 
 
-def _line(
-    node: NodeId, seats: dict[NodeId, Seat], slot_of: dict[NodeId, int]
-) -> tuple[int, ...]:
+def _line(node: NodeId, seats: dict[NodeId, Seat], slot_of: dict[NodeId, int]) -> tuple[int, ...]:
     """Slots of a tail node and its ancestors in the tail, ascending."""
     line: list[int] = []
     while node in slot_of:

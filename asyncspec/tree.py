@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from asyncspec_protocol.ids import NO_PARENT, NodeId
 from msgspec import Struct
 
 from asyncspec.grow import TIP, Grown
+from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 
 class Node(Struct, frozen=True, gc=False):
@@ -58,7 +58,7 @@ def grow(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float
     token that the parent already has a child for.
     """
     above = tree.nodes.get(parent)
-    if above is None or node <= next(reversed(tree.nodes.keys())) or (parent, token) in tree.index:
+    if above is None or node <= max(tree.nodes) or (parent, token) in tree.index:
         raise ValueError(f"node {node} cannot grow below {parent}")
     new = Node(parent, token, above.position + 1, min(score, above.score))
     return TokenTree(
@@ -112,7 +112,9 @@ def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
         return tree
     base = tree.nodes[node].score
     nodes = {
-        n: Node(data.parent if n != node else NO_PARENT, data.token, data.position, data.score - base)
+        n: Node(
+            data.parent if n != node else NO_PARENT, data.token, data.position, data.score - base
+        )
         for n in subtree(tree, node)
         for data in (tree.nodes[n],)
     }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+from msgspec import Struct
+
 from asyncspec.actor.machine import Effect, Input, Received, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.jobs import Job
@@ -16,8 +19,6 @@ from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Message, PruneIndices
 from cluster import Cluster, ask
-from hypothesis import strategies as st
-from msgspec import Struct
 
 # Trees small enough that a thousand of them are soon grown, with the same rules as the real ones.
 SMALL: dict[str, Policy] = {

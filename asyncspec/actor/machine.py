@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Message
 from msgspec import Struct
 
 from asyncspec.jobs import Job, Rows
 from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.messages import Message
 
 
 class Request(Struct, frozen=True):
@@ -114,6 +114,8 @@ class Finish(Struct, frozen=True):
     reason: str
     stats: dict[str, float]
     detail: str = ""
+    # The shell adds to ``bytes_sent`` what this node has written for the session.
+    session: SessionId = SessionId(-1)
 
 
 class Report(Struct, frozen=True):

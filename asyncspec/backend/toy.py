@@ -11,8 +11,6 @@ import struct
 from collections.abc import Sequence
 from typing import Literal, cast
 
-from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
@@ -20,6 +18,8 @@ from asyncspec.grow import TIP, Proposal, beam
 from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import gumbel, mix, uniform
 from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Expand, Expanded
 
 _MASK = (1 << 64) - 1
 

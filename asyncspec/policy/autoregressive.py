@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from asyncspec_protocol.ids import NodeId
 from msgspec import Struct
 
 from asyncspec.policy.base import Growth, View
+from asyncspec_protocol.ids import NodeId
 
 
 class Autoregressive(Struct, frozen=True):

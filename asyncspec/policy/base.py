@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from asyncspec_protocol.ids import NodeId
 from msgspec import Struct
 
 from asyncspec.tree import TokenTree
+from asyncspec_protocol.ids import NodeId
 
 
 class View(Struct, frozen=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from asyncspec_protocol.ids import NodeId
 from msgspec import Struct
 
 from asyncspec.policy.base import Growth, View
 from asyncspec.segment import share
 from asyncspec.tree import by_level, by_score
+from asyncspec_protocol.ids import NodeId
 
 
 class Chunked(Struct, frozen=True):

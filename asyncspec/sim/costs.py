@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from asyncspec_protocol.ids import DRAFT, Rank
-from asyncspec_protocol.messages import Expand, Message
 from msgspec import Struct
 
 from asyncspec.jobs import Forward, Job
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Expand, Message
 
 
 class EqualTurns(Struct, frozen=True):

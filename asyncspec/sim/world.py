@@ -12,9 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, assert_never
 
-from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Closed, Message
 from msgspec import Struct
 
 from asyncspec.actor.machine import (
@@ -34,6 +31,9 @@ from asyncspec.actor.machine import (
     Send,
 )
 from asyncspec.jobs import Forward, Job, Rows
+from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Closed, Message
 
 
 class Costs(Protocol):

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asyncspec_protocol.ids import SegmentId
-from asyncspec_protocol.messages import Closed
 from msgspec import Struct
 from msgspec.structs import replace
+
+from asyncspec_protocol.ids import SegmentId
+from asyncspec_protocol.messages import Closed
 
 
 class TurnClock(Struct, frozen=True):

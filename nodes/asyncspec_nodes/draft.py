@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from asyncspec.actor.machine import (
     Arm,
     Cancelled,
@@ -29,6 +32,9 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.jobs import Release
 from asyncspec.policy import POLICIES, Policy
+from asyncspec_nodes import draft_session as sessions
+from asyncspec_nodes.counters import Counters, summary
+from asyncspec_nodes.draft_session import DraftSession
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import (
@@ -43,12 +49,6 @@ from asyncspec_protocol.messages import (
     Ready,
     Verdict,
 )
-from msgspec import Struct, field
-from msgspec.structs import replace
-
-from asyncspec_nodes import draft_session as sessions
-from asyncspec_nodes.counters import Counters, summary
-from asyncspec_nodes.draft_session import DraftSession
 
 Effects = tuple[Effect, ...]
 
@@ -211,9 +211,7 @@ def _open(state: DraftState) -> tuple[DraftState, Effects]:
     return _put(state, session), (Send(FIRST, message),)
 
 
-def _advance(
-    state: DraftState, session: DraftSession, now: float
-) -> tuple[DraftState, Effects]:
+def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[DraftState, Effects]:
     moved = sessions.advance(session, now)
     if moved is None:
         return state, ()
@@ -285,9 +283,7 @@ def _verdict(state: DraftState, message: Verdict) -> DraftState:
     return _put(state, sessions.judge(session, message))
 
 
-def _expanded(
-    state: DraftState, answer: Expanded, seconds: float
-) -> tuple[DraftState, Effects]:
+def _expanded(state: DraftState, answer: Expanded, seconds: float) -> tuple[DraftState, Effects]:
     session = state.sessions.get(answer.session)
     if session is None:
         return state, ()
@@ -297,9 +293,7 @@ def _expanded(
 # --- requests -----------------------------------------------------------------------------------
 
 
-def _submitted(
-    state: DraftState, request: Request, now: float
-) -> tuple[DraftState, Effects]:
+def _submitted(state: DraftState, request: Request, now: float) -> tuple[DraftState, Effects]:
     fine = request.prompt and request.max_new_tokens > 0
     if not fine or request.policy not in state.config.policies:
         raise LocalProtocolError(f"request {request.request} is not one a user may make")
@@ -310,9 +304,7 @@ def _submitted(
     return state, (Arm(REJOIN, now + state.config.rejoin_seconds),)
 
 
-def _cancelled(
-    state: DraftState, request_id: int, now: float
-) -> tuple[DraftState, Effects]:
+def _cancelled(state: DraftState, request_id: int, now: float) -> tuple[DraftState, Effects]:
     for job in state.backlog:
         if job.request.request == request_id:
             left = tuple(j for j in state.backlog if j is not job)
@@ -393,7 +385,7 @@ def _finish_if_complete(
         stages=session.stages,
     )
     state = replace(state, endings={k: v for k, v in state.endings.items() if k != key})
-    finish = Finish(request=session.request.request, reason=ending.reason, stats=stats)
+    finish = Finish(request=session.request.request, reason=ending.reason, stats=stats, session=key)
     return state, (Arm(_timer(key), None), finish)
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from asyncspec import tree as trees
 from asyncspec.accept import walk
 from asyncspec.actor.machine import Request
 from asyncspec.policy import Growth, Policy, View
 from asyncspec.segment import connected
 from asyncspec.tree import TokenTree
+from asyncspec_nodes.counters import Counters, TurnClock
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Segment, Verdict
-from msgspec import Struct
-from msgspec.structs import replace
-
-from asyncspec_nodes.counters import Counters, TurnClock
 
 
 class Asked(Struct, frozen=True):
@@ -144,9 +144,7 @@ def judge(session: DraftSession, verdict: Verdict) -> DraftSession:
         judged={**session.judged, **alive},
         acknowledged=max(session.acknowledged, verdict.applied),
         clock=session.clock.judged(verdict.segment),
-        counters=replace(
-            session.counters, passes=session.counters.passes + (session.round > 0)
-        ),
+        counters=replace(session.counters, passes=session.counters.passes + (session.round > 0)),
     )
 
 
@@ -203,9 +201,7 @@ def _count(session: DraftSession, tokens: int, accepted: int, now: float) -> Dra
     return replace(session, counters=counters, clock=clock)
 
 
-def _move(
-    session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
-) -> DraftSession:
+def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None) -> DraftSession:
     """The tip moves along ``accepted``, and on a miss to a new root that carries ``bonus``."""
     version = Version(session.version + 1)
     tip = accepted[-1] if accepted else session.tree.root
@@ -383,5 +379,3 @@ def _segment(
         parents=parents,
         tokens=tokens,
     )
-
-

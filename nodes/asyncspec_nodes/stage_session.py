@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import PruneIndices
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.jobs import Compact, Forward, Row, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.slots import Slots, place, settle
+from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import PruneIndices
 
 
 class Waiting(Struct, frozen=True):

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from asyncspec.actor.machine import (
     Cancelled,
     Compute,
@@ -28,6 +31,17 @@ from asyncspec.actor.machine import (
 from asyncspec.jobs import Admit, Forward, Release, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.sampling import Sampling
+from asyncspec_nodes.stage_session import (
+    Running,
+    StageSession,
+    Waiting,
+    applied,
+    count,
+    plan,
+    prune,
+    survivors,
+    thin,
+)
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
@@ -40,20 +54,6 @@ from asyncspec_protocol.messages import (
     Ready,
     Segment,
     Verdict,
-)
-from msgspec import Struct
-from msgspec.structs import replace
-
-from asyncspec_nodes.stage_session import (
-    Running,
-    StageSession,
-    Waiting,
-    applied,
-    count,
-    plan,
-    prune,
-    survivors,
-    thin,
 )
 
 Effects = tuple[Effect, ...]
@@ -255,9 +255,7 @@ def _thin_queue(state: VerifyState) -> tuple[VerifyState, Effects]:
 
 
 def _thinned(state: VerifyState, segments: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-    alive = (
-        thin(state.sessions[w.session], w) for w in segments if w.session in state.sessions
-    )
+    alive = (thin(state.sessions[w.session], w) for w in segments if w.session in state.sessions)
     return tuple(w for w in alive if w is not None)
 
 
@@ -366,9 +364,9 @@ def _computed(
     stay = survivors(session, waiting.ids)
     if not stay:
         return state, ()
-    done = replace(
-        waiting, tokens=(), hidden=Rows(result, tuple(range(len(waiting.ids))))
-    ).select(stay)
+    done = replace(waiting, tokens=(), hidden=Rows(result, tuple(range(len(waiting.ids))))).select(
+        stay
+    )
     return replace(state, parked=(*state.parked, done)), ()
 
 
@@ -378,8 +376,9 @@ def _verdict(session: StageSession, running: Running, result: object) -> Effects
         raise LocalProtocolError("the device judged other rows than it was asked to")
     ids = running.waiting.ids
     alive = set(survivors(session, ids))
-    pairs = [(ids[row], token) for row, token in zip(running.judged, result, strict=True)
-             if row in alive]
+    pairs = [
+        (ids[row], token) for row, token in zip(running.judged, result, strict=True) if row in alive
+    ]
     if not pairs:
         return ()
     message = Verdict(
@@ -441,12 +440,9 @@ def _lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     config = state.config
     released = tuple(Compute(Release(session)) for session in state.sessions)
     freed = len(state.queue)
-    state = replace(
-        state, peers=state.peers - {peer}, sessions={}, closing={}, queue=(), parked=()
-    )
+    state = replace(state, peers=state.peers - {peer}, sessions={}, closing={}, queue=(), parked=())
     state, granted = _grant(state, freed)
     down: Effects = ()
     if peer == config.after and not config.last and DRAFT in state.peers:
         down = (Send(DRAFT, _ready(state)),)
     return state, (*released, *granted, *down)
-

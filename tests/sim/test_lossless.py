@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from asyncspec.actor.machine import Cancelled, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.policy import POLICIES
@@ -10,8 +13,6 @@ from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from laws import check_after, check_empty, clusters, requests, watch_invariants
 
 # More virtual time than any of these small requests can need: a bound on liveness.

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 import asyncspec_nodes.draft_session as draft_session
 import asyncspec_nodes.stage_session as stage_session
 import asyncspec_nodes.verify as verify
-import pytest
 from asyncspec.accept import Walk, walk
 from asyncspec.jobs import Compact
 from asyncspec.liveness import Liveness
@@ -23,7 +25,6 @@ from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
 from cluster import Cluster, ask
 from laws import SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
-from msgspec.structs import replace
 
 DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 
@@ -31,9 +32,7 @@ DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 def laws_hold() -> bool:
     """Run a fixed sample of what Hypothesis draws; False where a law is broken."""
     for seed, delays in enumerate(DELAYS * 4):
-        cluster = Cluster(
-            Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7
-        )
+        cluster = Cluster(Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7)
         watch_invariants(cluster)
         requests = [
             ask(0, prompt=(seed % 8, 1, 2), max_new_tokens=30),
@@ -149,8 +148,9 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "name", "broken"), [m[1:] for m in MUTANTS],
-                         ids=[m[0] for m in MUTANTS])
+@pytest.mark.parametrize(
+    ("target", "name", "broken"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS]
+)
 def test_the_laws_notice(
     monkeypatch: pytest.MonkeyPatch, target: Any, name: str, broken: Callable[..., Any]
 ) -> None:

@@ -1,0 +1,64 @@
+"""A node's device: one worker thread, jobs one after another, results back on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from asyncspec.jobs import Job
+
+Run = Callable[[Any], object | None]
+Done = Callable[[Job, object, float], None]
+Failed = Callable[[Job, BaseException], None]
+
+
+class Device:
+    """Runs jobs in the order of ``submit``. The event loop never waits for a tensor.
+
+    ``done`` and ``failed`` are called on the event loop; jobs without a result only end. A job
+    that raises is our own mistake or a broken device: it is reported, never lost.
+    """
+
+    def __init__(self, run: Run, done: Done, failed: Failed) -> None:
+        self._run = run
+        self._done = done
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._closed = False
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._pool.submit(self._timed, job).add_done_callback(
+            lambda future: self._post(job, future)
+        )
+
+    def _timed(self, job: Job) -> tuple[object | None, float]:
+        start = time.perf_counter()
+        result = self._run(job)
+        return result, time.perf_counter() - start
+
+    def _post(self, job: Job, future: Future[tuple[object | None, float]]) -> None:
+        """On the worker thread: hand the outcome to the loop, unless that is gone."""
+        if not self._closed and not future.cancelled():
+            self._loop.call_soon_threadsafe(self._deliver, job, future)
+
+    def _deliver(self, job: Job, future: Future[tuple[object | None, float]]) -> None:
+        if self._closed:
+            return
+        if (error := future.exception()) is not None:
+            self._failed(job, error)
+            return
+        result, seconds = future.result()
+        if result is not None:
+            self._done(job, result, seconds)
+
+    async def close(self) -> None:
+        """Forget queued jobs and wait for the one in service."""
+        self._closed = True
+        await self._loop.run_in_executor(
+            None, lambda: self._pool.shutdown(wait=True, cancel_futures=True)
+        )

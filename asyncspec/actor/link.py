@@ -1,0 +1,179 @@
+"""One framed TCP link: bytes to messages and back, heartbeats, and a clear end.
+
+A link knows nothing of sessions but how many bytes each has cost. It never waits: what flows on
+it is bounded by credit, and a peer that does not read is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+from msgspec import Struct
+
+from asyncspec.backend.base import WireTensor
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Fault, Heartbeat, Hello, Message, Welcome
+
+
+class LinkOptions(Struct, frozen=True):
+    """Times in seconds, sizes in bytes."""
+
+    # Silence on either side is broken this often once the handshake is done.
+    heartbeat_seconds: float = 1.0
+    # A peer that is silent for so long is lost.
+    timeout_seconds: float = 10.0
+    # A dialling peer has to say hello this soon.
+    hello_seconds: float = 10.0
+    # The answer may take as long as the other side needs to load its model.
+    welcome_seconds: float = 600.0
+    # Pause before a lost peer is dialled again: doubled from the first to the second.
+    redial_seconds: tuple[float, float] = (0.05, 2.0)
+    # Bytes a peer may leave unread before it is given up.
+    most_unsent: int = 512 * 1024 * 1024
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection. ``peer`` is what the other side said of itself, after the handshake."""
+
+    def __init__(
+        self,
+        options: LinkOptions,
+        received: Callable[[Link, Frame], None],
+        closed: Callable[[Link, str], None],
+    ) -> None:
+        self.peer: Hello | Welcome | None = None
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        # Round trip by heartbeats, seconds; None before the first echo.
+        self.rtt: float | None = None
+        self.session_bytes: Counter[int] = Counter()
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._options = options
+        self._received = received
+        self._closed = closed
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._reason = ""
+        self._heard = 0.0
+        self._echo = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def rank(self) -> Rank:
+        """The peer's rank; -1 for a client or before the handshake."""
+        return Rank(-1) if self.peer is None else self.peer.rank
+
+    # --- asyncio's side -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.bytes_received += nbytes
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            frame = self._reader.buffer_updated(nbytes)
+            if frame is None or self._reason:
+                return
+            if isinstance(frame.message, Heartbeat):
+                self._heartbeat(frame.message)
+            else:
+                self._received(self, frame)
+        except RemoteProtocolError as error:
+            self.refuse(Fault(code="protocol", text=error.text))
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._beat, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        reason = self._reason or (str(exc) if exc else "the peer closed the connection")
+        if not self.gone.done():
+            self.gone.set_result(reason)
+        self._closed(self, reason)
+
+    # --- our side -------------------------------------------------------------------------------
+
+    def send(self, message: Message, tensor: WireTensor | None = None) -> None:
+        """Queue a message. On a link that is down it is gone, as it would be on the wire.
+
+        The bytes of ``tensor`` must not change afterwards: part of them may still wait here.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        spec = None if tensor is None else TensorSpec(tensor.dtype, tensor.shape)
+        pieces = write_frame(message, spec, None if tensor is None else tensor.data)
+        size = sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
+        self.bytes_sent += size
+        session = getattr(message, "session", None)
+        if session is not None:
+            self.session_bytes[session] += size
+        for piece in pieces:
+            transport.write(piece)
+        if transport.get_write_buffer_size() > self._options.most_unsent:
+            self.abort("the peer does not read")
+
+    def expect(self, seconds: float, what: str) -> None:
+        """Give up unless ``accepted`` is called in time."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(seconds, self.abort, f"no {what} in {seconds:g} s")
+
+    def accepted(self, peer: Hello | Welcome) -> None:
+        """The handshake is done: heartbeats from now on."""
+        self.peer = peer
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._heard = asyncio.get_running_loop().time()
+        self._tick()
+
+    def refuse(self, fault: Fault) -> None:
+        """Say why, then close."""
+        self._reason = self._reason or fault.text
+        self.send(fault)
+        self.close(fault.text)
+
+    def close(self, reason: str) -> None:
+        """Send what is queued, then close."""
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is queued is gone."""
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def take_bytes(self, session: int) -> int:
+        """Bytes written for a session so far; the count starts anew."""
+        return self.session_bytes.pop(session, 0)
+
+    def _tick(self) -> None:
+        loop, options = asyncio.get_running_loop(), self._options
+        now = loop.time()
+        if now - self._heard > options.timeout_seconds:
+            self.abort(f"silent for {options.timeout_seconds:g} s")
+            return
+        self.send(Heartbeat(sent=now, echo=self._echo))
+        self._echo = 0.0
+        self._beat = loop.call_later(options.heartbeat_seconds, self._tick)
+
+    def _heartbeat(self, beat: Heartbeat) -> None:
+        now = asyncio.get_running_loop().time()
+        if beat.echo:
+            # The echo waited for the peer's own beat, so this is an upper bound; keep the least.
+            self.rtt = min(self.rtt or float("inf"), max(0.0, now - beat.echo))
+        self._echo = beat.sent

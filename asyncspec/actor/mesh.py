@@ -1,0 +1,199 @@
+"""Who is linked to whom: listening, dialling, handshakes, and dialling again.
+
+Rank 0 dials every stage and stage k dials stage k+1; clients dial rank 0. Each node listens on one
+port. A second link of a rank replaces the first only when that one is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
+
+from msgspec import Struct
+
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.handshake import answer
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Fault, Hello, Welcome
+
+Address = tuple[str, int]
+
+
+class Owner(Protocol):
+    """Whom a mesh tells what happens."""
+
+    def joined(self, link: Link) -> None:
+        """A handshake is done, with a node or a client."""
+
+    def lost(self, link: Link, reason: str) -> None:
+        """A link that had joined is gone."""
+
+    def frame(self, link: Link, frame: Frame) -> None:
+        """A message came from a link that has joined. May raise ``RemoteProtocolError``."""
+
+    def refused(self, rank: Rank, reason: str) -> None:
+        """A peer we dialled does not want us, or we do not want it."""
+
+
+class Security(Struct, frozen=True):
+    """TLS contexts of the two sides; None is plain TCP."""
+
+    server: ssl.SSLContext | None = None
+    client: ssl.SSLContext | None = None
+
+
+def dialled(me: Hello) -> tuple[Rank, ...]:
+    """The ranks this node dials."""
+    if me.role == "draft":
+        return tuple(Rank(r) for r in range(1, me.stages + 1))
+    return (Rank(me.rank + 1),) if me.role == "verify" and me.rank < me.stages else ()
+
+
+class Mesh:
+    """The links of one node."""
+
+    def __init__(
+        self,
+        me: Hello,
+        peers: Mapping[Rank, Address],
+        owner: Owner,
+        options: LinkOptions,
+        security: Security,
+    ) -> None:
+        self.links: dict[Rank, Link] = {}
+        self.rank = me.rank
+        self._me = me
+        self._peers = peers
+        self._owner = owner
+        self._options = options
+        self._security = security
+        self._everyone: set[Link] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Listen on ``sock`` and dial whom this node has to dial."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, sock=sock, ssl=self._security.server)
+        self._tasks = [loop.create_task(self._dial(rank)) for rank in dialled(self._me)]
+
+    async def close(self, reason: str) -> None:
+        """Close every link and stop listening and dialling."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        waiting = [link.gone for link in self._everyone]
+        for link in list(self._everyone):
+            link.close(reason)
+        if waiting:
+            await asyncio.wait(waiting, timeout=1.0)
+        for link in list(self._everyone):
+            link.abort(reason)
+
+    # --- listening ------------------------------------------------------------------------------
+
+    def _accept(self) -> Link:
+        link = Link(self._options, self._first_frame, self._gone)
+        self._everyone.add(link)
+        link.expect(self._options.hello_seconds, "hello")
+        return link
+
+    def _first_frame(self, link: Link, frame: Frame) -> None:
+        if link.peer is not None:
+            self._owner.frame(link, frame)
+            return
+        hello = frame.message
+        if not isinstance(hello, Hello):
+            raise RemoteProtocolError(f"{type(hello).__name__} before Hello")
+        reply = answer(self._me, hello)
+        if isinstance(reply, Welcome) and hello.role != "client":
+            reply = self._place_for(hello.rank) or reply
+        elif isinstance(reply, Welcome) and self._me.rank != DRAFT:
+            reply = Fault("handshake", "clients are served by rank 0: dial the draft node")
+        if isinstance(reply, Fault):
+            link.refuse(reply)
+            return
+        link.send(reply)
+        self._join(link, hello)
+
+    def _place_for(self, rank: Rank) -> Fault | None:
+        """A rank has one link here, and it is the peer's part to dial."""
+        if rank in self.links:
+            return Fault("handshake", f"rank {rank} is connected already: give each rank once")
+        if rank in dialled(self._me):
+            return Fault("handshake", f"rank {self._me.rank} dials rank {rank} itself")
+        return None
+
+    # --- dialling -------------------------------------------------------------------------------
+
+    async def _dial(self, rank: Rank) -> None:
+        """Keep a link to ``rank`` up for ever."""
+        shortest, longest = self._options.redial_seconds
+        pause = shortest
+        while True:
+            link = await self._connect(rank)
+            if link is not None:
+                reason = await link.gone
+                if link.peer is None:
+                    self._owner.refused(rank, reason)
+                else:
+                    pause = shortest
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _connect(self, rank: Rank) -> Link | None:
+        host, port = self._peers[rank]
+        try:
+            _, link = await asyncio.get_running_loop().create_connection(
+                lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
+                host,
+                port,
+                ssl=self._security.client,
+            )
+        except OSError:
+            return None  # not there yet, or not any more
+        self._everyone.add(link)
+        link.expect(self._options.welcome_seconds, "welcome")
+        link.send(self._me)
+        return link
+
+    def _welcomed(self, rank: Rank, link: Link, frame: Frame) -> None:
+        """The answer to our hello, or a later frame."""
+        if link.peer is not None:
+            self._owner.frame(link, frame)
+            return
+        message = frame.message
+        if isinstance(message, Fault):
+            link.close(message.text)
+            return
+        if not isinstance(message, Welcome) or message.rank != rank:
+            raise RemoteProtocolError(f"rank {rank} was dialled, another node has answered")
+        verdict = answer(self._me, message)
+        if isinstance(verdict, Fault):
+            link.refuse(verdict)
+            return
+        self._join(link, message)
+
+    # --- both -----------------------------------------------------------------------------------
+
+    def _join(self, link: Link, peer: Hello | Welcome) -> None:
+        link.accepted(peer)
+        if peer.role != "client":
+            self.links[peer.rank] = link
+        self._owner.joined(link)
+
+    def _gone(self, link: Link, reason: str) -> None:
+        self._everyone.discard(link)
+        if link.peer is None:
+            return
+        if self.links.get(link.rank) is link:
+            del self.links[link.rank]
+        self._owner.lost(link, reason)

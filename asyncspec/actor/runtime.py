@@ -1,0 +1,295 @@
+"""The asyncio reader of effects: feeds inputs to one machine and performs what it asks for.
+
+Law of this file: it decides nothing. What a node does is in its machine; here are only sockets,
+threads and timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar, assert_never
+
+from asyncspec.actor.device import Device
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.machine import (
+    Arm,
+    Compute,
+    Computed,
+    Effect,
+    Emit,
+    Finish,
+    Fired,
+    Input,
+    Joined,
+    Lost,
+    Machine,
+    Received,
+    Report,
+    Send,
+)
+from asyncspec.actor.mesh import Address, Mesh, Security
+from asyncspec.backend.base import WireTensor
+from asyncspec.jobs import Job, Rows
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import (
+    Cancel,
+    Closed,
+    Expand,
+    Expanded,
+    Fault,
+    Hello,
+    Message,
+    Submit,
+    Welcome,
+)
+
+S = TypeVar("S")
+
+# Inputs remembered for the message of a crash.
+REMEMBERED = 40
+
+
+class Tensors(Protocol):
+    """Handles to bytes and back; a ``StageBackend`` is one."""
+
+    def pack(self, rows: Rows) -> WireTensor: ...
+
+    def unpack(self, tensor: WireTensor) -> object: ...
+
+
+class Shell(Protocol):
+    """The process around a runtime."""
+
+    def emit(self, effect: Emit) -> None:
+        """Certain tokens for a user."""
+
+    def finish(self, effect: Finish) -> None:
+        """The end of a request."""
+
+    def client(self, link: Link, message: Submit | Cancel) -> None:
+        """A client asks for something."""
+
+    def client_gone(self, link: Link) -> None:
+        """A client has closed its link."""
+
+    def changed(self, peer: Rank, up: bool, reason: str) -> None:
+        """A link to a node came up, went down, or was refused."""
+
+
+class Runtime(Generic[S]):
+    """One node: a machine, its links, its device and its timers."""
+
+    def __init__(
+        self,
+        machine: Machine[S],
+        state: S,
+        *,
+        me: Hello,
+        peers: Mapping[Rank, Address],
+        sock: socket.socket,
+        run_job: Callable[[Any], object | None],
+        tensors: Tensors | None,
+        shell: Shell,
+        options: LinkOptions | None = None,
+        security: Security | None = None,
+    ) -> None:
+        self.state = state
+        self._machine = machine
+        self._sock = sock
+        self._run_job = run_job
+        self._tensors = tensors
+        self._shell = shell
+        self._mesh = Mesh(me, peers, self, options or LinkOptions(), security or Security())
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._recent: deque[str] = deque(maxlen=REMEMBERED)
+        self._inbox: deque[Input] = deque()
+        self._busy = False
+
+    async def run(self) -> None:
+        """Serve until ``stop``. Raises what our own code did wrong, with the latest inputs."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._end: asyncio.Future[None] = loop.create_future()
+        self._device = Device(self._run_job, self._computed, self._device_failed)
+        await self._mesh.start(self._sock)
+        try:
+            await self._end
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+            await self._mesh.close("the node is stopping")
+            await self._device.close()
+
+    def stop(self) -> None:
+        """Let ``run`` return."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    @property
+    def links(self) -> Mapping[Rank, Link]:
+        """The nodes that are connected now."""
+        return self._mesh.links
+
+    def feed(self, event: Input) -> None:
+        """Give the machine an input; call it on the event loop only.
+
+        Inputs that come while another is being worked on wait for their turn.
+        """
+        self._inbox.append(event)
+        if self._busy or self._end.done():
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                self._step(self._inbox.popleft())
+        except Exception as error:
+            story = "\n".join(self._recent)
+            error.add_note(f"the last inputs of this node, oldest first:\n{story}")
+            if not self._end.done():
+                self._end.set_exception(error)
+        finally:
+            self._busy = False
+
+    def _step(self, event: Input) -> None:
+        self._recent.append(_brief(event))
+        try:
+            self.state, effects = self._machine.step(self.state, event, self._loop.time())
+        except RemoteProtocolError as error:
+            peer = error.peer
+            if peer is None and isinstance(event, Received):
+                peer = event.peer
+            link = None if peer is None else self._mesh.links.get(Rank(peer))
+            if link is None:
+                raise
+            link.refuse(Fault("protocol", error.text))
+            return
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, message, rows):
+                self._send(to, message, rows)
+            case Compute(job):
+                self._device.submit(job)
+            case Emit():
+                self._shell.emit(effect)
+            case Finish(stats=stats, session=session):
+                stats["bytes_sent"] = stats.get("bytes_sent", 0) + self._take_bytes(session)
+                self._shell.finish(effect)
+            case Report(to, session, passes, computed, dead, seconds):
+                sent = self._take_bytes(session)
+                self._send(to, Closed(session, self._rank, passes, computed, dead, seconds, sent))
+            case Arm(timer, at):
+                self._arm(timer, at)
+            case _:
+                assert_never(effect)
+
+    @property
+    def _rank(self) -> Rank:
+        return self._mesh.rank
+
+    def _send(self, to: Rank, message: Message, rows: Rows | None = None) -> None:
+        link = self._mesh.links.get(to)
+        if link is None:
+            return
+        tensor = None
+        if rows is not None:
+            assert self._tensors is not None
+            tensor = self._tensors.pack(rows)
+        link.send(message, tensor)
+
+    def _take_bytes(self, session: int) -> int:
+        return sum(link.take_bytes(session) for link in self._mesh.links.values())
+
+    def _arm(self, timer: str, at: float | None) -> None:
+        if (old := self._timers.pop(timer, None)) is not None:
+            old.cancel()
+        if at is not None:
+            self._timers[timer] = self._loop.call_at(at, self._fire, timer)
+
+    def _fire(self, timer: str) -> None:
+        del self._timers[timer]
+        self.feed(Fired(timer))
+
+    # --- the device's side ----------------------------------------------------------------------
+
+    def _computed(self, job: Job, result: object, seconds: float) -> None:
+        self.feed(Computed(job, result, seconds))
+
+    def _device_failed(self, job: Job, error: BaseException) -> None:
+        error.add_note(f"while the device ran {type(job).__name__}")
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    # --- the mesh's side ------------------------------------------------------------------------
+
+    def joined(self, link: Link) -> None:
+        """See ``Owner``."""
+        if link.rank >= 0:
+            self._shell.changed(link.rank, True, "")
+            self.feed(Joined(link.rank))
+
+    def lost(self, link: Link, reason: str) -> None:
+        """See ``Owner``."""
+        if link.rank < 0:
+            self._shell.client_gone(link)
+            return
+        self._shell.changed(link.rank, False, reason)
+        self.feed(Lost(link.rank, reason))
+
+    def refused(self, rank: Rank, reason: str) -> None:
+        """See ``Owner``."""
+        self._shell.changed(rank, False, reason)
+
+    def frame(self, link: Link, frame: Frame) -> None:
+        """See ``Owner``."""
+        message = frame.message
+        if isinstance(message, Fault):
+            link.close(message.text)
+        elif link.rank < 0:
+            if not isinstance(message, Submit | Cancel):
+                raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
+            self._shell.client(link, message)
+        elif isinstance(message, Submit | Cancel | Hello | Welcome | Expand | Expanded):
+            raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
+        else:
+            self.feed(Received(link.rank, message, self._unpack(frame)))
+
+    def _unpack(self, frame: Frame) -> object | None:
+        if frame.tensor is None or frame.data is None:
+            return None
+        if self._tensors is None:
+            raise RemoteProtocolError("this node takes no tensors")
+        wire = WireTensor(frame.tensor.dtype, frame.tensor.shape, frame.data)
+        try:
+            return self._tensors.unpack(wire)
+        except ValueError as error:
+            raise RemoteProtocolError(str(error)) from error
+
+
+def _brief(event: Input) -> str:
+    """An input in one line, without text, tensors or long lists."""
+    match event:
+        case Received(peer, message):
+            where = [
+                f"{k}={getattr(message, k)}"
+                for k in ("session", "segment", "version")
+                if hasattr(message, k)
+            ]
+            return f"received {type(message).__name__} from rank {peer} {' '.join(where)}"
+        case Computed(job, _, seconds):
+            return f"computed {type(job).__name__} of session {job.session} in {seconds:.4f} s"
+        case Fired(timer):
+            return f"fired {timer}"
+        case Joined(peer):
+            return f"joined rank {peer}"
+        case Lost(peer, reason):
+            return f"lost rank {peer}: {reason}"
+        case _:
+            return type(event).__name__.lower()

@@ -1,0 +1,94 @@
+"""One message to bytes and back. What types cannot say is checked here, before anybody uses it."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from .errors import RemoteProtocolError
+from .limits import ITEM_BYTES, MOST_DIMENSIONS, MOST_NODES, MOST_TENSOR_BYTES
+from .messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
+
+
+class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
+    """What the raw bytes behind a header mean: C order, little endian."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the raw bytes."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """The first part of a frame."""
+
+    message: Message
+    tensor: TensorSpec | None = None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
+
+
+def encode(message: Message, tensor: TensorSpec | None = None) -> bytes:
+    """The header bytes of a frame."""
+    return _ENCODER.encode(Header(message, tensor))
+
+
+def decode(data: bytes | bytearray | memoryview) -> Header:
+    """A checked header. Raises ``RemoteProtocolError`` for anything else."""
+    try:
+        header = _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"undecodable frame: {error}") from error
+    _check_message(header.message)
+    if header.tensor is not None:
+        _check_tensor(header.message, header.tensor)
+    return header
+
+
+def _check_message(message: Message) -> None:
+    match message:
+        case Segment(_, _, applied, ids, parents, tokens):
+            _require(0 < len(ids) <= MOST_NODES, "a segment has 1 to 4096 nodes")
+            _require(len(parents) == len(ids), "every node of a segment has a parent")
+            _require(len(tokens) in (0, len(ids)), "every node of a segment has a token, or none")
+            _require(len(set(ids)) == len(ids), "a node stands once in a segment")
+            _require(
+                all(-1 <= p < n for n, p in zip(ids, parents, strict=True)),
+                "a parent is older than its child",
+            )
+            _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
+        case Verdict(_, _, applied, ids, tokens):
+            _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
+            _require(min((applied, *ids, *tokens)) >= 0, "numbers do not go below 0")
+        case PruneIndices(_, version, horizon, accepted, keep):
+            _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
+            _require(min((version, horizon, *accepted, *keep)) >= 0, "numbers do not go below 0")
+        case Expand(_, _, base, committed, depth, width, count):
+            _require(min((base, depth, width, count, *committed)) >= 0, "numbers do not go below 0")
+        case Expanded(_, _, _, parents, tokens, scores):
+            _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
+            _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
+            _require(all(map(math.isfinite, scores)), "scores are finite")
+        case _:
+            pass
+
+
+def _check_tensor(message: Message, tensor: TensorSpec) -> None:
+    _require(isinstance(message, Segment | Verdict), "only segments and verdicts carry a tensor")
+    _require(tensor.dtype in ITEM_BYTES, f"unknown dtype {tensor.dtype!r}")
+    _require(0 < len(tensor.shape) <= MOST_DIMENSIONS, "a tensor has 1 to 4 dimensions")
+    _require(min(tensor.shape) > 0, "a tensor is not empty")
+    _require(tensor.nbytes <= MOST_TENSOR_BYTES, "the tensor is too large")
+    if isinstance(message, Segment):
+        _require(tensor.shape[0] == len(message.ids), "a segment's tensor has a row per node")
+
+
+def _require(fact: bool, rule: str) -> None:
+    if not fact:
+        raise RemoteProtocolError(rule)

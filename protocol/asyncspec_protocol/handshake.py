@@ -1,0 +1,79 @@
+"""Whether two nodes may work together; if not, which side must change."""
+
+from __future__ import annotations
+
+from .ids import Rank
+from .messages import PROTOCOL_VERSION, Fault, Hello, Welcome
+
+
+def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
+    """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
+    check a ``Welcome``, and sends nothing."""
+    problem = _common(me, peer) or (None if peer.role == "client" else _node(me, peer))
+    if problem is not None:
+        return Fault(code="handshake", text=problem)
+    return Welcome(
+        protocol=me.protocol,
+        cluster=me.cluster,
+        rank=me.rank,
+        role=me.role,
+        stages=me.stages,
+        layers=me.layers,
+        dtype=me.dtype,
+        fingerprint=me.fingerprint,
+        mode=me.mode,
+    )
+
+
+def client_hello(cluster: str) -> Hello:
+    """What a client says first."""
+    return Hello(PROTOCOL_VERSION, cluster, Rank(-1), "client", 0, (0, 0), "", "", "")
+
+
+def _common(me: Hello, peer: Hello | Welcome) -> str | None:
+    if peer.protocol != me.protocol:
+        older = "peer" if peer.protocol < me.protocol else "node"
+        return (
+            f"protocol {peer.protocol} meets protocol {me.protocol}: "
+            f"upgrade the older side, the {older}"
+        )
+    if peer.cluster != me.cluster:
+        return (
+            f"cluster {peer.cluster!r} meets cluster {me.cluster!r}: "
+            "give both sides the same [cluster] name, or correct the address"
+        )
+    return None
+
+
+def _node(me: Hello, peer: Hello | Welcome) -> str | None:
+    if me.role == "client":
+        return None
+    who = f"rank {peer.rank}"
+    if peer.rank == me.rank or not 0 <= peer.rank <= me.stages:
+        return f"{who} does not fit here: rank {me.rank} of {me.stages} stages needs other ranks"
+    if (peer.role == "draft") != (peer.rank == 0):
+        return f"{who} has the role {peer.role}: rank 0 drafts, all others verify"
+    if peer.stages != me.stages:
+        return f"{who} counts {peer.stages} stages, rank {me.rank} counts {me.stages}: use one file"
+    if peer.fingerprint != me.fingerprint:
+        return (
+            f"{who} holds another target model than rank {me.rank}: give both the same checkpoint"
+        )
+    if peer.dtype != me.dtype:
+        return f"{who} computes in {peer.dtype}, rank {me.rank} in {me.dtype}: set one dtype"
+    if peer.mode != me.mode:
+        return f"{who} runs mode {peer.mode!r}, rank {me.rank} {me.mode!r}: set one mode"
+    return _layers(me, peer)
+
+
+def _layers(me: Hello, peer: Hello | Welcome) -> str | None:
+    """Neighbouring stages hold neighbouring layers."""
+    if 0 in (me.rank, peer.rank) or abs(me.rank - peer.rank) != 1:
+        return None
+    first, second = (me, peer) if me.rank < peer.rank else (peer, me)
+    if first.layers[1] == second.layers[0]:
+        return None
+    return (
+        f"rank {first.rank} ends at layer {first.layers[1]} but rank {second.rank} starts at "
+        f"{second.layers[0]}: correct the layers of one of them"
+    )

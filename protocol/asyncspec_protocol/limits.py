@@ -1,0 +1,24 @@
+"""Bounds on what a peer can make us allocate, each with its reason."""
+
+from __future__ import annotations
+
+# A header holds ids and small numbers; the longest is a Submit with a prompt of text.
+MOST_HEADER_BYTES = 8 * 1024 * 1024
+# 4,096 rows of 16,384 float32 hidden states.
+MOST_TENSOR_BYTES = 256 * 1024 * 1024
+# A segment is one forward pass; prompts are cut into chunks far below this.
+MOST_NODES = 4096
+# A tensor of hidden states has two dimensions; a few more cost nothing.
+MOST_DIMENSIONS = 4
+
+ITEM_BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "uint64": 8,
+}
+"""The dtypes that may travel, and the bytes of one item."""

@@ -1,0 +1,142 @@
+"""A whole toy cluster on loopback sockets, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.machine import Emit, Finish, Machine, Request, Submitted
+from asyncspec.actor.runtime import Runtime
+from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
+from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
+
+QUICK = LinkOptions(
+    heartbeat_seconds=0.05, timeout_seconds=2.0, hello_seconds=2.0, redial_seconds=(0.01, 0.05)
+)
+
+
+def bound() -> socket.socket:
+    """A listening socket on a port of its own."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    return sock
+
+
+def hello(rank: int, stages: int, **changes: Any) -> Hello:
+    """What a toy node says of itself."""
+    layers = (0, 0) if rank == 0 else (4 * (rank - 1) // stages, 4 * rank // stages)
+    fields: dict[str, Any] = {
+        "protocol": PROTOCOL_VERSION,
+        "cluster": "toy",
+        "rank": Rank(rank),
+        "role": "verify" if rank else "draft",
+        "stages": stages,
+        "layers": layers,
+        "dtype": "uint64",
+        "fingerprint": "toy",
+        "mode": "exact",
+    }
+    return Hello(**{**fields, **changes})
+
+
+class RecordingShell:
+    """Keeps what a node tells the process around it, and wakes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, asyncio.Future[Finish]] = {}
+        self.changes: asyncio.Queue[tuple[int, bool, str]] = asyncio.Queue()
+        self.asked: asyncio.Queue[Submit | Cancel] = asyncio.Queue()
+        self.gone: asyncio.Queue[Link] = asyncio.Queue()
+
+    def end(self, request: int) -> asyncio.Future[Finish]:
+        return self.ends.setdefault(request, asyncio.get_running_loop().create_future())
+
+    def emit(self, effect: Emit) -> None:
+        self.tokens.setdefault(effect.request, []).extend(effect.tokens)
+
+    def finish(self, effect: Finish) -> None:
+        self.end(effect.request).set_result(effect)
+
+    def client(self, link: Link, message: Submit | Cancel) -> None:
+        self.asked.put_nowait(message)
+
+    def client_gone(self, link: Link) -> None:
+        self.gone.put_nowait(link)
+
+    def changed(self, peer: Rank, up: bool, reason: str) -> None:
+        self.changes.put_nowait((peer, up, reason))
+
+
+class LocalCluster:
+    """``async with LocalCluster(stages) as cluster``: nodes that can be killed and started."""
+
+    def __init__(self, stages: int, model: ToyModel | None = None) -> None:
+        self.stages = stages
+        self.model = model or ToyModel()
+        self.shells: dict[int, RecordingShell] = {}
+        self.nodes: dict[int, Runtime[Any]] = {}
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.backends: dict[int, ToyStage] = {}
+        self.ports: dict[Rank, tuple[str, int]] = {}
+        self._socks: dict[int, socket.socket] = {}
+
+    async def __aenter__(self) -> LocalCluster:
+        for rank in range(self.stages + 1):
+            self._socks[rank] = bound()
+            self.ports[Rank(rank)] = self._socks[rank].getsockname()
+        for rank in range(self.stages + 1):
+            self.start(rank)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for rank in list(self.nodes):
+            await self.stop(rank)
+
+    def start(self, rank: int) -> None:
+        """Start a node, or start it again on the same port."""
+        sock = self._socks.pop(rank, None)
+        if sock is None:
+            sock = socket.create_server(self.ports[Rank(rank)])
+            sock.setblocking(False)
+        machine: Machine[Any]
+        run: Any
+        if rank == 0:
+            machine = DraftMachine(DraftConfig(stages=self.stages, rejoin_seconds=20.0))
+            run, tensors = ToySource(self.model).run, None
+        else:
+            machine = VerifyMachine(VerifyConfig(rank=Rank(rank), stages=self.stages))
+            tensors = ToyStage(self.model, *hello(rank, self.stages).layers)
+            self.backends[rank] = tensors
+            run = tensors.run
+        self.shells[rank] = RecordingShell()
+        self.nodes[rank] = Runtime(
+            machine,
+            machine.initial(),  # type: ignore[attr-defined]
+            me=hello(rank, self.stages),
+            peers=self.ports,
+            sock=sock,
+            run_job=run,
+            tensors=tensors,
+            shell=self.shells[rank],
+            options=QUICK,
+        )
+        self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
+
+    async def stop(self, rank: int) -> None:
+        """Stop a node; its task must end cleanly."""
+        node = self.nodes.pop(rank)
+        await asyncio.sleep(0)
+        node.stop()
+        await self.tasks.pop(rank)
+
+    async def ask(self, request: Request) -> Finish:
+        """Submit a request and wait for its end."""
+        await asyncio.sleep(0)  # let the nodes' tasks begin
+        self.nodes[0].feed(Submitted(request))
+        return await self.shells[0].end(request.request)

@@ -1,0 +1,97 @@
+"""The same machines on real sockets, on asyncio's loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+from asyncspec.actor.machine import Cancelled
+from asyncspec.reference import decode
+from asyncspec.sampling import Sampling
+from cluster import ask
+from shell.local import LocalCluster
+
+CANCEL = Cancelled(0)
+Runner = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Runner:
+    """Run a coroutine on a loop; every test ends with no thread of ours left behind."""
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+
+    def runner(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=factory, debug=request.param == "asyncio") as loop:
+            loop.run(asyncio.wait_for(main, 60))
+        assert not [t for t in threading.enumerate() if t.name.startswith("device")]
+
+    return runner
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> None:
+    async def main() -> None:
+        async with LocalCluster(stages) as cluster:
+            asked = [
+                ask(0, max_new_tokens=40),
+                ask(1, max_new_tokens=30, policy="pruned", prompt=tuple(range(15))),
+                ask(2, max_new_tokens=30, sampling=Sampling(temperature=0.8, seed=5)),
+            ]
+            ends = await asyncio.gather(*(cluster.ask(request) for request in asked))
+            for request, end in zip(asked, ends, strict=True):
+                expected = decode(
+                    lambda tokens, r=request: cluster.model.next_token(tokens, r.sampling),
+                    request.prompt,
+                    request.max_new_tokens,
+                )
+                assert tuple(cluster.shells[0].tokens[request.request]) == expected
+                assert end.reason == "length"
+                assert end.stats["bytes_sent"] > 0
+                assert end.stats["rows"] >= stages * len(expected)
+
+    run(main())
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3])
+def test_a_stage_may_die_and_come_back_without_losing_the_answer(
+    run: Runner, victim: int
+) -> None:
+    async def main() -> None:
+        async with LocalCluster(3) as cluster:
+            request = ask(0, max_new_tokens=3000, policy="autoregressive", prompt=(1, 2))
+            end = asyncio.ensure_future(cluster.ask(request))
+            shell = cluster.shells[0]
+            while len(shell.tokens.get(0, ())) < 50:
+                await asyncio.sleep(0)
+            await cluster.stop(victim)
+            cluster.start(victim)
+            while len(shell.tokens[0]) < 120:
+                await asyncio.sleep(0)
+            cluster.nodes[0].feed(CANCEL)
+            finish = await end
+            assert finish.stats["sessions"] == 2
+            expected = decode(
+                lambda tokens: cluster.model.next_token(tokens, request.sampling), (1, 2), 130
+            )
+            written = tuple(shell.tokens[0])
+            assert written[:130] == expected[: len(written)]
+
+    run(main())
+
+
+def test_our_own_mistake_ends_the_node_with_its_story(run: Runner) -> None:
+    async def main() -> None:
+        async with LocalCluster(1) as cluster:
+            await cluster.ask(ask(0, max_new_tokens=3))
+            cluster.nodes[1].feed(CANCEL)
+            node = cluster.nodes.pop(1)
+            with pytest.raises(Exception, match="no use for Cancelled") as caught:
+                await cluster.tasks[1]
+            assert "received Segment from rank 0" in caught.value.__notes__[0]
+            node.stop()
+
+    run(main())
