@@ -8,7 +8,6 @@ Driving the layers by hand would break with every second release of transformers
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -112,7 +111,6 @@ def load_shard(
     shard.linears = swap_linears(shard.model, recipe)
     if mode == "exact":
         swap_elementwise(shard.model)
-    gc.collect()
     return shard
 
 

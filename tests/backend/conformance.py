@@ -1,0 +1,296 @@
+"""What every ``StageBackend`` must do, whatever computes: the suite takes a way to make stages.
+
+The yardstick is the backend itself, run sequentially: one new row per pass, no speculation. A
+tree's true path, cut in random segments among random other branches, pruned and compacted at
+random and on each stage at another time, must lead to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import cast
+
+import pytest
+from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
+
+from asyncspec.backend.base import StageBackend
+from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows
+from asyncspec.sampling import Sampling
+from asyncspec.slots import Slots, place, settle
+
+MakeStages = Callable[[int], Sequence[StageBackend]]
+"""A whole pipeline, cut in so many stages."""
+
+Prune = tuple[frozenset[NodeId], frozenset[NodeId], int]
+"""Committed nodes, live nodes below them, and the first node nothing is said of."""
+
+SESSION = SessionId(3)
+CHUNK = 64
+
+
+@dataclass
+class Knowledge:
+    """What one stage knows of one session."""
+
+    slots: Slots = field(default_factory=Slots)
+    committed: frozenset[NodeId] = frozenset()
+
+
+class Pipeline:
+    """Stages in a row with the bookkeeping the machines would do; hidden states cross the wire."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageBackend],
+        session: SessionId = SESSION,
+        capacity: int = 512,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self.stages = stages
+        self.session = session
+        self.known = [Knowledge() for _ in stages]
+        self._segment = 0
+        for stage in stages:
+            stage.run(Admit(session, capacity, sampling or Sampling()))
+
+    def send(
+        self,
+        ids: Sequence[NodeId],
+        parents: Sequence[NodeId],
+        tokens: Sequence[int],
+        judge: Sequence[int],
+    ) -> tuple[int, ...]:
+        """One segment through all stages; the token drawn for each row in ``judge``."""
+        self._segment += 1
+        hidden: Rows | None = None
+        result: object = None
+        for i, (stage, known) in enumerate(zip(self.stages, self.known, strict=True)):
+            committed = known.slots.committed
+            known.slots, rows = place(known.slots, ids, parents, known.committed.__contains__)
+            last = i == len(self.stages) - 1
+            result = stage.run(
+                Forward(
+                    session=self.session,
+                    segment=SegmentId(self._segment),
+                    committed=committed,
+                    rows=rows,
+                    tokens=tuple(tokens) if i == 0 else (),
+                    hidden=hidden,
+                    judge=tuple(judge) if last else (),
+                )
+            )
+            if not last:
+                wire = stage.pack(Rows(result, tuple(range(len(ids)))))
+                hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
+        assert isinstance(result, tuple)
+        return cast("tuple[int, ...]", result)
+
+    def settle(
+        self, stage: int, committed: frozenset[NodeId], alive: frozenset[NodeId], horizon: int
+    ) -> None:
+        """Apply a prune on one stage; it says nothing of nodes from ``horizon`` on."""
+        known = self.known[stage]
+        start = known.slots.committed
+        known.committed = committed
+        known.slots, stay = settle(
+            known.slots, committed.__contains__, lambda n: n >= horizon or n in committed or n in alive
+        )
+        if stay is not None:
+            self.stages[stage].run(Compact(self.session, start, stay))
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """A prompt, in chunks, as nodes 0, 1, ..."""
+        for start in range(0, len(tokens), CHUNK):
+            ids = [NodeId(i) for i in range(start, min(start + CHUNK, len(tokens)))]
+            for known in self.known:
+                known.committed = known.committed | frozenset(ids)
+            parents = [NodeId(i - 1) for i in ids]
+            self.send(ids, parents, [tokens[i] for i in ids], [])
+
+    def close(self) -> None:
+        """Let every stage check and forget the session."""
+        for stage in self.stages:
+            stage.check()
+            stage.run(Release(self.session))
+
+
+def sequential(
+    stages: Sequence[StageBackend],
+    tokens: Sequence[int],
+    prompt: int,
+    sampling: Sampling | None = None,
+) -> list[int]:
+    """What is drawn after each of ``tokens[prompt:]``, one row per pass."""
+    pipeline = Pipeline(stages, sampling=sampling)
+    pipeline.read(tokens[:prompt])
+    drawn = []
+    for i in range(prompt, len(tokens)):
+        for known in pipeline.known:
+            known.committed = known.committed | {NodeId(i)}
+        drawn += pipeline.send([NodeId(i)], [NodeId(i - 1)], [tokens[i]], [0])
+    pipeline.close()
+    return drawn
+
+
+@dataclass
+class Walk:
+    """A random tree around a true path, sent in random segments."""
+
+    tokens: Sequence[int]
+    prompt: int
+    vocab: int
+    random: Random
+    # Segments hold up to this many rows.
+    widest: int = 16
+    # How often other branches are grown rather than the path, and how often trees are pruned.
+    noise: float = 0.6
+    prunes: float = 0.4
+    # Called with each path row's position just before it is sent, and its row in the segment.
+    watch: Callable[[dict[int, int]], None] = lambda rows: None
+
+    def run(
+        self, stages: Sequence[StageBackend], sampling: Sampling | None = None
+    ) -> list[int]:
+        """What is drawn after each of ``tokens[prompt:]``, on the way."""
+        pipeline = Pipeline(stages, sampling=sampling)
+        pipeline.read(self.tokens[: self.prompt])
+        self._next = self.prompt
+        self._issued = self.prompt
+        self._parent: dict[NodeId, NodeId] = {}
+        self._path = [NodeId(i) for i in range(self.prompt)]
+        self._tip = self.prompt - 1
+        drawn: dict[int, int] = {}
+        pending: list[Prune | None] = [None] * len(stages)
+        while self._next < len(self.tokens):
+            ids, parents, tokens, path_rows = self._segment()
+            self.watch(path_rows)
+            judged = pipeline.send(ids, parents, tokens, range(len(ids)))
+            drawn |= {position: judged[row] for position, row in path_rows.items()}
+            if self.random.random() < self.prunes:
+                pending = [self._prune()] * len(stages)
+            for stage, news in enumerate(pending):
+                if news is not None and self.random.random() < 0.7:
+                    pipeline.settle(stage, *news)
+                    pending[stage] = None
+        pipeline.close()
+        return [drawn[i] for i in range(self.prompt, len(self.tokens))]
+
+    def _segment(
+        self,
+    ) -> tuple[list[NodeId], list[NodeId], list[int], dict[int, int]]:
+        ids: list[NodeId] = []
+        parents: list[NodeId] = []
+        tokens: list[int] = []
+        path_rows: dict[int, int] = {}
+        for _ in range(self.random.randint(1, self.widest)):
+            node = NodeId(self._issued)
+            if self.random.random() >= self.noise and self._next < len(self.tokens):
+                parent, token = self._path[-1], self.tokens[self._next]
+                path_rows[self._next] = len(ids)
+                self._path.append(node)
+                self._next += 1
+            else:
+                parent = self.random.choice([self._path[self._tip], *self._parent])
+                token = self.random.randrange(self.vocab)
+            self._issued += 1
+            self._parent[node] = parent
+            ids.append(node)
+            parents.append(parent)
+            tokens.append(token)
+        return ids, parents, tokens, path_rows
+
+    def _prune(self) -> Prune:
+        """Commit some of the path and kill some branches; the rest of the path stays alive."""
+        self._tip = self.random.randint(self._tip, len(self._path) - 1)
+        committed = frozenset(self._path[: self._tip + 1])
+        alive = {self._path[self._tip]}
+        spared = set(self._path[self._tip + 1 :])
+        for node, parent in self._parent.items():
+            if parent in alive and (node in spared or self.random.random() < 0.7):
+                alive.add(node)
+        alive -= committed
+        self._parent = {n: p for n, p in self._parent.items() if n in alive}
+        return committed, frozenset(alive), self._issued
+
+
+def check_tree_equals_sequential(
+    make: MakeStages,
+    vocab: int,
+    seed: int,
+    *,
+    stages: int = 2,
+    length: int = 40,
+    sampling: Sampling | None = None,
+) -> None:
+    """The law: a token drawn inside a tree is the token drawn without one."""
+    random = Random(seed)
+    prompt = random.randint(1, 2 * length)
+    tokens = [random.randrange(vocab) for _ in range(prompt + length)]
+    pipeline = make(stages)
+    want = sequential(pipeline, tokens, prompt, sampling)
+    walk = Walk(tokens, prompt, vocab, random, widest=random.choice([1, 4, 16]))
+    assert walk.run(pipeline, sampling) == want
+
+
+def check_sessions_apart(make: MakeStages, vocab: int) -> None:
+    """Two sessions, their passes in turn, are two separate ones."""
+    stages = make(2)
+    texts = [[Random(i).randrange(vocab) for _ in range(12)] for i in range(2)]
+    want = [sequential(stages, text, 4) for text in texts]
+    pipelines = [Pipeline(stages, SessionId(10 + i)) for i in range(2)]
+    got: list[list[int]] = [[], []]
+    for pipeline, text in zip(pipelines, texts, strict=True):
+        pipeline.read(text[:4])
+    for i in range(4, 12):
+        for pipeline, text, drawn in zip(pipelines, texts, got, strict=True):
+            drawn += pipeline.send([NodeId(i)], [NodeId(i - 1)], [text[i]], [0])
+    assert got == want
+
+
+def check_prompt_needs_no_verdict(make: MakeStages, vocab: int) -> None:
+    """A pass without judged rows gives an empty tuple on the last stage."""
+    stages = make(1)
+    pipeline = Pipeline(stages)
+    assert pipeline.send([NodeId(0)], [NO_PARENT], [1 % vocab], []) == ()
+
+
+def check_release(make: MakeStages) -> None:
+    """Released and unknown sessions may be released again; a released one may be admitted."""
+    (stage,) = make(1)
+    stage.run(Release(SESSION))
+    stage.run(Admit(SESSION, 8, Sampling()))
+    stage.run(Release(SESSION))
+    stage.run(Release(SESSION))
+    stage.run(Admit(SESSION, 8, Sampling()))
+    stage.run(Release(SESSION))
+
+
+def check_wire(make: MakeStages) -> None:
+    """What is packed can be unpacked; another type, width or size is a ``ValueError``."""
+    first, second = make(2)
+    first.run(Admit(SESSION, 8, Sampling()))
+    second.run(Admit(SESSION, 8, Sampling()))
+    rows = (Row(0, 0, (0,)), Row(1, 1, (0, 1)), Row(2, 2, (0, 1, 2)))
+    hidden = first.run(Forward(SESSION, SegmentId(0), 0, rows, tokens=(1, 2, 3)))
+    whole = first.pack(Rows(hidden, (0, 1, 2)))
+    some = first.pack(Rows(hidden, (0, 2)))
+    assert some.shape[0] == 2
+    assert bytes(some.data) == bytes(whole.data)[: whole.data.nbytes // 3] + bytes(whole.data)[
+        -(whole.data.nbytes // 3) :
+    ]
+    again = second.pack(Rows(second.unpack(whole), (0, 1, 2)))
+    assert (again.dtype, again.shape, bytes(again.data)) == (
+        whole.dtype,
+        whole.shape,
+        bytes(whole.data),
+    )
+    wrong_dtype = type(whole)("int7", whole.shape, whole.data)
+    wrong_width = type(whole)(whole.dtype, (whole.shape[0], whole.shape[1] + 1), whole.data)
+    wrong_size = type(whole)(whole.dtype, whole.shape, whole.data[:-1])
+    for wrong in (wrong_dtype, wrong_width, wrong_size):
+        with pytest.raises(ValueError):
+            second.unpack(wrong)
+    for stage in (first, second):
+        stage.run(Release(SESSION))

@@ -1,0 +1,41 @@
+"""Fixtures of the torch tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncspec.backend.hf.threads import one_quiet_thread
+
+one_quiet_thread()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch computes in the calling thread alone, and transformers keeps quiet."""
+    import torch
+
+    from asyncspec.backend.hf.shard import quiet_transformers
+
+    torch.set_num_threads(1)
+    with quiet_transformers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a tiny checkpoint, or gives the one made before with the same settings."""
+    made: dict[str, Path] = {}
+
+    def make(family: str = "llama", **changes: Any) -> Path:
+        from backend.tiny import save_tiny
+
+        key = f"{family} {sorted(changes.items())}"
+        if key not in made:
+            made[key] = save_tiny(tmp_path_factory.mktemp(family), family, **changes)
+        return made[key]
+
+    return make

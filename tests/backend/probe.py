@@ -1,0 +1,65 @@
+"""Looks at the logits a pipeline's last stage draws from, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.recipe import Mode, Recipe
+from asyncspec.backend.hf.stage import HFStage, load_stage
+
+
+def cut(
+    checkpoint: Checkpoint,
+    stages: int,
+    dtype: str = "float32",
+    mode: Mode = "exact",
+    recipe: Recipe | None = None,
+) -> list[HFStage]:
+    """A whole model in ``stages`` stages of about the same depth."""
+    layers = checkpoint.facts.layers
+    edges = [layers * i // stages for i in range(stages + 1)]
+    return [
+        load_stage(checkpoint, first, last, dtype=dtype, mode=mode, recipe=recipe)
+        for first, last in zip(edges, edges[1:], strict=False)
+    ]
+
+
+class Probe:
+    """Records logits by position. In a walk, only those of the path's rows."""
+
+    def __init__(self, stages: Sequence[HFStage]) -> None:
+        self._shard = stages[-1].shard
+        self._logits = self._shard.logits
+        self._shard.logits = self._record  # type: ignore[method-assign]
+        self._seen: dict[int, torch.Tensor] = {}
+        self._rows: dict[int, int] | None = None
+
+    def watch(self, rows: dict[int, int]) -> None:
+        """Which rows of the next segment are of interest: position -> row."""
+        self._rows = rows
+
+    def take(self) -> dict[int, torch.Tensor]:
+        """What was recorded since the last time."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def different(self, alone: dict[int, torch.Tensor]) -> list[int]:
+        """Positions whose logits have other bits than those recorded alone."""
+        seen = self.take()
+        assert seen.keys() == alone.keys()
+        return [p for p in sorted(alone) if not torch.equal(seen[p], alone[p])]
+
+    def _record(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: Any, rows: torch.Tensor
+    ) -> torch.Tensor:
+        logits = self._logits(inputs, positions, tree, rows)
+        found = dict(zip(rows.tolist(), logits, strict=True))
+        wanted = self._rows
+        if wanted is None:
+            wanted = {int(positions[row]): row for row in found}
+        self._seen |= {position: found[row].clone() for position, row in wanted.items()}
+        return logits
