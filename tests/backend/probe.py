@@ -38,6 +38,10 @@ class Probe:
         self._seen: dict[int, torch.Tensor] = {}
         self._rows: dict[int, int] | None = None
 
+    def stop(self) -> None:
+        """Record no more."""
+        self._shard.logits = self._logits  # type: ignore[method-assign]
+
     def watch(self, rows: dict[int, int]) -> None:
         """Which rows of the next segment are of interest: position -> row."""
         self._rows = rows

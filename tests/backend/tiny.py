@@ -41,7 +41,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-rope3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     # Odd widths: cos, sin and the head's vectors have ragged ends as well.
-    "llama-odd": ("llama", {"head_dim": 24, "vocab_size": 151, "attention_bias": True}),
+    "llama-odd": (
+        "llama",
+        {"hidden_size": 88, "head_dim": 24, "vocab_size": 151, "attention_bias": True},
+    ),
     "qwen2": ("qwen2", {}),
     "qwen2-window": (
         "qwen2",

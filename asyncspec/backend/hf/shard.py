@@ -55,10 +55,11 @@ class Shard:
     ) -> torch.Tensor:
         """As ``hidden``, but the logits [len(rows), vocab] of some rows, by the family's own
         code. The head runs on those rows only."""
-        # A final soft cap is element-wise over [rows, vocab]: keep its vectors whole.
-        vocab, count = self.facts.vocab_size, len(rows)
-        while len(rows) * vocab % 64 and len(rows) % 64:
-            rows = torch.cat([rows, rows[-1:]])
+        count = len(rows)
+        if getattr(self.model.config, "final_logit_softcapping", None):
+            # The cap's tanh runs over [rows, vocab] as one vector: keep it whole (elementwise.py).
+            while len(rows) * self.facts.vocab_size % 64:
+                rows = torch.cat([rows, rows[-1:]])
         out = self.model(**self._inputs(inputs, positions, tree), logits_to_keep=rows)
         return cast("torch.Tensor", out.logits[0, :count])
 

@@ -1,0 +1,195 @@
+"""Exact mode's contract: not one bit of the logits depends on speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from asyncspec_protocol.ids import NodeId
+from backend.conformance import Pipeline, Walk, sequential
+from backend.probe import Probe, cut
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.exact import ExactAttention
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.stage import HFStage
+
+pytestmark = pytest.mark.torch
+
+VOCAB = 150
+DTYPES = ["float32", "bfloat16"]
+MakeTiny = Callable[..., Path]
+
+
+def compare(stages: list[HFStage], walk: Walk) -> None:
+    """A walk's path has the tokens and the bits of the same path run alone."""
+    probe = Probe(stages)
+    try:
+        drawn = sequential(stages, walk.tokens, walk.prompt)
+        alone = probe.take()
+        walk.watch = probe.watch
+        assert walk.run(stages) == drawn
+        assert probe.different(alone) == []
+    finally:
+        probe.stop()
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def stages(request: pytest.FixtureRequest, tiny: MakeTiny) -> list[HFStage]:
+    return cut(open_checkpoint(tiny("llama-odd")), 3, dtype=request.param)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 2**32),
+    prompt=st.integers(1, 150),
+    length=st.integers(1, 60),
+    widest=st.sampled_from([1, 2, 5, 16, 40]),
+    noise=st.sampled_from([0.0, 0.4, 0.8]),
+    prunes=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_any_tree_any_segments_any_prunes(
+    stages: list[HFStage],
+    seed: int,
+    prompt: int,
+    length: int,
+    widest: int,
+    noise: float,
+    prunes: float,
+) -> None:
+    random = Random(seed)
+    tokens = [random.randrange(VOCAB) for _ in range(prompt + length)]
+    compare(stages, Walk(tokens, prompt, VOCAB, random, widest, noise, prunes))
+
+
+@pytest.mark.parametrize("prompt", [1, 60, 127])
+def test_more_speculation_than_a_chain_holds(
+    stages: list[HFStage], prompt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = []
+    add = ExactAttention._add_gathered
+
+    def counted(self: ExactAttention, *args: object) -> object:
+        gathered.append(self.end - self.tail)
+        return add(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ExactAttention, "_add_gathered", counted)
+    random = Random(prompt)
+    tokens = [random.randrange(VOCAB) for _ in range(prompt + 60)]
+    compare(stages, Walk(tokens, prompt, VOCAB, random, noise=0.85, prunes=0.02))
+    assert max(gathered) > 192
+
+
+@pytest.mark.parametrize("reach", [0, 64, 128])
+def test_every_reach_gives_the_same_bits(tiny: MakeTiny, reach: int) -> None:
+    """Masked and gathered tails agree: what the fallback computes is the very same."""
+    checkpoint = open_checkpoint(tiny("llama"))
+    tokens = [Random(5).randrange(VOCAB) for _ in range(100)]
+    seen = []
+    for recipe in (Recipe(), Recipe(reach=reach)):
+        stages = cut(checkpoint, 1, recipe=recipe)
+        assert stages[0].guarantee == "bitwise"
+        probe = Probe(stages)
+        sequential(stages, tokens, 60)
+        seen.append(probe.take())
+        probe.stop()
+        compare(stages, Walk(tokens, 60, VOCAB, Random(reach), noise=0.8))
+    assert all(seen[0][p].equal(seen[1][p]) for p in seen[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_realistic_shapes_and_a_long_context(tiny: MakeTiny, dtype: str) -> None:
+    path = tiny(
+        "llama",
+        hidden_size=512,
+        intermediate_size=1376,
+        num_attention_heads=8,
+        num_hidden_layers=2,
+        vocab_size=2048,
+        max_position_embeddings=2048,
+    )
+    stages = cut(open_checkpoint(path), 2, dtype=dtype)
+    random = Random(1)
+    tokens = [random.randrange(2048) for _ in range(760)]
+    compare(stages, Walk(tokens, 700, 2048, random))
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (8, 8), (2, 2)])
+def test_head_counts(tiny: MakeTiny, heads: tuple[int, int]) -> None:
+    path = tiny("llama", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=128)
+    stages = cut(open_checkpoint(path), 1)
+    random = Random(2)
+    tokens = [random.randrange(VOCAB) for _ in range(130)]
+    compare(stages, Walk(tokens, 70, VOCAB, random))
+
+
+def test_trap_one_row_among_siblings(stages: list[HFStage]) -> None:
+    """A segment of one row runs other kernels than one of many; and dead siblings' slots lie
+    between the row and its parent."""
+    random = Random(3)
+    tokens = [random.randrange(VOCAB) for _ in range(70)]
+    probe = Probe(stages)
+    want = sequential(stages, tokens, 60)
+    alone = probe.take()
+    pipeline = Pipeline(stages)
+    pipeline.read(tokens[:60])
+    node, drawn = 60, []
+    parent = NodeId(59)
+    for position in range(60, 70):
+        siblings = [NodeId(node + i) for i in range(5)]
+        pipeline.send(siblings, [parent] * 5, [random.randrange(VOCAB) for _ in siblings], [])
+        true = NodeId(node + 5)
+        probe.watch({position: 0})
+        drawn += pipeline.send([true], [parent], [tokens[position]], [0])
+        parent, node = true, node + 6
+    pipeline.close()
+    assert drawn == want
+    assert probe.different(alone) == []
+    probe.stop()
+
+
+def test_trap_scattered_path_is_compacted_on_every_stage(stages: list[HFStage]) -> None:
+    """The accepted nodes lie in every third slot; after the prune, slot and position agree."""
+    random = Random(4)
+    tokens = [random.randrange(VOCAB) for _ in range(80)]
+    probe = Probe(stages)
+    want = sequential(stages, tokens, 50)
+    alone = probe.take()
+    pipeline = Pipeline(stages)
+    pipeline.read(tokens[:50])
+    path, drawn, node = [NodeId(i) for i in range(50)], [], 50
+    for start in range(50, 80, 6):
+        ids: list[NodeId] = []
+        parents: list[NodeId] = []
+        given_tokens: list[int] = []
+        rows: dict[int, int] = {}
+        for position in range(start, start + 6):
+            above = path[-1]
+            for _ in range(2):
+                ids.append(NodeId(node))
+                parents.append(above)
+                given_tokens.append(random.randrange(VOCAB))
+                node += 1
+            rows[position] = len(ids)
+            ids.append(NodeId(node))
+            parents.append(above)
+            given_tokens.append(tokens[position])
+            path.append(NodeId(node))
+            node += 1
+        probe.watch(rows)
+        judged = pipeline.send(ids, parents, given_tokens, range(len(ids)))
+        drawn += [judged[row] for row in rows.values()]
+        for stage in range(len(stages)):
+            pipeline.settle(stage, frozenset(path), frozenset(), node)
+            assert pipeline.known[stage].slots.tail == ()
+            assert pipeline.known[stage].slots.committed == start + 6
+    pipeline.close()
+    assert drawn == want
+    assert probe.different(alone) == []
+    probe.stop()
