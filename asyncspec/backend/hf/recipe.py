@@ -27,5 +27,7 @@ class Recipe(Struct, frozen=True):
     reach: int = REACH
     # Linear layers never see fewer rows.
     min_rows: int = 2
+    # False: no number of rows was found from which on linear layers are blind to it.
+    blind_rows: bool = True
     # False: the private oneDNN operators are not to be used.
     packed: bool = True

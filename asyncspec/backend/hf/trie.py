@@ -72,6 +72,7 @@ class Trie:
     def append(self, tokens: Sequence[int]) -> tuple[Row, ...]:
         """Commit tokens that are not computed yet; the rows of the pass that computes them. The
         tree is empty (``advance`` came first)."""
+        self._memo.clear()
         ids = self._issue(len(tokens))
         parents = [self.tip, *ids[:-1]]
         self.slots, rows = place(self.slots, ids, parents, lambda _: True)

@@ -1,0 +1,138 @@
+"""Drawing a token: the right distribution, a function of its inputs, transformers' filters."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from asyncspec import rng
+from asyncspec.backend.hf.draw import draw, draw_row, gumbels, kept, uniforms
+from asyncspec.sampling import Sampling
+
+pytestmark = pytest.mark.torch
+
+# Multiples of a quarter, so that ties are common.
+LOGITS = st.lists(st.integers(-20, 20).map(lambda x: x / 4), min_size=1, max_size=40)
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.floats(0.1, 3),
+    top_k=st.integers(0, 12),
+    top_p=st.floats(0.05, 1),
+    min_p=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@given(seed=st.integers(0, 2**70), position=st.integers(0, 2**31))
+def test_noise_is_that_of_rng_bit_for_bit(seed: int, position: int) -> None:
+    tokens = np.array([0, 1, 7, 151_935, 2**31 - 1])
+    assert uniforms(seed, position, tokens).tolist() == [
+        rng.uniform(seed, position, int(token)) for token in tokens
+    ]
+    assert gumbels(seed, position, tokens) == pytest.approx(
+        [rng.gumbel(seed, position, int(token)) for token in tokens], rel=1e-14
+    )
+
+
+@given(LOGITS, SAMPLINGS, st.integers(0, 1000))
+def test_the_winner_by_definition(logits: list[float], how: Sampling, position: int) -> None:
+    tokens, scores = kept(np.array(logits), how)
+    value = {
+        int(t): float(s) + rng.gumbel(how.seed, position, int(t))
+        for t, s in zip(tokens, scores, strict=True)
+    }
+    best = max(value, key=lambda t: value[t])
+    assert draw_row(np.array(logits), position, how) == best
+
+
+@given(LOGITS)
+def test_greedy_takes_the_lowest_of_the_best(logits: list[float]) -> None:
+    (token,) = draw(torch.tensor([logits]), [3], Sampling())
+    assert token == logits.index(max(logits))
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.floats(0.2, 2),
+    top_k=st.integers(0, 30),
+    top_p=st.floats(0.1, 1),
+    min_p=st.floats(0, 0.5),
+)
+def test_filters_are_those_of_transformers(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)).double() * 2
+    filters = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        filters.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        filters.append(TopPLogitsWarper(top_p))
+    if min_p:
+        filters.append(MinPLogitsWarper(min_p))
+    want = torch.isfinite(filters(torch.zeros(1, 1, dtype=torch.long), logits))[0]
+    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    tokens, _ = kept(logits[0].numpy(), how)
+    assert sorted(tokens.tolist()) == torch.nonzero(want)[:, 0].tolist()
+
+
+def test_a_large_vocabulary_takes_the_short_way_to_the_same_nucleus() -> None:
+    random = np.random.default_rng(0)
+    for spread in (0.0, 0.3, 3.0):
+        logits = random.normal(size=20_000) * spread
+        tokens, _ = kept(logits, Sampling(temperature=1.0, top_p=0.9))
+        order = np.lexsort((np.arange(len(logits)), -logits))
+        mass = np.cumsum(np.exp(logits[order]))
+        count = int(np.searchsorted(mass, 0.9 * mass[-1])) + 1
+        assert abs(len(tokens) - count) <= 1
+        assert set(tokens.tolist()) <= set(order[: count + 1].tolist())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Sampling(temperature=1.0, seed=1),
+        Sampling(temperature=0.7, top_k=5, seed=2),
+        Sampling(temperature=1.5, top_p=0.8, min_p=0.05, seed=3),
+    ],
+)
+def test_over_positions_it_is_the_softmax(how: Sampling) -> None:
+    random = Random(how.seed)
+    logits = np.array([random.gauss(0, 1.5) for _ in range(12)])
+    count = 20_000
+    drawn = np.bincount([draw_row(logits, p, how) for p in range(count)], minlength=12)
+    tokens, scores = kept(logits, how)
+    share: npt.NDArray[np.float64] = np.zeros(12)
+    share[tokens] = np.exp(scores - scores.max())
+    share /= share.sum()
+    possible = share > 0
+    assert drawn[~possible].sum() == 0
+    expected = share[possible] * count
+    chi_square = float(((drawn[possible] - expected) ** 2 / expected).sum())
+    freedom = int(possible.sum()) - 1
+    # Wilson-Hilferty: a value this large has a chance below one in 10,000.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert chi_square < limit
+    assert np.abs(drawn / count - share).sum() / 2 < 0.02
+
+
+def test_rows_do_not_see_each_other() -> None:
+    logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    how = Sampling(temperature=0.9, seed=4)
+    together = draw(logits, range(10, 15), how)
+    alone = [draw(logits[i : i + 1], [10 + i], how)[0] for i in range(5)]
+    assert list(together) == alone

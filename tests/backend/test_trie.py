@@ -1,0 +1,133 @@
+"""The draft's memory against a model of it that has none."""
+
+from __future__ import annotations
+
+from random import Random
+
+from asyncspec_protocol.ids import NO_PARENT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf.trie import Trie, Wanted, grow
+from asyncspec.grow import Proposal, beam
+from asyncspec.jobs import Row
+
+VOCAB = 6
+WIDTH = 3
+
+
+def successors(text: tuple[int, ...]) -> Proposal:
+    random = Random(repr(text))
+    tokens = random.sample(range(VOCAB), WIDTH)
+    return tokens, sorted((-random.random() * 3 for _ in tokens), reverse=True)
+
+
+class Model:
+    """A draft model whose cache holds the text that leads to each slot."""
+
+    def __init__(self) -> None:
+        self.trie = Trie()
+        self.cache: list[tuple[int, ...]] = []
+        self.rows = 0
+
+    def commit(self, tokens: tuple[int, ...]) -> None:
+        start = self.trie.length
+        done, stay = self.trie.advance(tokens)
+        if stay is not None:
+            self.cache[start:] = [self.cache[slot] for slot in stay]
+        fresh = tokens[done:]
+        if fresh:
+            start = self.trie.length
+            self._compute(start, self.trie.append(fresh), fresh)
+            self.trie.learn(self.trie.tip, successors(self.cache[self.trie.length - 1]))
+
+    def compute(self, wanted: Wanted) -> None:
+        start = self.trie.length
+        ids, rows = self.trie.hang(wanted)
+        self._compute(start, rows, [token for _, token in wanted])
+        for node, row in zip(ids, rows, strict=True):
+            self.trie.learn(node, successors(self.cache[row.slot]))
+
+    def _compute(self, committed: int, rows: tuple[Row, ...], tokens: object) -> None:
+        assert isinstance(tokens, (tuple, list))
+        for row, token in zip(rows, tokens, strict=True):
+            self.rows += 1
+            assert row.slot == len(self.cache)
+            path = (*range(committed), *row.visible[:-1])
+            assert len(path) == row.position
+            above = self.cache[path[-1]] if path else ()
+            assert [self.cache[slot] for slot in path] == [
+                above[: i + 1] for i in range(len(path))
+            ]
+            self.cache.append((*above, token))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, VOCAB - 1), max_size=3),
+            st.integers(0, 4),
+            st.integers(0, 4),
+            st.integers(1, WIDTH),
+            st.integers(0, 10),
+        ),
+        max_size=12,
+    )
+)
+def test_same_tree_as_without_memory(
+    steps: list[tuple[list[int], int, int, int, int]],
+) -> None:
+    model, text = Model(), ()
+    last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    seen: set[tuple[int, ...]] = set()
+    for extra, follow, depth, width, count in steps:
+        news = (*_walk(last, follow), *extra)
+        model.commit(news)
+        text = (*text, *news)
+        assert model.trie.length == len(text)
+        assert model.cache[: len(text)] == [text[: i + 1] for i in range(len(text))]
+        grown = grow(model.trie, depth, width, count, model.compute)
+        assert grown == _without_memory(text, depth, width, count)
+        model.trie.check()
+        assert model.trie.slots.used == len(model.cache)
+        assert len(set(model.cache)) == len(model.cache)
+        # Whatever was in the cache and still hangs below the tip is there yet.
+        assert {path for path in seen if path[: len(text)] == text} <= set(model.cache) or not news
+        seen = set(model.cache)
+        last = grown[0], grown[1]
+
+
+def _walk(grown: tuple[tuple[int, ...], tuple[int, ...]], steps: int) -> tuple[int, ...]:
+    """Tokens of a path down the drafted tree, best children first."""
+    node, path = -1, []
+    for i, (parent, token) in enumerate(zip(*grown, strict=True)):
+        if parent == node and len(path) < steps:
+            path.append(token)
+            node = i
+    return tuple(path)
+
+
+def _without_memory(
+    text: tuple[int, ...], depth: int, width: int, count: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+    if not text:
+        return (), (), ()
+    texts: list[tuple[int, ...]] = []
+
+    def propose(nodes: object) -> list[Proposal]:
+        assert isinstance(nodes, list)
+        found: list[Proposal] = []
+        for node in nodes:
+            above = text if node < 0 else texts[node]
+            tokens, scores = successors(above)
+            found.append((tokens[:width], scores[:width]))
+            texts.extend((*above, token) for token in tokens[:width])
+        return found
+
+    return beam(propose, depth, width, count)
+
+
+def test_an_empty_trie_has_no_tip() -> None:
+    trie = Trie()
+    assert trie.tip == NO_PARENT
+    assert grow(trie, 3, 3, 3, lambda _: None) == ((), (), ())
