@@ -1,0 +1,96 @@
+"""The cache table against what it is for: a row sees its ancestors, and nobody else."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.liveness import Liveness
+from asyncspec.slots import Slots, place, settle
+from asyncspec_protocol.ids import NO_PARENT, NodeId, Version
+from asyncspec_protocol.messages import PruneIndices
+
+PROMPT = 3
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
+    """Place, accept and prune at random; a naive cache of node ids follows the same jobs."""
+    liveness = Liveness(prompt_length=PROMPT)
+    slots, parent_of = Slots(), {}
+    cache: dict[int, NodeId] = {}
+    prompt = [NodeId(i) for i in range(PROMPT)]
+    parents = [NodeId(i - 1) if i else NO_PARENT for i in range(PROMPT)]
+    slots, rows = place(slots, prompt, parents, liveness.committed)
+    for node, parent, row in zip(prompt, parents, rows, strict=True):
+        parent_of[node], cache[row.slot] = parent, node
+    path, next_id = list(prompt), PROMPT
+
+    def ancestors(node: NodeId) -> set[NodeId]:
+        line = {node}
+        while (node := parent_of[node]) != NO_PARENT:
+            line.add(node)
+        return line
+
+    for _ in range(data.draw(st.integers(1, 6))):
+        live = [path[-1], *slots.tail]
+        ids = [NodeId(next_id + i) for i in range(data.draw(st.integers(1, 4)))]
+        next_id += len(ids)
+        chosen = [data.draw(st.sampled_from(live + ids[:i])) for i in range(len(ids))]
+        committed = slots.committed
+        slots, rows = place(slots, ids, chosen, liveness.committed)
+        for node, parent, row in zip(ids, chosen, rows, strict=True):
+            parent_of[node], cache[row.slot] = parent, node
+        for node, row in zip(ids, rows, strict=True):
+            seen = [cache[s] for s in (*range(committed), *row.visible)]
+            assert set(seen) == ancestors(node)
+            assert len(seen) == row.position + 1
+            assert list(row.visible) == sorted(row.visible)
+        tip = data.draw(st.sampled_from(live + ids))
+        walk = [n for n in sorted(ancestors(tip)) if n not in path]
+        keep = [n for n in slots.tail if tip in ancestors(n) and n != tip]
+        path += walk
+        prune = PruneIndices(
+            session=0, version=Version(liveness.version + 1), horizon=NodeId(next_id),
+            accepted=tuple(walk), keep=tuple(keep),
+        )  # fmt: skip
+        liveness = liveness.apply(prune)
+        start = slots.committed
+        slots, stay = settle(slots, liveness.committed, liveness.alive)
+        if stay is not None:
+            moved = [cache[s] for s in stay]
+            cache = {s: n for s, n in cache.items() if s < start}
+            cache.update({start + i: n for i, n in enumerate(moved)})
+        assert [cache[s] for s in range(slots.committed)] == path
+        assert set(cache.values()) == set(path) | set(keep)
+        assert slots.used == len(cache)
+
+
+@given(st.permutations(range(1, 5)), st.integers(0, 3))
+def test_prunes_are_idempotent_and_only_the_newest_counts(order: list[int], again: int) -> None:
+    prunes = [
+        PruneIndices(0, Version(v), NodeId(10 + v), (NodeId(v),), (NodeId(v + 1),)) for v in order
+    ]
+    liveness = Liveness(prompt_length=1)
+    for prune in (*prunes, prunes[again]):
+        liveness = liveness.apply(prune)
+    assert liveness.version == 4
+    assert liveness.keep == {5}
+
+
+def test_fig_3_accepted_and_retained_indices() -> None:
+    """FlowSpec Fig. 3: of a sequence 0..7, accepted {0, 1} and draft {3, 6, 7} stay."""
+    ids = [NodeId(i) for i in range(1, 9)]
+    parents = [NodeId(p) for p in (0, 1, 1, 2, 2, 3, 4, 4)]
+    liveness = Liveness(prompt_length=1)
+    slots, _ = place(Slots(), [NodeId(0)], [NO_PARENT], liveness.committed)
+    slots, _ = place(slots, ids, parents, liveness.committed)
+    prune = PruneIndices(
+        0, Version(1), NodeId(9), (NodeId(1), NodeId(2)), tuple(map(NodeId, (4, 7, 8)))
+    )
+    liveness = liveness.apply(prune)
+    slots, stay = settle(slots, liveness.committed, liveness.alive)
+    assert stay == (1, 2, 4, 7, 8)
+    assert slots.committed == 3
+    assert slots.tail == (4, 7, 8)

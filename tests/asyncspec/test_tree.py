@@ -1,0 +1,193 @@
+"""The token tree against a naive model: a set of token paths. Inputs are never modified."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from asyncspec import tree as trees
+from asyncspec.grow import TIP, Grown
+from asyncspec.tree import TokenTree, plant
+from asyncspec_protocol.ids import NodeId
+
+tokens = st.integers(0, 4)
+# From a few values, so that scores collide.
+log_probs = st.sampled_from([0.0, -0.1, -0.5, -2.0])
+
+
+@st.composite
+def drafts(draw: st.DrawFn, largest: int = 10) -> Grown:
+    """A freshly drafted tree as a token source answers: best first, siblings distinct."""
+    parents: list[int] = []
+    words: list[int] = []
+    scores: list[float] = []
+    for _ in range(draw(st.integers(0, largest))):
+        parent = draw(st.integers(-1, len(parents) - 1))
+        taken = {w for w, p in zip(words, parents, strict=True) if p == parent}
+        free = sorted(set(range(5)) - taken)
+        if not free:
+            continue
+        parents.append(parent)
+        words.append(draw(st.sampled_from(free)))
+        above = 0.0 if parent == TIP else scores[parent]
+        scores.append(above + draw(log_probs))
+    return tuple(parents), tuple(words), tuple(scores)
+
+
+def paths(tree: TokenTree) -> dict[NodeId, tuple[int, ...]]:
+    """Token path from the root of every node but the root."""
+    return {
+        n: tuple(tree.nodes[m].token for m in trees.path(tree, n))
+        for n in tree.nodes
+        if n != tree.root
+    }
+
+
+def draft_paths(grown: Grown) -> list[tuple[int, ...]]:
+    """Token path of every candidate."""
+    found: list[tuple[int, ...]] = []
+    for parent, token, _ in zip(*grown, strict=True):
+        found.append((*(() if parent == TIP else found[parent]), token))
+    return found
+
+
+def unmodified(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call, and see that nothing that went in has changed."""
+    before = copy.deepcopy((args, kwargs))
+    result = function(*args, **kwargs)
+    assert (args, kwargs) == before
+    return result
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Any sequence of merges, re-rootings, prunes; the model is the set of paths."""
+
+    @initialize(token=tokens)
+    def start(self, token: int) -> None:
+        self.next_id = 1
+        self.tree = plant(NodeId(0), token, 7)
+        self.model: set[tuple[int, ...]] = set()
+        self.depth = 7
+
+    @rule(grown=drafts())
+    def merge(self, grown: Grown) -> None:
+        self.tree, new = unmodified(trees.merge, self.tree, grown, NodeId(self.next_id))
+        wanted = set(draft_paths(grown))
+        assert {paths(self.tree)[n] for n in new} == wanted - self.model
+        assert list(new) == list(range(self.next_id, self.next_id + len(new)))
+        self.model |= wanted
+        self.next_id += len(new)
+
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(sorted(self.tree.nodes)))
+        taken = {
+            self.tree.nodes[n].token
+            for n in self.tree.nodes
+            if self.tree.nodes[n].parent == parent and n != self.tree.root
+        }
+        token = data.draw(st.sampled_from([*sorted(set(range(20)) - taken)]))
+        new = NodeId(self.next_id)
+        self.tree = unmodified(trees.grow, self.tree, new, parent, token, -0.3)
+        self.next_id += 1
+        self.model.add(paths(self.tree)[new])
+
+    @rule(data=st.data())
+    def reroot(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted(self.tree.nodes)))
+        prefix = () if node == self.tree.root else paths(self.tree)[node]
+        self.tree = unmodified(trees.reroot, self.tree, node)
+        self.model = {p[len(prefix) :] for p in self.model if p[: len(prefix)] == prefix} - {()}
+        self.depth += len(prefix)
+
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted(self.tree.nodes)))
+        wanted = set(self.tree.nodes) - set(trees.subtree(self.tree, node))
+        gone = {p for n, p in paths(self.tree).items() if n not in wanted}
+        if node != self.tree.root:
+            self.tree = unmodified(trees.keep, self.tree, wanted)
+            self.model -= gone
+
+    @invariant()
+    def same_as_the_model(self) -> None:
+        found = paths(self.tree)
+        assert sorted(found.values()) == sorted(self.model)
+        for node, path in found.items():
+            assert self.tree.nodes[node].position == self.depth + len(path)
+            assert trees.ancestors(self.tree, node)[-1] == self.tree.root
+
+    @invariant()
+    def every_order_is_topological(self) -> None:
+        for order in (trees.by_score, trees.by_level):
+            seen = {self.tree.root}
+            for node in unmodified(order, self.tree, list(paths(self.tree))):
+                assert self.tree.nodes[node].parent in seen
+                seen.add(node)
+
+    @invariant()
+    def no_child_scores_above_its_parent(self) -> None:
+        for node in paths(self.tree):
+            data = self.tree.nodes[node]
+            assert data.score <= self.tree.nodes[data.parent].score
+
+
+TreeMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=10, deadline=None)
+TestTree = TreeMachine.TestCase
+
+
+@given(drafts(), drafts(), st.lists(tokens, max_size=3))
+def test_a_stale_draft_is_merged_below_where_the_tip_has_gone(
+    first: Grown, stale: Grown, walked: list[int]
+) -> None:
+    tree, new = trees.merge(plant(NodeId(0), 1, 0), first, NodeId(1))
+    merged, more = trees.merge(tree, stale, NodeId(1 + len(new)), walked=walked)
+    at = tuple(walked)
+    below = {p[len(at) :] for p in draft_paths(stale) if p[: len(at)] == at} - {()}
+    assert set(paths(merged).values()) == set(paths(tree).values()) | below
+    assert len(more) == len(below - set(paths(tree).values()))
+
+
+@given(drafts(), st.integers(0, 5), st.integers(0, 4))
+def test_merge_keeps_to_its_bounds(grown: Grown, at_most: int, deepest: int) -> None:
+    tree, new = trees.merge(
+        plant(NodeId(0), 1, 0), grown, NodeId(1), at_most=at_most, max_position=deepest
+    )
+    assert len(new) <= at_most
+    assert all(tree.nodes[n].position <= deepest for n in new)
+
+
+def test_equal_scores_of_parent_and_child_keep_their_order() -> None:
+    """Trap: log p = 0 gives a child its parent's score; the order must not turn them round."""
+    grown: Grown = ((-1, 0, 1), (3, 4, 2), (0.0, 0.0, 0.0))
+    tree, new = trees.merge(plant(NodeId(0), 1, 0), grown, NodeId(1))
+    assert trees.by_score(tree, reversed(new)) == new
+
+
+def test_fig_4_appends_only_what_is_new_in_the_fresh_trees_order() -> None:
+    """FlowSpec Fig. 4: of the fresh tree only unknown paths are appended, as one segment."""
+    old: Grown = ((-1, -1, 0), (1, 2, 3), (-0.1, -0.9, -0.3))
+    fresh: Grown = ((-1, 0, 0, 2, -1), (1, 3, 4, 2, 0), (-0.2, -0.4, -0.6, -0.7, -2.0))
+    tree, first = trees.merge(plant(NodeId(9), 7, 0), old, NodeId(10))
+    merged, new = trees.merge(tree, fresh, NodeId(20))
+    assert [paths(merged)[n] for n in new] == [(1, 4), (1, 4, 2), (0,)]
+    assert set(first) < set(merged.nodes)
+
+
+@pytest.mark.parametrize(("node", "parent", "token"), [(0, 0, 5), (5, 3, 1), (5, 0, 1)])
+def test_grow_refuses_what_makes_no_tree(node: int, parent: int, token: int) -> None:
+    tree = trees.grow(plant(NodeId(0), 9, 0), NodeId(1), NodeId(0), 1, -1.0)
+    with pytest.raises(ValueError, match="cannot grow"):
+        trees.grow(tree, NodeId(node), NodeId(parent), token, 0.0)
+
+
+def test_keep_refuses_to_cut_a_branch_off() -> None:
+    tree, _ = trees.merge(plant(NodeId(0), 9, 0), ((-1, 0), (1, 2), (-1.0, -2.0)), NodeId(1))
+    with pytest.raises(ValueError, match="lost its parent"):
+        trees.keep(tree, {NodeId(2)})

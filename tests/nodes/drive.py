@@ -1,0 +1,105 @@
+"""Driving one machine by hand: inputs in, effects out."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from asyncspec.actor.machine import Compute, Computed, Effect, Input, Joined, Received, Send
+from asyncspec.jobs import Forward
+from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
+from laws import SMALL
+
+T = TypeVar("T")
+
+
+class Driven:
+    """A machine, its state, and every effect so far."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self.state = machine.initial()
+        self.now = 0.0
+
+    def feed(self, *events: Input) -> list[Effect]:
+        """The effects of these inputs."""
+        effects: list[Effect] = []
+        for event in events:
+            self.now += 1.0
+            self.state, more = self.machine.step(self.state, event, self.now)
+            effects += more
+        return effects
+
+
+def sent(effects: list[Effect], kind: type[T], to: int | None = None) -> list[T]:
+    """Messages of one type, in order."""
+    return [
+        e.message
+        for e in effects
+        if isinstance(e, Send) and isinstance(e.message, kind) and to in (None, e.to)
+    ]
+
+
+def passes(effects: list[Effect]) -> list[Forward]:
+    """Forward passes that were asked for."""
+    return [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward)]
+
+
+def stage(rank: int = 1, stages: int = 1, prompt_length: int = 1, window: int = 8) -> Driven:
+    """A stage whose peers are there, with session 0 open."""
+    driven = Driven(VerifyMachine(VerifyConfig(Rank(rank), stages, window)))
+    peers = {DRAFT, Rank(rank - 1)} | ({Rank(rank + 1)} if rank < stages else set())
+    driven.feed(*(Joined(peer) for peer in sorted(peers)))
+    if rank < stages:
+        driven.feed(Received(Rank(rank + 1), Credit(1000)))
+    driven.feed(Received(Rank(rank - 1), opening(prompt_length)))
+    return driven
+
+
+def draft(stages: int = 1, credit: int = 100) -> Driven:
+    """A draft node whose pipeline stands."""
+    driven = Driven(DraftMachine(DraftConfig(stages=stages, policies=SMALL)))
+    for rank in range(1, stages + 1):
+        driven.feed(Joined(Rank(rank)), Received(Rank(rank), Ready(Rank(rank), True)))
+    driven.feed(Received(Rank(1), Credit(credit)))
+    return driven
+
+
+def opening(prompt_length: int, session: int = 0) -> Open:
+    """A greedy session."""
+    return Open(SessionId(session), prompt_length, 64, 0, 0.0, 0, 1.0)
+
+
+def segment(
+    number: int, nodes: dict[int, int], *, tokens: bool = True, session: int = 0
+) -> Segment:
+    """A segment of ``nodes``: id -> parent. Every node's token is its id."""
+    return Segment(
+        session=SessionId(session),
+        segment=SegmentId(number),
+        applied=Version(0),
+        ids=tuple(map(NodeId, nodes)),
+        parents=tuple(map(NodeId, nodes.values())),
+        tokens=tuple(nodes) if tokens else (),
+    )
+
+
+def prune(version: int, horizon: int, accepted: tuple[int, ...], keep: tuple[int, ...]) -> Received:
+    """A prune of session 0, from the draft node."""
+    return Received(
+        DRAFT,
+        PruneIndices(
+            SessionId(0),
+            Version(version),
+            NodeId(horizon),
+            tuple(map(NodeId, accepted)),
+            tuple(map(NodeId, keep)),
+        ),
+    )
+
+
+def done(job: Forward, result: object) -> Computed:
+    """The device has finished a pass."""
+    return Computed(job, result, 0.5)

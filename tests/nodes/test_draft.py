@@ -1,0 +1,200 @@
+"""The draft machine by example: verdicts, traps, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncspec.actor.machine import (
+    Arm,
+    Cancelled,
+    Compute,
+    Computed,
+    Emit,
+    Finish,
+    Fired,
+    Lost,
+    Received,
+    Submitted,
+)
+from asyncspec.jobs import Release
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import (
+    Close,
+    Closed,
+    Expand,
+    Expanded,
+    Open,
+    PruneIndices,
+    Segment,
+    Verdict,
+)
+from cluster import ask
+from nodes.drive import Driven, draft, sent
+
+V1 = Rank(1)
+# A tree with an inner fork: ids 2.. below root 1 (prompt of one token, first token's node is 1).
+TREE: dict[str, Any] = {
+    "parents": (-1, -1, 0, 0, 2),
+    "tokens": (10, 11, 12, 13, 14),
+    "scores": (-0.1, -0.2, -0.3, -0.4, -0.5),
+}
+
+
+def started(**changes: Any) -> Driven:
+    """One request; its prompt (a single token) was sent and judged: the first token is 5."""
+    driven = draft()
+    fields: dict[str, Any] = {"prompt": (1,), "max_new_tokens": 20, "policy": "pruned"}
+    effects = driven.feed(Submitted(ask(0, **{**fields, **changes})))
+    assert [m.ids for m in sent(effects, Segment)] == [(0,)]
+    answer_source(driven, effects)
+    driven.effects = driven.feed(verdict(0, {0: 5}))  # type: ignore[attr-defined]
+    return driven
+
+
+def answer_source(driven: Driven, effects: list[Any], **tree: Any) -> list[Any]:
+    """Answer what was asked of the token source."""
+    (job,) = [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Expand)]
+    nothing: dict[str, Any] = {"parents": (), "tokens": (), "scores": ()}
+    base = job.base + len(job.committed)
+    answer = Expanded(job.session, job.version, base, **{**nothing, **tree})
+    return driven.feed(Computed(job, answer, 0.1))
+
+
+def verdict(segment: int, tokens: dict[int, int], applied: int = 0) -> Received:
+    message: Any = Verdict(0, segment, applied, tuple(tokens), tuple(tokens.values()))  # type: ignore[arg-type]
+    return Received(V1, message)
+
+
+def emitted(effects: list[Any]) -> tuple[int, ...]:
+    return tuple(t for e in effects if isinstance(e, Emit) for t in e.tokens)
+
+
+def test_the_prompt_is_a_chain_in_chunks_and_the_source_reads_it_meanwhile() -> None:
+    driven = draft()
+    prompt = tuple(range(2, 132))
+    effects = driven.feed(Submitted(ask(0, prompt=prompt)))
+    (opened,) = sent(effects, Open, to=1)
+    assert opened.prompt_length == 130
+    chunks = sent(effects, Segment)
+    assert [len(c.ids) for c in chunks] == [64, 64, 2]
+    assert chunks[1].parents[0] == 63
+    assert sum((c.tokens for c in chunks), ()) == prompt
+    (job,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(job, Expand)
+    assert (job.committed, job.count) == (prompt, 0)
+
+
+def test_the_first_token_is_a_miss_that_plants_a_new_root() -> None:
+    driven = started()
+    effects = driven.effects  # type: ignore[attr-defined]
+    assert emitted(effects) == (5,)
+    assert sent(effects, PruneIndices) == [PruneIndices(0, 1, 2, (1,), ())]  # type: ignore[arg-type]
+
+
+def test_trap_bonus_token_in_a_later_segment_goes_on_with_the_round() -> None:
+    driven = started()
+    effects = answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
+    first, second, third = sent(effects, Segment)
+    assert first.ids == (1, 2, 3)
+    assert second.ids == (4, 5)
+    assert third.ids == (6,)
+    effects = driven.feed(verdict(first.segment, {1: 10, 2: 13, 3: 99}, applied=1))
+    assert emitted(effects) == (10, 13)
+    # 2 (token 10) and 5 (token 13), which is still on its way, are accepted: a hit.
+    assert sent(effects, PruneIndices) == [PruneIndices(0, 2, 7, (2, 5), ())]  # type: ignore[arg-type]
+    assert driven.state.sessions[0].tree.root == 5
+    effects = driven.feed(verdict(second.segment, {5: 77}, applied=2))
+    assert emitted(effects) == (77,)
+    (message,) = sent(effects, PruneIndices)
+    assert (message.version, message.accepted, message.keep) == (3, (7,), ())
+
+
+def test_accepted_nodes_are_repeated_until_every_stage_has_applied_them() -> None:
+    driven = started()
+    effects = answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
+    effects = driven.feed(verdict(1, {1: 10, 2: 12}, applied=0))
+    (message,) = sent(effects, PruneIndices)
+    assert message.accepted == (1, 2, 4)
+    assert message.keep == (6,)
+
+
+def test_trap_eos_inside_a_segment_ends_the_answer_there() -> None:
+    driven = started(stop_tokens=frozenset({10}))
+    answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
+    effects = driven.feed(verdict(1, {1: 10, 2: 13, 3: 99}))
+    assert emitted(effects) == (10,)
+    assert sent(effects, Close) == [Close(0)]  # type: ignore[arg-type]
+    assert Compute(Release(0)) in effects  # type: ignore[arg-type]
+    effects = driven.feed(Received(V1, Closed(0, V1, 3, 9, 1, 0.5, 100)))  # type: ignore[arg-type]
+    (finish,) = [e for e in effects if isinstance(e, Finish)]
+    assert finish.reason == "stop"
+    assert finish.stats["new_tokens"] == 2
+    assert finish.stats["wasted_rows"] == 9 - 2
+
+
+def test_the_token_limit_cuts_an_accepted_path() -> None:
+    driven = started(max_new_tokens=2)
+    answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
+    effects = driven.feed(verdict(1, {1: 10, 2: 13, 3: 99}))
+    assert emitted(effects) == (10,)
+    assert sent(effects, Close)
+
+
+def test_an_account_that_never_comes_does_not_hold_up_the_end() -> None:
+    driven = started(max_new_tokens=2)
+    answer_source(driven, driven.effects)  # type: ignore[attr-defined]
+    effects = driven.feed(verdict(1, {1: 10}))
+    (arm,) = [e for e in effects if isinstance(e, Arm)]
+    (finish,) = [e for e in driven.feed(Fired(arm.timer)) if isinstance(e, Finish)]
+    assert finish.reason == "length"
+
+
+def test_a_lost_stage_ends_the_session_and_a_new_one_goes_on_from_the_committed_path() -> None:
+    driven = started()
+    effects = driven.feed(Lost(V1))
+    assert not driven.state.sessions
+    assert driven.state.backlog[0].given == (5,)
+    again = draft()
+    again.state, again.machine = driven.state, driven.machine
+    from asyncspec.actor.machine import Joined
+    from asyncspec_protocol.messages import Credit, Ready
+
+    effects = again.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(8)))
+    (opened,) = sent(effects, Open)
+    assert (opened.session, opened.prompt_length) == (1, 2)
+    (chunk,) = sent(effects, Segment)
+    assert chunk.tokens == (1, 5)
+
+
+def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
+    driven = started()
+    driven.feed(*(Submitted(ask(i)) for i in range(1, 6)))
+    (finish,) = [e for e in driven.feed(Cancelled(5)) if isinstance(e, Finish)]
+    assert (finish.request, finish.reason) == (5, "cancelled")
+    assert sent(driven.feed(Cancelled(0)), Close)
+    assert driven.feed(Cancelled(99)) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Verdict(3, 0, 0, (0,), (1,)), "never opened"),  # type: ignore[arg-type]
+        (Verdict(0, 0, 0, (50,), (1,)), "never sent"),  # type: ignore[arg-type]
+        (Open(0, 1, 1, 0, 0.0, 0, 1.0), "unexpected Open"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
+    driven = started()
+    before = driven.state
+    with pytest.raises(RemoteProtocolError, match=text):
+        driven.feed(Received(V1, message))
+    assert driven.state is before
+
+
+@pytest.mark.parametrize("changes", [{"prompt": ()}, {"max_new_tokens": 0}, {"policy": "oracle"}])
+def test_a_request_no_shell_should_let_through(changes: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        draft().feed(Submitted(ask(0, **changes)))

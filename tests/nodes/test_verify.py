@@ -1,0 +1,197 @@
+"""The stage machine by example: effects as they must be, trap by trap."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncspec.actor.machine import Compute, Fired, Joined, Lost, Received, Report, Send
+from asyncspec.jobs import Compact, Release, Rows
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Floor,
+    Message,
+    Ready,
+    Segment,
+    Verdict,
+)
+from nodes.drive import done, opening, passes, prune, segment, sent, stage
+
+
+def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
+    last = stage()
+    (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
+    assert job.tokens == (0,)
+    assert job.judge == (0,)
+    assert sent(last.feed(done(job, (7,))), Verdict) == [Verdict(0, 0, 0, (0,), (7,))]
+
+
+def test_prompt_nodes_but_the_last_need_no_verdict() -> None:
+    last = stage(prompt_length=4)
+    (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1, 1: 0}))))
+    assert job.judge == ()
+    assert sent(last.feed(done(job, ())), Verdict) == []
+    (job,) = passes(last.feed(Received(DRAFT, segment(1, {2: 1, 3: 2}))))
+    assert job.judge == (1,)
+
+
+def test_trap_one_row_segment_with_siblings_in_the_cache() -> None:
+    """The released FlowSpec lets such a row attend to its siblings."""
+    last = stage()
+    (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0, 3: 1}))))
+    last.feed(done(job, (9, 9, 9, 9)))
+    (job,) = passes(last.feed(Received(DRAFT, segment(1, {4: 2}))))
+    assert job.committed == 1
+    assert job.rows[0].visible == (2, 4)
+
+
+def test_trap_non_contiguous_accepted_path_is_compacted_on_every_stage() -> None:
+    for rank in (1, 2, 3):
+        middle = stage(rank, 3)
+        tensor = None if rank == 1 else object()
+        nodes = segment(0, {0: -1, 1: 0, 2: 0, 3: 1, 4: 2, 5: 2}, tokens=rank == 1)
+        (job,) = passes(middle.feed(Received(Rank(rank - 1), nodes, tensor)))
+        middle.feed(done(job, tuple(9 for _ in job.judge)))
+        effects = middle.feed(prune(1, 6, (2, 4), ()))
+        assert [e.job for e in effects if isinstance(e, Compute)] == [Compact(0, 1, (2, 4))]
+        slots = middle.state.sessions[0].slots
+        assert (slots.committed, slots.tip, slots.tail) == (3, 4, ())
+
+
+def test_trap_an_emptied_segment_vanishes_and_gives_its_place_back() -> None:
+    first = stage(1, 2)
+    (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1}))))
+    first.feed(Received(DRAFT, segment(1, {1: 0, 2: 0})))
+    effects = first.feed(prune(1, 4, (3,), ()))
+    assert first.state.queue == ()
+    assert sent(effects, Credit) == [Credit(10)]
+    effects = first.feed(done(job, object()))
+    assert passes(effects) == []
+
+
+def test_rows_that_die_in_a_waiting_segment_are_not_computed() -> None:
+    second = stage(2, 2)
+    handle = object()
+    (job,) = passes(second.feed(Received(Rank(1), segment(0, {0: -1}, tokens=False), handle)))
+    second.feed(Received(Rank(1), segment(1, {1: 0, 2: 0, 3: 1}, tokens=False), handle))
+    second.feed(prune(1, 4, (1,), (3,)))
+    (job,) = passes(second.feed(done(job, (1,))))
+    assert job.hidden == Rows(handle, (0, 2))
+
+
+def test_rows_that_die_during_their_pass_are_not_sent_on_and_counted() -> None:
+    first = stage(1, 2)
+    (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0}))))
+    first.feed(prune(1, 4, (2, 3), ()))
+    result = object()
+    effects = first.feed(done(job, result))
+    (onward,) = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Segment)]
+    assert onward.message.ids == (0, 2)
+    assert onward.tensor == Rows(result, (0, 2))
+    assert onward.message.applied == 0
+    assert first.state.sessions[0].dead_rows == 1
+
+
+def test_the_stamp_is_the_smallest_version_on_the_way() -> None:
+    first = stage(1, 2)
+    stamped = segment(0, {0: -1})
+    (job,) = passes(first.feed(prune(3, 0, (), ()), Received(DRAFT, stamped)))
+    (onward,) = sent(first.feed(done(job, object())), Segment)
+    assert onward.applied == 0
+
+
+def test_an_old_prune_changes_nothing() -> None:
+    last = stage()
+    last.feed(prune(5, 9, (), (8,)))
+    before = last.state
+    assert last.feed(prune(4, 9, (), ())) == []
+    assert last.state == before
+
+
+def test_without_credit_a_result_is_parked_and_nothing_is_started() -> None:
+    first = stage(1, 2)
+    first.feed(Lost(Rank(2)), Joined(Rank(2)))
+    first.feed(Received(DRAFT, opening(1, session=1)))
+    (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1}, session=1))))
+    first.feed(Received(DRAFT, segment(1, {1: 0}, session=1)))
+    effects = first.feed(done(job, object()))
+    assert sent(effects, Segment) == []
+    assert passes(effects) == []
+    effects = first.feed(Received(Rank(2), Credit(1)))
+    assert [m.ids for m in sent(effects, Segment)] == [(0,)]
+    assert len(passes(effects)) == 1
+
+
+def test_close_frees_everything_and_gives_account() -> None:
+    last = stage()
+    (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
+    effects = last.feed(Received(DRAFT, Close(SessionId(0))))
+    assert [e.job for e in effects if isinstance(e, Compute)] == [Release(SessionId(0))]
+    (report,) = last.feed(done(job, (3,)))
+    assert report == Report(DRAFT, 0, passes=1, rows=1, dead_rows=0, compute_seconds=0.5)
+    assert last.feed(Received(DRAFT, Close(SessionId(0)))) == []
+
+
+def test_close_may_overtake_open() -> None:
+    last = stage()
+    assert last.feed(Received(DRAFT, Close(SessionId(1)))) == []
+    effects = last.feed(Received(DRAFT, opening(1, session=1)))
+    assert [e for e in effects if isinstance(e, Compute)] == []
+    assert [e.session for e in effects if isinstance(e, Report)] == [1]
+    assert last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))) == [Send(DRAFT, Credit(9))]
+
+
+def test_floor_ends_what_the_draft_node_could_not_close() -> None:
+    last = stage()
+    effects = last.feed(Received(DRAFT, Floor(SessionId(5))))
+    assert [e.job for e in effects if isinstance(e, Compute)] == [Release(SessionId(0))]
+    assert last.feed(Received(DRAFT, opening(1, session=4))) == []
+    assert not last.state.sessions
+
+
+def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
+    first = stage(1, 2)
+    assert Send(DRAFT, Ready(Rank(1), False)) in first.feed(Lost(Rank(2)))
+    assert Send(DRAFT, Ready(Rank(1), True)) in first.feed(Joined(Rank(2)))
+
+
+@pytest.mark.parametrize(
+    ("peer", "message", "tensor", "text"),
+    [
+        (0, segment(0, {5: 3}), None, "does not follow its parent"),
+        (0, segment(0, {0: -1}, session=9), None, "never opened"),
+        (0, segment(0, {0: -1}, tokens=False), None, "without its rows' input"),
+        (0, segment(0, {0: -1}), object(), "without its rows' input"),
+        (0, Verdict(SessionId(0), 0, 0, (), ()), None, "unexpected Verdict"),  # type: ignore[arg-type]
+        (2, Credit(1), None, "credit was taken back"),
+        (2, segment(0, {0: -1}), None, "unexpected Segment"),
+    ],
+)
+def test_what_a_peer_must_not_say(peer: int, message: Message, tensor: object, text: str) -> None:
+    first = stage(1, 2)
+    before = first.state
+    with pytest.raises(RemoteProtocolError, match=text) as caught:
+        first.feed(Received(Rank(peer), message, tensor))
+    assert caught.value.peer == peer
+    assert first.state is before
+
+
+def test_a_segment_needs_credit() -> None:
+    first = stage(1, 1, window=1)
+    first.feed(Received(DRAFT, segment(0, {0: -1})), Received(DRAFT, segment(1, {1: 0})))
+    with pytest.raises(RemoteProtocolError, match="without credit"):
+        first.feed(Received(DRAFT, segment(2, {2: 0})))
+
+
+def test_a_node_is_not_sent_twice() -> None:
+    first = stage()
+    first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0})))
+    with pytest.raises(RemoteProtocolError, match="does not follow"):
+        first.feed(Received(DRAFT, segment(1, {1: 0})))
+
+
+def test_a_stage_has_no_timers() -> None:
+    with pytest.raises(LocalProtocolError):
+        stage().feed(Fired("tea"))
