@@ -14,6 +14,7 @@ from asyncspec.actor.machine import (
     Emit,
     Finish,
     Fired,
+    Joined,
     Lost,
     Received,
     Submitted,
@@ -24,10 +25,12 @@ from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import (
     Close,
     Closed,
+    Credit,
     Expand,
     Expanded,
     Open,
     PruneIndices,
+    Ready,
     Segment,
     Verdict,
 )
@@ -135,17 +138,17 @@ def test_trap_eos_inside_a_segment_ends_the_answer_there() -> None:
     assert finish.stats["wasted_rows"] == 9 - 2
 
 
-def test_the_token_limit_cuts_an_accepted_path() -> None:
-    driven = started(max_new_tokens=2)
+def test_the_token_limit_ends_the_answer_and_nothing_is_drafted_past_it() -> None:
+    driven = started(max_new_tokens=3)
     answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
+    assert all(n.position <= 2 for n in driven.state.sessions[0].tree.nodes.values())
     effects = driven.feed(verdict(1, {1: 10, 2: 13, 3: 99}))
-    assert emitted(effects) == (10,)
+    assert emitted(effects) == (10, 13)
     assert sent(effects, Close)
 
 
 def test_an_account_that_never_comes_does_not_hold_up_the_end() -> None:
     driven = started(max_new_tokens=2)
-    answer_source(driven, driven.effects)  # type: ignore[attr-defined]
     effects = driven.feed(verdict(1, {1: 10}))
     (arm,) = [e for e in effects if isinstance(e, Arm)]
     (finish,) = [e for e in driven.feed(Fired(arm.timer)) if isinstance(e, Finish)]
@@ -159,9 +162,6 @@ def test_a_lost_stage_ends_the_session_and_a_new_one_goes_on_from_the_committed_
     assert driven.state.backlog[0].given == (5,)
     again = draft()
     again.state, again.machine = driven.state, driven.machine
-    from asyncspec.actor.machine import Joined
-    from asyncspec_protocol.messages import Credit, Ready
-
     effects = again.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(8)))
     (opened,) = sent(effects, Open)
     assert (opened.session, opened.prompt_length) == (1, 2)

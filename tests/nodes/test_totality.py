@@ -1,0 +1,136 @@
+"""Any input in any state is handled, or is a protocol error; never a KeyError.
+
+Inputs are drawn around what makes sense, so that many of them get far before they go wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import (
+    Cancelled,
+    Compute,
+    Computed,
+    Fired,
+    Input,
+    Joined,
+    Lost,
+    Received,
+    Submitted,
+)
+from asyncspec.jobs import Forward
+from asyncspec_protocol.errors import ProtocolError
+from asyncspec_protocol.messages import (
+    Close,
+    Closed,
+    Credit,
+    Expand,
+    Expanded,
+    Floor,
+    Heartbeat,
+    Open,
+    PruneIndices,
+    Ready,
+    Segment,
+    Verdict,
+)
+from cluster import ask
+from laws import SMALL, check_draft, check_stage
+from nodes.drive import Driven, draft, stage
+
+small = st.integers(0, 3)
+nodes = st.integers(0, 12)
+several = st.lists(nodes, max_size=4).map(tuple)
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    ids = draw(st.lists(nodes, min_size=1, max_size=4, unique=True))
+    parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
+    tokens = tuple(ids) if draw(st.booleans()) else ()
+    return Segment(draw(small), draw(small), draw(small), tuple(ids), parents, tokens)  # type: ignore[arg-type]
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    ids = draw(several)
+    words = tuple(draw(small) for _ in ids)
+    return Verdict(draw(small), draw(small), draw(small), ids, words)  # type: ignore[arg-type]
+
+
+ranks = st.integers(0, 3)
+messages: st.SearchStrategy[Any] = st.one_of(
+    segments(),
+    segments(),
+    verdicts(),
+    st.builds(PruneIndices, small, small, nodes, several, several),
+    st.builds(
+        Open, small, st.integers(1, 4), st.just(20), small, st.just(0.0), small, st.just(1.0)
+    ),
+    st.builds(Close, small),
+    st.builds(Floor, small),
+    st.builds(Ready, ranks, st.booleans()),
+    st.builds(Credit, st.integers(0, 20)),
+    st.builds(Closed, small, ranks, small, small, small, st.just(0.1), small),
+    st.builds(Heartbeat, st.just(1.0)),
+)
+inputs: st.SearchStrategy[Any] = st.one_of(
+    st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"])),
+    st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"])),
+    st.builds(Joined, ranks),
+    st.builds(Lost, ranks),
+    st.builds(Fired, st.sampled_from(["rejoin", "account:0", "tea"])),
+    st.builds(Cancelled, small),
+    st.just("device"),
+    small.map(lambda i: Submitted(ask(i, prompt=(1, 2), policy=sorted(SMALL)[i]))),
+)
+
+
+def answer(job: Any, draw: Any) -> Input:
+    """What a device might say to a job."""
+    if isinstance(job, Forward):
+        return Computed(job, tuple(draw(small) for _ in job.judge) if job.judge else "hidden")
+    length = draw(st.integers(0, 4))
+    parents = tuple(draw(st.integers(-1, i - 1)) for i in range(length))
+    base = job.base + len(job.committed)
+    words = tuple(range(length))
+    scores = tuple(-float(i) for i in range(length))
+    return Computed(job, Expanded(job.session, job.version, base, parents, words, scores))
+
+
+def torment(driven: Driven, data: st.DataObject, check: Any) -> None:
+    jobs: list[Any] = []
+    for event in data.draw(st.lists(inputs, max_size=25)):
+        if event == "device":
+            if not jobs:
+                continue
+            event = answer(jobs.pop(0), data.draw)
+        before = driven.state
+        try:
+            effects = driven.feed(event)
+        except ProtocolError:
+            assert driven.state is before, "an error leaves the state as it was"
+            continue
+        check(driven.state)
+        jobs += [
+            e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward | Expand)
+        ]
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_stage_handles_anything(data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, 3))
+    driven = stage(data.draw(st.integers(1, stages)), stages, window=data.draw(st.integers(1, 4)))
+    torment(driven, data, check_stage)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_draft_node_handles_anything(data: st.DataObject) -> None:
+    driven = draft(stages=data.draw(st.integers(1, 3)), credit=data.draw(st.integers(1, 9)))
+    driven.feed(Submitted(ask(0, prompt=(1, 2), policy=data.draw(st.sampled_from(sorted(SMALL))))))
+    torment(driven, data, check_draft)
