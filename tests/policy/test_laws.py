@@ -1,0 +1,96 @@
+"""What every policy owes the draft machine, whatever it sees."""
+
+from __future__ import annotations
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec import tree as trees
+from asyncspec.policy import POLICIES, Policy, View
+from asyncspec.segment import connected, share
+from asyncspec.tree import plant
+from asyncspec_protocol.ids import NodeId
+from laws import SMALL
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    """A session in any state: an ancestor-closed part of the tree has been sent."""
+    tree, next_id = plant(NodeId(0), 1, 4), 1
+    for _ in range(draw(st.integers(0, 12))):
+        parent = draw(st.sampled_from(sorted(tree.nodes)))
+        score = tree.nodes[parent].score - draw(st.sampled_from([0.0, 0.3, 1.0]))
+        tree = trees.grow(tree, NodeId(next_id), parent, next_id, score)
+        next_id += 1
+    sent: set[NodeId] = set()
+    for node, data in tree.nodes.items():
+        may = node == tree.root or data.parent in sent
+        if may and draw(st.booleans()):
+            sent.add(node)
+    return View(
+        tree=tree,
+        unsent=tuple(n for n in tree.nodes if n not in sent),
+        pending=draw(st.integers(0, len(sent))),
+        stages=draw(st.integers(1, 6)),
+        segments=draw(st.integers(0, 8)),
+        drafts=draw(st.integers(0, 3)),
+        news=draw(st.integers(0, 3)),
+        last_depth=draw(st.integers(0, 13)),
+        starving=draw(st.booleans()),
+        room=draw(st.integers(0, 9)),
+    )
+
+
+policies = st.sampled_from([*POLICIES.values(), *SMALL.values()])
+
+
+@given(policies, views())
+def test_a_cut_is_new_connected_and_without_repetition(policy: Policy, view: View) -> None:
+    before = copy.deepcopy(view)
+    ids = policy.cut(view)
+    assert view == before
+    assert set(ids) <= set(view.unsent)
+    assert len(set(ids)) == len(ids)
+    assert connected(view.tree, ids, set(view.tree.nodes) - set(view.unsent))
+
+
+@given(policies, views())
+def test_growth_stays_within_what_can_be_used(policy: Policy, view: View) -> None:
+    growth = policy.grow(view)
+    if growth is not None:
+        assert policy.drafts
+        assert 1 <= growth.depth <= view.room
+        assert growth.width >= 1
+        assert growth.adopt <= growth.count
+        assert growth.count >= 1
+
+
+@given(policies, views())
+def test_no_policy_waits_for_ever(policy: Policy, view: View) -> None:
+    """Where nothing is under way a policy drafts, sends or accepts."""
+    if view.pending == 0 and view.unsent:
+        fresh = view.tree.root in view.unsent
+        assert policy.grow(view) or policy.cut(view) or not fresh
+
+
+@given(st.integers(0, 300), st.integers(1, 9), st.integers(1, 40))
+def test_pieces_are_near_equal_and_bounded(count: int, pieces: int, longest: int) -> None:
+    sizes, left = [], count
+    while left:
+        sizes.append(share(left, pieces - len(sizes), longest))
+        left -= sizes[-1]
+    assert all(0 < size <= longest for size in sizes)
+    if count <= pieces * longest:
+        assert len(sizes) <= pieces
+        assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_flowspec_pieces_of_the_papers_tree() -> None:
+    """L_init 80, L_seg 16, one draft node and four stages: five pieces of 16."""
+    sizes, left = [], 80
+    while left:
+        sizes.append(share(left, 5 - len(sizes), 16))
+        left -= sizes[-1]
+    assert sizes == [16] * 5
