@@ -21,7 +21,7 @@ class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[cluster]``"""
 
     # Keeps two clusters on one network apart: nodes of another name are refused.
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: Annotated[str, Meta(min_length=1, max_length=64)] = "asyncspec"
     # Number of verify stages; where given it must agree with the [[node]] tables.
     stages: Positive | None = None
     # Allows addresses beyond loopback without [security]: anyone who reaches a port is trusted.
@@ -89,9 +89,9 @@ class SecurityTable(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
-    cluster: ClusterTable
     target: TargetTable
     node: tuple[NodeTable, ...]
+    cluster: ClusterTable = ClusterTable()
     draft: DraftTable = DraftTable()
     limits: LimitsTable = LimitsTable()
     security: SecurityTable | None = None

@@ -1,0 +1,20 @@
+"""argparse with this project's manners: a mistake is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """No usage dump, no guessing of abbreviated options."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """See ``argparse``."""
+        sys.stderr.write(f"{self.prog}: {message}\n")
+        sys.exit(2)

@@ -1,0 +1,118 @@
+"""A client of a draft node: one link, any number of requests on it.
+
+Every wait here ends: the link's heartbeats notice a dead node, connecting has a bound of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+
+from msgspec.structs import replace
+
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.errors import ClusterError
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.handshake import client_hello
+from asyncspec_protocol.messages import Cancel, Fault, Finished, Hello, Output, Submit, Welcome
+
+CONNECT_SECONDS = 10.0
+
+Event = Output | Finished
+
+
+class Client:
+    """The client's end. Make it with ``connect``."""
+
+    def __init__(self, where: str, options: LinkOptions) -> None:
+        self._where = where
+        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._answers: dict[int, asyncio.Queue[Event | ClusterError]] = {}
+        self._next = 0
+        self.link = Link(options, self._frame, self._gone)
+
+    @property
+    def welcome(self) -> Welcome | Hello:
+        """What the draft node said of the cluster."""
+        assert self.link.peer is not None
+        return self.link.peer
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        cluster: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        options: LinkOptions | None = None,
+    ) -> Client:
+        """Link to a draft node. Raises ``ClusterError`` that names it."""
+        where = f"{host}:{port}"
+        client = cls(where, options or LinkOptions())
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: client.link, host, port, ssl=tls
+                )
+                client.link.send(client_hello(cluster))
+                client.link.accepted(await client._welcome)
+        except TimeoutError:
+            client.link.abort("no answer")
+            raise ClusterError(
+                f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node?"
+            ) from None
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ClusterError(f"cannot connect to the draft node at {where}: {why}") from None
+        return client
+
+    async def ask(self, submit: Submit) -> AsyncIterator[Event]:
+        """The answer, piece by piece; the last item is its ``Finished``. ``submit.request`` is
+        chosen here. Leaving early cancels the request. Raises ``ClusterError``."""
+        if self.link.gone.done():
+            raise self._lost(self.link.gone.result())
+        number, self._next = self._next, self._next + 1
+        queue = self._answers[number] = asyncio.Queue()
+        event: Event | ClusterError | None = None
+        self.link.send(replace(submit, request=number))
+        try:
+            while not isinstance(event, Finished):
+                event = await queue.get()
+                if isinstance(event, ClusterError):
+                    raise event
+                yield event
+        finally:
+            del self._answers[number]
+            if not isinstance(event, Finished | ClusterError):
+                self.link.send(Cancel(number))
+
+    def close(self) -> None:
+        """Close the link; the node cancels what is still running on it."""
+        self.link.close("done")
+
+    def _frame(self, link: Link, frame: Frame) -> None:
+        match frame.message:
+            case Welcome() as welcome if not self._welcome.done():
+                self._welcome.set_result(welcome)
+            case Fault(_, text):
+                link.close(text)
+            case Output(request) | Finished(request) as event:
+                if request in self._answers:
+                    self._answers[request].put_nowait(event)
+            case message:
+                raise RemoteProtocolError(f"unexpected {type(message).__name__} to a client")
+
+    def _lost(self, reason: str) -> ClusterError:
+        return ClusterError(f"the draft node at {self._where} is gone: {reason}")
+
+    def _gone(self, link: Link, reason: str) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(
+                ClusterError(f"the node at {self._where} refuses this client: {reason}")
+            )
+            self._welcome.exception()  # seen, should nobody wait any more
+        for queue in self._answers.values():
+            queue.put_nowait(self._lost(reason))

@@ -1,0 +1,49 @@
+"""A node's listening socket: bound before anything is loaded, so a taken port is known at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from asyncspec.errors import UserError
+
+BACKLOG = 128
+
+
+def bind(host: str, port: int, *, whose: str) -> socket.socket:
+    """Listen on an address. Raises ``UserError`` that names it."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except socket.gaierror as error:
+        raise UserError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {_advice(error, whose)}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _advice(error: OSError, whose: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"the port is in use; stop what listens there or change the port of {whose}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"this machine does not have that address; correct the host of {whose}"
+    return f"{error.strerror}; change the port of {whose}"
+
+
+def inherited(descriptor: int) -> socket.socket:
+    """The socket a parent process listens on for us. Raises ``UserError``."""
+    try:
+        sock = socket.socket(fileno=descriptor)
+        sock.getsockname()
+    except OSError as error:
+        raise UserError(f"--listen-fd {descriptor} is no socket: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def loopback() -> socket.socket:
+    """A socket that listens on a free port of this machine, for a child to inherit."""
+    return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)

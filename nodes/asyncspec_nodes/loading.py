@@ -1,0 +1,151 @@
+"""From a cluster file to what one node needs to serve: its model, its machine, its facts.
+
+Imports torch, inside the functions: the process entry has set the thread settings before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from asyncspec.actor.machine import Machine
+from asyncspec.actor.runtime import Tensors
+from asyncspec.errors import UserError
+from asyncspec.jobs import SourceJob
+from asyncspec.policy import POLICIES
+from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.layout import layout
+from asyncspec_nodes.reports import Reporter
+from asyncspec_nodes.rules import Rules
+from asyncspec_nodes.service import TextCodec
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Expanded, Hello, Role
+
+
+class Loaded(Struct, frozen=True):
+    """A node that can begin to serve."""
+
+    me: Hello
+    machine: Machine[Any]
+    initial: object
+    run_job: Callable[[Any], object | None]
+    tensors: Tensors | None = None
+    guarantee: str = ""
+    # Draft node only: what clients' text is made of, and what they may ask for.
+    codec: TextCodec | None = None
+    rules: Rules | None = None
+
+
+def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
+    """Load a node's part. Slow; raises ``UserError`` with what to change."""
+    return _load_draft(config, reporter) if rank == DRAFT else _load_stage(config, rank, reporter)
+
+
+def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
+    reporter.loading("torch")
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.stage import load_stage
+
+    checkpoint = open_checkpoint(config.target.path)
+    span = layout(config, checkpoint.facts.layers)[rank - 1]
+    reporter.loading(f"layers {span[0]} to {span[1] - 1} of {checkpoint.facts.layers}")
+    stage = load_stage(checkpoint, *span, dtype=config.target.dtype, mode=config.target.mode)
+    machine = VerifyMachine(
+        VerifyConfig(rank=Rank(rank), stages=config.stages, window=config.limits.window)
+    )
+    return Loaded(
+        me=_hello(config, rank, "verify", span, checkpoint),
+        machine=machine,
+        initial=machine.initial(),
+        run_job=stage.run,
+        tensors=stage,
+        guarantee=stage.guarantee,
+    )
+
+
+def _load_draft(config: Config, reporter: Reporter) -> Loaded:
+    reporter.loading("torch")
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec_nodes.tokenizer import load_tokenizer
+
+    target = open_checkpoint(config.target.path)
+    # A mistake in the layers is every node's: all of them name it at once.
+    layout(config, target.facts.layers)
+    reporter.loading("tokenizer")
+    tokenizer = load_tokenizer(target.path)
+    reporter.loading(f"draft {_short(config.draft.source)}")
+    run_job = load_source(config, target)
+    machine = DraftMachine(
+        DraftConfig(
+            stages=config.stages,
+            max_sessions=config.limits.sessions,
+            rejoin_seconds=config.limits.rejoin_seconds,
+            first_session=SessionId(time.time_ns() // 1_000_000),
+        )
+    )
+    return Loaded(
+        me=_hello(config, DRAFT, "draft", (0, 0), target),
+        machine=machine,
+        initial=machine.initial(),
+        run_job=run_job or _no_source,
+        codec=tokenizer,
+        rules=Rules(
+            context_length=target.facts.context_length,
+            eos=frozenset(target.facts.eos_token_ids),
+            policy=config.draft.policy,
+            drafts=run_job is not None,
+        ),
+    )
+
+
+def load_source(config: Config, target: Any) -> Callable[[SourceJob], Expanded | None] | None:
+    """What proposes tokens; None for "none"."""
+    source = config.draft.source
+    if source == "none":
+        if POLICIES[config.draft.policy].drafts:
+            raise UserError(
+                f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
+                "use policy autoregressive, or another source"
+            )
+        return None
+    if source == "ngram":
+        from asyncspec.ngram import NGramSource
+
+        return NGramSource().run
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.draft import load_draft
+    from asyncspec.backend.hf.vocab import check_vocab
+
+    draft = open_checkpoint(source)
+    check_vocab(target.path, draft.path)
+    return load_draft(draft, dtype=config.target.dtype, vocab=target.facts.vocab_size).run
+
+
+def _no_source(job: SourceJob) -> None:
+    raise AssertionError(f"no policy may ask for {type(job).__name__} here")
+
+
+def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target: Any) -> Hello:
+    from asyncspec.backend.hf.checkpoint import resolve_dtype
+
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        cluster=config.cluster.name,
+        rank=Rank(rank),
+        role=role,
+        stages=config.stages,
+        layers=span,
+        dtype=str(resolve_dtype(target, config.target.dtype)).removeprefix("torch."),
+        fingerprint=target.fingerprint,
+        mode=config.target.mode,
+    )
+
+
+def _short(source: str) -> str:
+    return Path(source).name or source

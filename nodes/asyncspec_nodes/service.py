@@ -1,0 +1,101 @@
+"""The draft node's text service: clients' requests in, text out.
+
+Law of this file: a refused request has cost nothing, so its ``Finished`` has empty stats; that is
+how a client knows that the request itself is to be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Submitted
+from asyncspec_nodes.rules import Encoder, Rules, prepare
+from asyncspec_nodes.text import Codec, Detokenizer
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+
+
+class Client(Protocol):
+    """Where answers go: a link. One that is gone swallows what it is sent."""
+
+    def send(self, message: Output | Finished, /) -> None:
+        """Queue a message."""
+
+
+class TextCodec(Codec, Encoder, Protocol):
+    """The whole tokenizer."""
+
+
+class _Answer:
+    """A request that is being worked on."""
+
+    def __init__(self, client: Client, number: int, codec: Codec) -> None:
+        self.client = client
+        # The number the client gave it.
+        self.number = number
+        self.text = Detokenizer(codec)
+
+
+class TextService:
+    """Requests of all clients of one draft node."""
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        rules: Rules,
+        feed: Callable[[Submitted | Cancelled], None],
+        *,
+        most: int,
+    ) -> None:
+        self._codec = codec
+        self._rules = rules
+        self._feed = feed
+        # Requests at a time, those that wait included.
+        self._most = most
+        self._next = 0
+        self._answers: dict[int, _Answer] = {}
+
+    def client(self, client: Client, message: Submit | Cancel) -> None:
+        """A client asks for something. Raises ``RemoteProtocolError`` for a number in use."""
+        running = self._numbers(client)
+        if isinstance(message, Cancel):
+            if message.request in running:
+                self._feed(Cancelled(running[message.request]))
+            return
+        if message.request in running:
+            raise RemoteProtocolError(f"request {message.request} is still running")
+        request = self._prepare(message)
+        if isinstance(request, str):
+            client.send(Finished(message.request, "error", request, {}))
+            return
+        self._next += 1
+        self._answers[request.request] = _Answer(client, message.request, self._codec)
+        self._feed(Submitted(request))
+
+    def client_gone(self, client: Client) -> None:
+        """Nobody reads these answers any more."""
+        for number in self._numbers(client).values():
+            self._feed(Cancelled(number))
+
+    def emit(self, effect: Emit) -> None:
+        """Certain tokens for a user."""
+        answer = self._answers[effect.request]
+        piece = answer.text.push(effect.tokens)
+        answer.client.send(Output(answer.number, effect.tokens, piece))
+
+    def finish(self, effect: Finish) -> None:
+        """The end of a request."""
+        answer = self._answers.pop(effect.request)
+        if rest := answer.text.finish():
+            answer.client.send(Output(answer.number, (), rest))
+        answer.client.send(Finished(answer.number, effect.reason, effect.detail, effect.stats))
+
+    def _numbers(self, client: Client) -> dict[int, int]:
+        """A client's running requests: its own number to ours."""
+        return {a.number: n for n, a in self._answers.items() if a.client is client}
+
+    def _prepare(self, submit: Submit) -> Request | str:
+        if len(self._answers) >= self._most:
+            return f"{self._most} requests are waiting already; try again later"
+        return prepare(submit, self._next, self._rules, self._codec)

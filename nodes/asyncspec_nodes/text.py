@@ -1,0 +1,65 @@
+"""Certain tokens in, certain text out: pieces whose sum is exactly the decoded whole.
+
+A piece never ends inside a character, and what was given is never taken back. Each call decodes a
+short window only, so the cost per token does not grow with the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder gives for a character whose last bytes are still to come."""
+
+
+class Codec(Protocol):
+    """The target's tokenizer."""
+
+    @property
+    def reshapes(self) -> bool:
+        """True where later tokens may change the text of earlier ones at any distance."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens, special ones left out."""
+
+    def is_byte(self, token: int) -> bool:
+        """True for a token that is one raw byte: it means nothing until the run of bytes ends."""
+
+
+class Detokenizer:
+    """One answer on its way to a user."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._ids: list[int] = []
+        self._given: list[str] = []
+        # ids[start:done] were given as ``before``; they stay as context, because many decoders
+        # treat the first token of a text differently from the others.
+        self._start = 0
+        self._done = 0
+        self._before = ""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Text that has become certain with ``tokens``; may be empty."""
+        self._ids.extend(tokens)
+        if self._codec.reshapes:
+            return ""
+        end = len(self._ids)
+        while end > self._done and self._codec.is_byte(self._ids[end - 1]):
+            end -= 1
+        text = self._codec.decode(self._ids[self._start : end])
+        if text.endswith(UNFINISHED) or not text.startswith(self._before):
+            return ""
+        piece = text[len(self._before) :]
+        if piece:
+            self._start, self._done = self._done, end
+            self._before = self._codec.decode(self._ids[self._start : end])
+            self._given.append(piece)
+        return piece
+
+    def finish(self) -> str:
+        """What was held back, now that no more tokens come."""
+        given = "".join(self._given)
+        whole = self._codec.decode(self._ids)
+        return whole[len(given) :] if whole.startswith(given) else ""
