@@ -13,12 +13,12 @@ from random import Random
 from typing import cast
 
 import pytest
-from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 
 from asyncspec.backend.base import StageBackend
 from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
+from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 
 MakeStages = Callable[[int], Sequence[StageBackend]]
 """A whole pipeline, cut in so many stages."""
@@ -95,7 +95,9 @@ class Pipeline:
         start = known.slots.committed
         known.committed = committed
         known.slots, stay = settle(
-            known.slots, committed.__contains__, lambda n: n >= horizon or n in committed or n in alive
+            known.slots,
+            committed.__contains__,
+            lambda n: n >= horizon or n in committed or n in alive,
         )
         if stay is not None:
             self.stages[stage].run(Compact(self.session, start, stay))
@@ -125,7 +127,7 @@ def sequential(
     """What is drawn after each of ``tokens[prompt:]``, one row per pass."""
     pipeline = Pipeline(stages, sampling=sampling)
     pipeline.read(tokens[:prompt])
-    drawn = []
+    drawn: list[int] = []
     for i in range(prompt, len(tokens)):
         for known in pipeline.known:
             known.committed = known.committed | {NodeId(i)}
@@ -150,9 +152,7 @@ class Walk:
     # Called with each path row's position just before it is sent, and its row in the segment.
     watch: Callable[[dict[int, int]], None] = lambda rows: None
 
-    def run(
-        self, stages: Sequence[StageBackend], sampling: Sampling | None = None
-    ) -> list[int]:
+    def run(self, stages: Sequence[StageBackend], sampling: Sampling | None = None) -> list[int]:
         """What is drawn after each of ``tokens[prompt:]``, on the way."""
         pipeline = Pipeline(stages, sampling=sampling)
         pipeline.read(self.tokens[: self.prompt])
@@ -277,9 +277,11 @@ def check_wire(make: MakeStages) -> None:
     whole = first.pack(Rows(hidden, (0, 1, 2)))
     some = first.pack(Rows(hidden, (0, 2)))
     assert some.shape[0] == 2
-    assert bytes(some.data) == bytes(whole.data)[: whole.data.nbytes // 3] + bytes(whole.data)[
-        -(whole.data.nbytes // 3) :
-    ]
+    assert (
+        bytes(some.data)
+        == bytes(whole.data)[: whole.data.nbytes // 3]
+        + bytes(whole.data)[-(whole.data.nbytes // 3) :]
+    )
     again = second.pack(Rows(second.unpack(whole), (0, 1, 2)))
     assert (again.dtype, again.shape, bytes(again.data)) == (
         whole.dtype,

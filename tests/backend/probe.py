@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def cut(
     edges = [layers * i // stages for i in range(stages + 1)]
     return [
         load_stage(checkpoint, first, last, dtype=dtype, mode=mode, recipe=recipe)
-        for first, last in zip(edges, edges[1:], strict=False)
+        for first, last in pairwise(edges)
     ]
 
 

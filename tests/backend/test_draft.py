@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 import torch
-from asyncspec_protocol.ids import SessionId, Version
-from asyncspec_protocol.messages import Expand, Expanded
-from backend.tiny import VOCAB
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import HFDraft, load_draft
 from asyncspec.grow import Proposal, beam
 from asyncspec.jobs import Release
+from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.messages import Expand, Expanded
+from backend.tiny import VOCAB
 
 pytestmark = pytest.mark.torch
 
@@ -33,9 +33,7 @@ def ask(
     count: int = 12,
     session: SessionId = ONE,
 ) -> Expanded:
-    expanded = draft.run(
-        Expand(session, Version(7), base, tuple(committed), depth, width, count)
-    )
+    expanded = draft.run(Expand(session, Version(7), base, tuple(committed), depth, width, count))
     assert expanded is not None
     draft.check()
     return expanded

@@ -7,9 +7,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from asyncspec_protocol.ids import NodeId
-from backend.conformance import Pipeline, Walk, sequential
-from backend.probe import Probe, cut
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +14,9 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.stage import HFStage
+from asyncspec_protocol.ids import NodeId
+from backend.conformance import Pipeline, Walk, sequential
+from backend.probe import Probe, cut
 
 pytestmark = pytest.mark.torch
 
@@ -139,7 +139,8 @@ def test_trap_one_row_among_siblings(stages: list[HFStage]) -> None:
     alone = probe.take()
     pipeline = Pipeline(stages)
     pipeline.read(tokens[:60])
-    node, drawn = 60, []
+    node = 60
+    drawn: list[int] = []
     parent = NodeId(59)
     for position in range(60, 70):
         siblings = [NodeId(node + i) for i in range(5)]
@@ -163,7 +164,9 @@ def test_trap_scattered_path_is_compacted_on_every_stage(stages: list[HFStage]) 
     alone = probe.take()
     pipeline = Pipeline(stages)
     pipeline.read(tokens[:50])
-    path, drawn, node = [NodeId(i) for i in range(50)], [], 50
+    path = [NodeId(i) for i in range(50)]
+    drawn: list[int] = []
+    node = 50
     for start in range(50, 80, 6):
         ids: list[NodeId] = []
         parents: list[NodeId] = []

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 import torch
-from backend.conformance import Walk, sequential
-from backend.probe import Probe, cut
-from backend.tiny import FAMILIES, LAYERS, VOCAB
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.families import SUPPORTED
 from asyncspec.backend.hf.reference import decode
+from backend.conformance import Walk, sequential
+from backend.probe import Probe, cut
+from backend.tiny import FAMILIES, LAYERS, VOCAB
 
 pytestmark = pytest.mark.torch
 

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 import torch
-from backend.conformance import Walk, sequential
-from backend.probe import Probe, cut
 
 from asyncspec.backend.hf import linear, selftest, shard
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.linear import RowLinear
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.stage import HFStage
+from backend.conformance import Walk, sequential
+from backend.probe import Probe, cut
 
 pytestmark = pytest.mark.torch
 

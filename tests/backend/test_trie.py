@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from asyncspec_protocol.ids import NO_PARENT
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.trie import Trie, Wanted, grow
 from asyncspec.grow import Proposal, beam
 from asyncspec.jobs import Row
+from asyncspec_protocol.ids import NO_PARENT
 
 VOCAB = 6
 WIDTH = 3
@@ -56,9 +56,7 @@ class Model:
             path = (*range(committed), *row.visible[:-1])
             assert len(path) == row.position
             above = self.cache[path[-1]] if path else ()
-            assert [self.cache[slot] for slot in path] == [
-                above[: i + 1] for i in range(len(path))
-            ]
+            assert [self.cache[slot] for slot in path] == [above[: i + 1] for i in range(len(path))]
             self.cache.append((*above, token))
 
 
@@ -77,7 +75,8 @@ class Model:
 def test_same_tree_as_without_memory(
     steps: list[tuple[list[int], int, int, int, int]],
 ) -> None:
-    model, text = Model(), ()
+    model = Model()
+    text: tuple[int, ...] = ()
     last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     seen: set[tuple[int, ...]] = set()
     for extra, follow, depth, width, count in steps:
@@ -99,7 +98,8 @@ def test_same_tree_as_without_memory(
 
 def _walk(grown: tuple[tuple[int, ...], tuple[int, ...]], steps: int) -> tuple[int, ...]:
     """Tokens of a path down the drafted tree, best children first."""
-    node, path = -1, []
+    node = -1
+    path: list[int] = []
     for i, (parent, token) in enumerate(zip(*grown, strict=True)):
         if parent == node and len(path) < steps:
             path.append(token)

@@ -45,7 +45,7 @@ class RowLinear(nn.Module):
         """As ``forward``, without the row floor."""
         if not self.packed:
             return torch.nn.functional.linear(x, self._weight, self._bias)
-        y = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        y = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, "none", [], "")
         return cast("torch.Tensor", y)
 
 
@@ -65,12 +65,16 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 
 def swap_linears(model: nn.Module, recipe: Recipe) -> list[RowLinear]:
     """Replace every ``nn.Linear`` in place, one after another, freeing each dense weight."""
-    swapped: list[RowLinear] = []
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                bias = None if child.bias is None else child.bias.detach()
-                swapped.append(RowLinear(child.weight.detach(), bias, recipe))
-                setattr(parent, name, swapped[-1])
-                del child
+    # Names, not modules: a list of modules would keep every dense weight to the end.
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    return [_swap(model, name, recipe) for name in names]
+
+
+def _swap(model: nn.Module, name: str, recipe: Recipe) -> RowLinear:
+    parent, _, attribute = name.rpartition(".")
+    linear = model.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
+    bias = None if linear.bias is None else linear.bias.detach()
+    swapped = RowLinear(linear.weight.detach(), bias, recipe)
+    setattr(model.get_submodule(parent), attribute, swapped)
     return swapped

@@ -13,6 +13,8 @@ SETTINGS = {
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
+    # oneDNN keeps half a MiB of code for every pair of a weight's shape and a number of rows.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     # Rust tokenizers would otherwise start a pool of their own and warn after a fork.
     "TOKENIZERS_PARALLELISM": "false",
 }

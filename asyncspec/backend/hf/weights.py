@@ -109,18 +109,16 @@ def _located(file: Path, file_size: int, base: int, name: str, entry: _Entry) ->
 
 def read_into(info: TensorInfo, buffer: memoryview) -> None:
     """Fill ``buffer`` (``info.size`` bytes, writable) with a tensor's bytes."""
-    descriptor = os.open(info.file, os.O_RDONLY)
     try:
-        done = 0
-        while done < info.size:
-            got = os.preadv(descriptor, [buffer[done:]], info.offset + done)
-            if got == 0:
-                raise CheckpointError(f"{info.file} is shorter than its header says")
-            done += got
+        with info.file.open("rb", buffering=0) as stream:
+            done = 0
+            while done < info.size:
+                got = os.preadv(stream.fileno(), [buffer[done:]], info.offset + done)
+                if got == 0:
+                    raise CheckpointError(f"{info.file} is shorter than its header says")
+                done += got
     except OSError as error:
         raise CheckpointError(f"{info.file} cannot be read ({error})") from error
-    finally:
-        os.close(descriptor)
 
 
 def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:

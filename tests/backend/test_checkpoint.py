@@ -1,0 +1,306 @@
+"""Checkpoints as users have them: whole, sharded, broken, or of a kind that cannot work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncspec.backend.hf import checkpoint as checkpoint_module
+from asyncspec.backend.hf.checkpoint import locate, open_checkpoint, resolve_dtype
+from asyncspec.backend.hf.inspect import context_length, eos_token_ids, inspect_checkpoint
+from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.hf.stage import load_stage
+from asyncspec.backend.hf.vocab import check_vocab
+from asyncspec.errors import CheckpointError, UserError
+from backend.probe import cut
+from backend.tiny import LAYERS, VOCAB
+
+pytestmark = pytest.mark.torch
+
+PROMPT = [5, 9, 77, 31]
+MakeTiny = Callable[..., Path]
+
+
+@pytest.fixture
+def mine(tiny: MakeTiny, tmp_path: Path) -> Path:
+    """A checkpoint of one's own, to break."""
+    return shutil.copytree(tiny("llama"), tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(tiny: MakeTiny, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny("llama", max_shard_size="150KB"), tmp_path / "sharded")
+
+
+def edit(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+def test_facts(tiny: MakeTiny) -> None:
+    facts = inspect_checkpoint(tiny("qwen3"))
+    assert (facts.architecture, facts.layers, facts.hidden_size) == ("Qwen3ForCausalLM", LAYERS, 64)
+    assert (facts.vocab_size, facts.context_length, facts.dtype) == (VOCAB, 512, "float32")
+    assert facts.eos_token_ids == (2,)
+
+
+def test_inspecting_needs_no_torch(mine: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from asyncspec.backend.hf import inspect, families, weights, vocab, trie, threads\n"
+        f"inspect.inspect_checkpoint(Path({str(mine)!r}))\n"
+        f"weights.list_tensors(Path({str(mine)!r}))\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_end_of_answer(mine: Path) -> None:
+    (mine / "generation_config.json").unlink(missing_ok=True)
+    assert eos_token_ids(mine) == (2,)
+    edit(mine / "generation_config.json", eos_token_id=[7, 9])
+    assert eos_token_ids(mine) == (7, 9)
+    edit(mine / "generation_config.json", eos_token_id=None)
+    edit(mine / "config.json", eos_token_id=None)
+    assert eos_token_ids(mine) == ()
+    edit(mine / "config.json", eos_token_id="</s>")
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        eos_token_ids(mine)
+    assert context_length(mine) == 512
+
+
+def test_sharded_is_the_same_model(sharded: Path, tiny: MakeTiny) -> None:
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    want = decode(cut(open_checkpoint(tiny("llama")), 2), PROMPT, 8)
+    assert decode(cut(open_checkpoint(sharded), 2), PROMPT, 8) == want
+
+
+def test_a_stage_opens_only_its_own_files(sharded: Path) -> None:
+    checkpoint = open_checkpoint(sharded)
+    its = {i.file for name, i in checkpoint.tensors.items() if name.startswith("model.layers.2.")}
+    others = {info.file for info in checkpoint.tensors.values()} - its
+    assert others
+    for file in others:
+        file.unlink()
+    load_stage(checkpoint, 2, 3)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_stage(checkpoint, 0, 1)
+
+
+def test_fingerprint(mine: Path, tiny: MakeTiny, tmp_path: Path) -> None:
+    first = open_checkpoint(mine).fingerprint
+    assert open_checkpoint(tiny("llama")).fingerprint == first
+    edit(mine / "config.json", transformers_version="5.99")
+    assert open_checkpoint(mine).fingerprint == first
+    edit(mine / "config.json", rms_norm_eps=1e-3)
+    assert open_checkpoint(mine).fingerprint != first
+    assert open_checkpoint(tiny("llama-tied")).fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "used"),
+    [
+        (torch.float32, "auto", torch.float32),
+        (torch.float16, "auto", torch.float32),
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (torch.bfloat16, "fp32", torch.float32),
+        (torch.float32, "bf16", torch.bfloat16),
+        (torch.float32, "bfloat16", torch.bfloat16),
+    ],
+)
+def test_dtype(tiny: MakeTiny, stored: torch.dtype, asked: str, used: torch.dtype) -> None:
+    checkpoint = open_checkpoint(tiny("llama", dtype=stored))
+    assert resolve_dtype(checkpoint, asked) is used
+    stage = load_stage(checkpoint, 1, 2, dtype=asked)
+    assert {x.dtype for x in stage.shard.linears} == {used}
+
+
+def test_unknown_dtype(tiny: MakeTiny) -> None:
+    with pytest.raises(UserError, match="int4"):
+        resolve_dtype(open_checkpoint(tiny("llama")), "int4")
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 2), (2, 2), (3, 2), (0, LAYERS + 1)])
+def test_layers_that_are_not_there(tiny: MakeTiny, first: int, last: int) -> None:
+    with pytest.raises(UserError, match="cannot be a stage"):
+        load_stage(open_checkpoint(tiny("llama")), first, last)
+
+
+def no_config(path: Path) -> None:
+    (path / "config.json").unlink()
+
+
+def bad_json(path: Path) -> None:
+    (path / "config.json").write_text("{not json")
+
+
+def list_config(path: Path) -> None:
+    (path / "config.json").write_text("[1]")
+
+
+def no_layers(path: Path) -> None:
+    edit(path / "config.json", num_hidden_layers=None)
+
+
+def wrong_type(path: Path) -> None:
+    edit(path / "config.json", hidden_size="wide")
+
+
+def no_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+
+
+def pickled_weights(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def truncated(path: Path) -> None:
+    file = path / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def truncated_header(path: Path) -> None:
+    os.truncate(path / "model.safetensors", 300)
+
+
+def empty_weights(path: Path) -> None:
+    os.truncate(path / "model.safetensors", 0)
+
+
+def garbage_header(path: Path) -> None:
+    (path / "model.safetensors").write_bytes((16).to_bytes(8, "little") + b"x" * 64)
+
+
+def lfs_pointer(path: Path) -> None:
+    (path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+
+def index_of_missing_file(path: Path) -> None:
+    edit(path / "model.safetensors.index.json", weight_map={"lm_head.weight": "gone.safetensors"})
+
+
+def index_out_of_directory(path: Path) -> None:
+    edit(path / "model.safetensors.index.json", weight_map={"x": "../model/model.safetensors"})
+
+
+def index_of_missing_tensor(path: Path) -> None:
+    edit(path / "model.safetensors.index.json", weight_map={"nothing": "model.safetensors"})
+
+
+def bad_index(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (no_config, "has no config.json"),
+        (bad_json, "cannot be read"),
+        (list_config, "cannot be read"),
+        (no_layers, "num_hidden_layers"),
+        (wrong_type, "hidden_size"),
+        (no_weights, "neither"),
+        (pickled_weights, "safetensors"),
+        (truncated, "cut off"),
+        (truncated_header, "not a whole"),
+        (empty_weights, "not a whole"),
+        (garbage_header, "cannot be read"),
+        (lfs_pointer, "not a whole"),
+        (index_of_missing_file, "'gone.safetensors'"),
+        (index_out_of_directory, "not there"),
+        (index_of_missing_tensor, "'nothing'"),
+        (bad_index, "cannot be read"),
+    ],
+)
+def test_broken_checkpoints(mine: Path, damage: Callable[[Path], None], says: str) -> None:
+    damage(mine)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        open_checkpoint(mine)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_tensors_and_wrong_shapes(mine: Path, tiny: MakeTiny) -> None:
+    edit(mine / "config.json", num_hidden_layers=LAYERS + 1)
+    with pytest.raises(CheckpointError, match=f"no tensors of layer {LAYERS}"):
+        load_stage(open_checkpoint(mine), 3, LAYERS + 1)
+    edit(mine / "config.json", num_hidden_layers=LAYERS, attention_bias=True)
+    with pytest.raises(CheckpointError, match=r"missing tensors .*bias"):
+        load_stage(open_checkpoint(mine), 0, 1)
+    edit(mine / "config.json", attention_bias=False, intermediate_size=128)
+    with pytest.raises(CheckpointError):
+        load_stage(open_checkpoint(mine), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "recurrent state"),
+        ({"architectures": ["MambaForCausalLM"]}, "recurrent state"),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"num_kv_shared_layers": 10}, "share keys"),
+        ({"num_local_experts": 8}, "mixture-of-experts"),
+        ({"vision_config": {}}, "multimodal"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "'dynamic'"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "not supported; use one of: .*Llama"),
+        ({"architectures": None}, "unknown architecture"),
+    ],
+)
+def test_refusals(mine: Path, changes: dict[str, Any], says: str) -> None:
+    edit(mine / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=says):
+        inspect_checkpoint(mine)
+
+
+@pytest.mark.parametrize("name", ["/no/such/place", "./none", "a/b/c", "~/nothing-here"])
+def test_no_such_directory(name: str) -> None:
+    with pytest.raises(CheckpointError, match="no directory"):
+        locate(name)
+
+
+def test_hub(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(name: str, **_: object) -> str:
+        raise LocalEntryNotFoundError(f"cannot reach the Hub for {name}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(CheckpointError, match=r"some/model is neither .* download it first"):
+        locate("some/model")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(mine))
+    assert locate("some/model") == mine
+    assert checkpoint_module.locate(mine) == mine
+
+
+def tokenizer(path: Path, vocab: object, added: object = ()) -> Path:
+    path.mkdir(exist_ok=True)
+    content = {"model": {"vocab": vocab}, "added_tokens": added}
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    return path
+
+
+def test_tokenizers_must_agree(tmp_path: Path) -> None:
+    target = tokenizer(tmp_path / "target", {"a": 0, "b": 1}, [{"id": 2, "content": "<s>"}])
+    check_vocab(target, tokenizer(tmp_path / "same", {"a": 0, "b": 1, "<s>": 2}))
+    check_vocab(target, tokenizer(tmp_path / "unigram", [["a", 0.1], ["b", 0.2], ["<s>", 0]]))
+    for other in ({"a": 0, "b": 1}, {"a": 1, "b": 0, "<s>": 2}):
+        with pytest.raises(CheckpointError, match="tokenizer mismatch"):
+            check_vocab(target, tokenizer(tmp_path / "other", other))
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        check_vocab(target, tmp_path)
+    (tmp_path / "other" / "tokenizer.json").write_text('{"model": []}')
+    with pytest.raises(CheckpointError, match="not a tokenizer"):
+        check_vocab(target, tmp_path / "other")

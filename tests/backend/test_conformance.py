@@ -1,0 +1,96 @@
+"""The conformance suite, run on the Hugging Face backend and on the toy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from asyncspec.backend.base import StageBackend
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.toy import ToyModel, ToyStage
+from asyncspec.jobs import Admit, Compact, Forward, Row, Rows
+from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import SegmentId
+from backend import conformance
+from backend.conformance import SESSION, MakeStages
+from backend.probe import cut
+
+pytestmark = pytest.mark.torch
+
+VOCAB = 16
+SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
+BACKENDS = ["toy", "float32", "bfloat16"]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def make(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> MakeStages:
+    if request.param == "toy":
+        return toy
+    checkpoint = open_checkpoint(tiny("llama"))
+    made: dict[int, Sequence[StageBackend]] = {}
+
+    def stages(count: int) -> Sequence[StageBackend]:
+        if count not in made:
+            made[count] = cut(checkpoint, count, dtype=request.param)
+        return made[count]
+
+    return stages
+
+
+def toy(count: int) -> Sequence[StageBackend]:
+    model = ToyModel(layers=4, vocab=VOCAB)
+    edges = [4 * i // count for i in range(count + 1)]
+    return [ToyStage(model, a, b) for a, b in pairwise(edges)]
+
+
+@pytest.mark.parametrize("how", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
+    for seed in range(2):
+        conformance.check_tree_equals_sequential(
+            make, VOCAB, seed, stages=stages, length=25, sampling=how
+        )
+
+
+def test_sessions_apart(make: MakeStages) -> None:
+    conformance.check_sessions_apart(make, VOCAB)
+
+
+def test_prompt_needs_no_verdict(make: MakeStages) -> None:
+    conformance.check_prompt_needs_no_verdict(make, VOCAB)
+
+
+def test_release(make: MakeStages) -> None:
+    conformance.check_release(make)
+
+
+def test_wire(make: MakeStages) -> None:
+    conformance.check_wire(make)
+
+
+def test_jobs_that_cannot_be_meant(tiny: Callable[..., Path]) -> None:
+    first, last = cut(open_checkpoint(tiny("llama")), 2)
+    row, segment = Row(0, 0, (0,)), SegmentId(0)
+    with pytest.raises(ValueError, match="never admitted"):
+        first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
+    with pytest.raises(ValueError, match="never admitted"):
+        first.run(Compact(SESSION, 0, (0,)))
+    for stage in (first, last):
+        stage.run(Admit(SESSION, 8, Sampling()))
+        with pytest.raises(ValueError, match="already"):
+            stage.run(Admit(SESSION, 8, Sampling()))
+    for tokens in ((-1,), (10**6,), (1, 2), ()):
+        with pytest.raises(ValueError, match="token"):
+            first.run(Forward(SESSION, segment, 0, (row,), tokens=tokens))
+    with pytest.raises(ValueError, match="last stage"):
+        first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,), judge=(0,)))
+    with pytest.raises(ValueError, match="hidden"):
+        last.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
+    hidden = first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
+    assert isinstance(
+        last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), judge=(0,))),
+        tuple,
+    )
