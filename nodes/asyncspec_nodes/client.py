@@ -6,6 +6,7 @@ Every wait here ends: the link's heartbeats notice a dead node, connecting has a
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator
 
@@ -65,7 +66,7 @@ class Client:
                 f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node?"
             ) from None
         except OSError as error:
-            why = error.strerror or str(error)
+            why = os.strerror(error.errno) if error.errno else str(error)
             raise ClusterError(f"cannot connect to the draft node at {where}: {why}") from None
         return client
 

@@ -89,7 +89,7 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
         "finish_reason": answer.finish_reason,
         "policy": answer.submit.policy,
         "stages": stages,
-        "stats": answer.stats,
+        "stats": {name: _number(name, value) for name, value in answer.stats.items()},
         "guarantee": guarantee,
         "index": answer.index,
         "turn": answer.turn,
@@ -99,6 +99,12 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
     if answer.error is not None:
         fields["error"] = str(answer.error)
     return fields
+
+
+def _number(name: str, value: float) -> float:
+    """Counts as integers; what is measured or divided stays a float."""
+    measured = name.endswith(("seconds", "_rate")) or "_per_" in name
+    return value if measured or not value.is_integer() else int(value)
 
 
 def _write(text: str) -> None:

@@ -23,8 +23,9 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones left out."""
 
-    def is_byte(self, token: int) -> bool:
-        """True for a token that is one raw byte: it means nothing until the run of bytes ends."""
+    def is_loose(self, token: int) -> bool:
+        """True for a token that is one raw byte, which means nothing until the run of bytes ends,
+        and for a special token, which is left out and so does not end the run."""
 
 
 class Detokenizer:
@@ -46,7 +47,7 @@ class Detokenizer:
         if self._codec.reshapes:
             return ""
         end = len(self._ids)
-        while end > self._done and self._codec.is_byte(self._ids[end - 1]):
+        while end > self._done and self._codec.is_loose(self._ids[end - 1]):
             end -= 1
         text = self._codec.decode(self._ids[self._start : end])
         if text.endswith(UNFINISHED) or not text.startswith(self._before):

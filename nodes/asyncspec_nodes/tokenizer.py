@@ -17,7 +17,9 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._bytes: dict[int, bool] = {}
+        added = tokenizer.added_tokens_decoder
+        self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
+        self._loose: dict[int, bool] = {}
 
     @property
     def reshapes(self) -> bool:
@@ -39,13 +41,13 @@ class Tokenizer:
         assert isinstance(text, str)
         return text
 
-    def is_byte(self, token: int) -> bool:
+    def is_loose(self, token: int) -> bool:
         """See ``Codec``."""
-        known = self._bytes.get(token)
+        known = self._loose.get(token)
         if known is None:
             name = self._tokenizer.convert_ids_to_tokens(token)
-            known = isinstance(name, str) and _BYTE.fullmatch(name) is not None
-            self._bytes[token] = known
+            byte = isinstance(name, str) and _BYTE.fullmatch(name) is not None
+            known = self._loose[token] = byte or token in self._special
         return known
 
 

@@ -1,0 +1,232 @@
+"""A user's mistake: one line on stderr, exit code 2, no traceback, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncspec_nodes import cli, node_cli
+from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+
+Change = Callable[[Path], None]
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that ``asyncspec run`` answers with."""
+    return _line(capsys, cli.main, ["run", *argv])
+
+
+def _line(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], argv: list[str]
+) -> str:
+    try:
+        code: object = main(argv)
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2, err
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--stages", "9"], "9 stages are more than the target's 8 layers; use at most 8"),
+        (["--stages", "0"], "--stages is 0; it must be at least 1"),
+        (["--stages", "two"], "invalid int value: 'two'"),
+        (["--policy", "best"], "unknown policy 'best'; there are autoregressive, "),
+        (["--temperature", "-1"], "--temperature is -1; it must be 0 (greedy) or more"),
+        (["--temperature", "nan"], "--temperature is nan"),
+        (["--top-p", "0"], "--top-p is 0"),
+        (["--top-k", "-3"], "--top-k is -3"),
+        (["--min-p", "1"], "--min-p is 1"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be at least 1"),
+        (["--concurrency", "0"], "--concurrency is 0; it must be at least 1"),
+        (["--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
+        (["--mode", "loose"], "argument --mode: invalid choice: 'loose'"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--prompt-file", "b"], "not allowed with argument --prompt"),
+        (["--prompt-file", "/nowhere/prompt"], "cannot read /nowhere/prompt: No such file"),
+        (["--target", "/nowhere/model"], "there is no directory /nowhere/model"),
+        (["--target", str(BUNDLED_TARGET)], "there is no prompt"),
+        (["--draft", "./nowhere"], "there is no directory ./nowhere"),
+        (["--draft", "eagle:head"], "EAGLE drafts are not supported yet"),
+        (["--draft", "none", "--policy", "flowspec"], "policy flowspec needs a token source"),
+        (["--trace", "t.json"], "--trace is not supported yet"),
+        (["--cluster", "home"], "--cluster goes with --connect"),
+        (["--log-dir", "/nowhere/logs"], "--log-dir: there is no directory /nowhere/logs"),
+        (["--connect", "here", "--prompt", "a"], "--connect here is not HOST:PORT"),
+        (["--connect", "h:0", "--prompt", "a"], "--connect h:0 is not HOST:PORT"),
+        (["--connect", "h:1", "--prompt", "a", "--stages", "2"], "--stages is the running cluster"),
+        (["--connect", "h:1", "--prompt", "a", "--check"], "--check needs the target's files"),
+        (["--connect", "h:1", "--prompt", "a", "--policy", "best"], "unknown policy 'best'"),
+        (["--config", "/nowhere/c.toml", "--prompt", "a"], "cannot read the cluster file"),
+        (["--max-new", "3"], "unrecognized arguments: --max-new 3"),
+    ],
+)
+def test_a_wrong_argument(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
+    assert says in complaint(capsys, *argv)
+
+
+def _without(name: str) -> Change:
+    return lambda path: (path / name).unlink()
+
+
+def _written(name: str, text: str) -> Change:
+    def write(path: Path) -> None:
+        (path / name).write_text(text)
+
+    return write
+
+
+def _configured(**values: object) -> Change:
+    def write(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | values))
+
+    return write
+
+
+def _cut_off(path: Path) -> None:
+    weights = max(path.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_without("config.json"), "has no config.json"),
+        (_written("config.json", "{"), "config.json cannot be read"),
+        (_without("tokenizer.json"), "has no tokenizer.json"),
+        (_written("tokenizer.json", "[]"), "is not a tokenizer this program can read"),
+        (_without("model.safetensors"), "has neither model.safetensors nor"),
+        (_written("model.safetensors", "hello"), "is not a whole safetensors file"),
+        (_cut_off, "is cut off before tensor"),
+        (_configured(architectures=["MambaForCausalLM"]), "recurrent state cannot verify a tree"),
+        (_configured(architectures=["NewForCausalLM"]), "NewForCausalLM, which is not supported"),
+        (_configured(num_hidden_layers=0), "needs a positive number as num_hidden_layers"),
+    ],
+)
+@pytest.mark.parametrize("part", ["--target", "--draft"])
+def test_a_broken_checkpoint(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, part: str, change: Change, says: str
+) -> None:
+    model = Path(shutil.copytree(BUNDLED_DRAFT, tmp_path / "model"))
+    change(model)
+    assert says in complaint(capsys, part, str(model), "--stages", "1", "--prompt", "a")
+
+
+def test_a_draft_with_another_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    draft = Path(shutil.copytree(BUNDLED_DRAFT, tmp_path / "draft"))
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = list(vocab)[500:502]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "tokenizer mismatch" in complaint(capsys, "--draft", str(draft))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "has no prompts"),
+        ('{"prompt": "a"}\nnonsense', "line 2 of"),
+        ('{"question": "a"}', 'has neither "prompt" nor "turns"'),
+        ('{"turns": []}', 'has neither "prompt" nor "turns"'),
+        ('{"prompt": 3}', "is not a prompt: Expected `str | null`, got `int`"),
+    ],
+)
+def test_a_wrong_list_of_prompts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, says: str
+) -> None:
+    (tmp_path / "p.jsonl").write_text(content)
+    assert says in complaint(capsys, "--prompts", str(tmp_path / "p.jsonl"))
+
+
+def test_nobody_to_connect_to(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert cli.main(["run", "--connect", f"127.0.0.1:{port}", "--prompt", "a"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"asyncspec: cannot connect to the draft node at 127.0.0.1:{port}: Connection refused\n"
+    )
+
+
+CLUSTER = """
+[target]
+path = "model"
+[[node]]
+rank = 0
+host = "127.0.0.1"
+port = 7700
+[[node]]
+rank = 1
+host = "127.0.0.1"
+port = {port}
+"""
+
+
+def node_complaint(capsys: pytest.CaptureFixture[str], folder: Path, port: int, *argv: str) -> str:
+    """The one line that ``asyncspec-node`` answers with."""
+    (folder / "cluster.toml").write_text(CLUSTER.format(port=port))
+    return _line(capsys, node_cli.main, [*argv, "--config", str(folder / "cluster.toml")])
+
+
+def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = node_complaint(capsys, tmp_path, port, "--role", "verify", "--rank", "1")
+    assert line == (
+        f"asyncspec-node: cannot listen on 127.0.0.1:{port}: the port is in use; "
+        "stop what listens there or change the port of rank 1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--role", "verify", "--rank", "0"], "rank 0 is not a verify node"),
+        (["--role", "draft", "--rank", "1"], "rank 1 is not a draft node"),
+        (["--role", "verify", "--rank", "2"], "has ranks 0 to 1, not 2"),
+        (["--role", "serve", "--rank", "1"], "invalid choice: 'serve'"),
+        (["--role", "verify", "--rank", "1", "--listen-fd", "999"], "--listen-fd 999 is no socket"),
+    ],
+)
+def test_a_node_that_is_started_wrongly(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], says: str
+) -> None:
+    assert says in node_complaint(capsys, tmp_path, 7701, *argv)
+
+
+def test_the_parent_never_imports_torch() -> None:
+    code = (
+        "import sys\n"
+        "from asyncspec_nodes import cli, run\n"
+        "assert cli.main(['run', '--stages', '9']) == 2\n"
+        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["policies"]) == 0
+    assert "flowspec " in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("asyncspec 0.")

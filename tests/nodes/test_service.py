@@ -1,0 +1,150 @@
+"""The draft node's text service: what is refused, what is passed on, what the client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Cancelled, Emit, Finish, Submitted
+from asyncspec_nodes.rules import Rules
+from asyncspec_nodes.service import TextService
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+
+ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
+RULES = Rules(context_length=10, eos=frozenset({0}), policy="flowspec")
+
+
+class Letters:
+    """A tokenizer with a token per character."""
+
+    reshapes = False
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(ord(c) for c in text.strip())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def is_loose(self, token: int) -> bool:
+        return False
+
+
+class Inbox:
+    """A client's end."""
+
+    def __init__(self) -> None:
+        self.got: list[Output | Finished] = []
+
+    def send(self, message: Output | Finished, /) -> None:
+        self.got.append(message)
+
+
+class World:
+    """A service and what it has fed to its machine."""
+
+    def __init__(self, rules: Rules = RULES, most: int = 2) -> None:
+        self.fed: list[Submitted | Cancelled] = []
+        self.service = TextService(Letters(), rules, self.fed.append, most=most)
+        self.inbox = Inbox()
+
+    def ask(self, submit: Submit = ASK) -> None:
+        self.service.client(self.inbox, submit)
+
+
+def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
+    world = World()
+    world.ask()
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    request = submitted.request
+    assert request.prompt == (97, 98, 99)
+    assert request.max_new_tokens == 5
+    assert request.stop_tokens == {0}
+    assert request.policy == "flowspec"
+    world.service.emit(Emit(request.request, (120, 121)))
+    world.service.finish(Finish(request.request, "stop", {"new_tokens": 2.0}))
+    assert world.inbox.got == [
+        Output(7, (120, 121), "xy"),
+        Finished(7, "stop", "", {"new_tokens": 2.0}),
+    ]
+
+
+def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
+    world = World()
+    world.ask(replace(ASK, max_new_tokens=100, ignore_eos=True))
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    assert submitted.request.max_new_tokens == 7
+    assert submitted.request.stop_tokens == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": "  "}, "the prompt has no tokens"),
+        ({"prompt": "x" * 10}, "10 tokens, but the target's context is 10, answer included"),
+        ({"prompt": "x" * 5_000_000}, "more than 4194304 bytes"),
+        ({"max_new_tokens": 0}, "max-new-tokens is 0"),
+        ({"policy": "best"}, "unknown policy 'best'; there are autoregressive"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"top_p": 0.0}, "top-p is 0"),
+        ({"top_p": 1.5}, "top-p is 1.5"),
+        ({"top_k": -1}, "top-k is -1"),
+        ({"min_p": 1.0}, "min-p is 1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1 << 63}, "below 2**63"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_at_no_cost(change: dict[str, object], says: str) -> None:
+    world = World()
+    world.ask(replace(ASK, **change))
+    assert world.fed == []
+    (finished,) = world.inbox.got
+    assert isinstance(finished, Finished)
+    assert finished.reason == "error"
+    assert finished.stats == {}
+    assert says in finished.detail
+    assert "\n" not in finished.detail
+
+
+def test_without_a_token_source_only_policies_that_need_none_work() -> None:
+    world = World(replace(RULES, drafts=False))
+    world.ask()
+    world.ask(replace(ASK, policy="autoregressive"))
+    assert len(world.fed) == 1
+    (finished,) = world.inbox.got
+    assert isinstance(finished, Finished)
+    assert "needs a token source" in finished.detail
+
+
+def test_cancelling_and_leaving_cancel_the_right_requests() -> None:
+    world, other = World(most=4), Inbox()
+    world.ask()
+    world.ask(replace(ASK, request=8))
+    world.service.client(other, ASK)
+    numbers = [s.request.request for s in world.fed if isinstance(s, Submitted)]
+    world.fed.clear()
+    world.service.client(world.inbox, Cancel(8))
+    world.service.client(world.inbox, Cancel(99))
+    assert world.fed == [Cancelled(numbers[1])]
+    world.fed.clear()
+    world.service.client_gone(other)
+    assert world.fed == [Cancelled(numbers[2])]
+
+
+def test_too_many_requests_and_numbers_in_use() -> None:
+    world = World(most=2)
+    world.ask()
+    with pytest.raises(RemoteProtocolError, match="request 7 is still running"):
+        world.ask()
+    world.ask(replace(ASK, request=8))
+    world.ask(replace(ASK, request=9))
+    (finished,) = world.inbox.got
+    assert isinstance(finished, Finished)
+    assert finished.detail == "2 requests are waiting already; try again later"

@@ -1,0 +1,127 @@
+"""Text comes in pieces whose sum is the decoded whole, and no piece ends inside a character."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from asyncspec_nodes.text import UNFINISHED, Detokenizer
+
+
+class Raw:
+    """A ``Codec`` on the tokenizers library alone."""
+
+    reshapes = False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def is_loose(self, token: int) -> bool:
+        name = self.tokenizer.id_to_token(token) or ""
+        return name in ("<s>", "<|end|>") or re.fullmatch(r"<0x[0-9A-F]{2}>", name) is not None
+
+
+def byte_level() -> Raw:
+    """GPT-2's kind: every byte is a letter."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [a + b for a in letters[60:90] for b in ("ł", "a", "Ġ")]
+    names = dict.fromkeys([*letters, *pairs])
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return Raw(tokenizer)
+
+
+def fallback(*, strip: bool) -> Raw:
+    """Llama 2's kind (``strip``), and Gemma's: words with a mark for the space, and raw bytes."""
+    names = ["<unk>", "<s>", "▁", "▁▁", "a", "bc", "▁d", "▁ef", "é", "世", "🙂", UNFINISHED]
+    names += [f"<0x{byte:02X}>" for byte in range(256)]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
+    parts: list[decoders.Decoder] = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if strip:
+        parts.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    return Raw(tokenizer)
+
+
+CODECS = {
+    "byte level": byte_level(),
+    "byte fallback, strip": fallback(strip=True),
+    "byte fallback": fallback(strip=False),
+}
+
+
+def stream(codec: Raw, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
+    """The pieces for ``ids``, given in portions that end at ``cuts``."""
+    detokenizer = Detokenizer(codec)
+    ends = [*sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    starts = [0, *ends[:-1]]
+    pieces = [detokenizer.push(ids[a:b]) for a, b in zip(starts, ends, strict=True)]
+    return [*pieces, detokenizer.finish()]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(data=st.data())
+def test_pieces_add_up_to_the_whole(name: str, data: st.DataObject) -> None:
+    codec = CODECS[name]
+    token = st.integers(0, codec.tokenizer.get_vocab_size() - 1)
+    ids = data.draw(st.lists(token, max_size=30))
+    cuts = data.draw(st.lists(st.integers(0, 1000), max_size=30))
+    assert "".join(stream(codec, ids, cuts)) == codec.decode(ids)
+
+
+@pytest.mark.parametrize("first", ["<0x00>", "a", "▁"])
+def test_a_special_token_does_not_end_a_run_of_bytes(first: str) -> None:
+    codec = CODECS["byte fallback"]
+    ids = [codec.tokenizer.token_to_id(name) for name in (first, "<s>", "<0x80>")]
+    assert "".join(stream(codec, ids, range(4))) == codec.decode(ids)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(data=st.data())
+def test_real_text_never_shows_half_a_character(name: str, data: st.DataObject) -> None:
+    codec = CODECS[name]
+    text = data.draw(st.text("ab é世🙂\n", max_size=12))
+    ids = [
+        i
+        for byte in text.encode()
+        for i in (codec.tokenizer.token_to_id(f"<0x{byte:02X}>"),)
+        if i is not None
+    ] or codec.tokenizer.encode(byte_letters(text)).ids
+    pieces = stream(codec, ids, range(len(ids)))
+    assert not any(UNFINISHED in piece for piece in pieces)
+    assert "".join(pieces) == codec.decode(ids)
+
+
+def byte_letters(text: str) -> str:
+    """``text`` in the letters that ByteLevel has for bytes."""
+    return "".join(p for p, _ in pre_tokenizers.ByteLevel(False, False).pre_tokenize_str(text))
+
+
+def test_text_streams_and_does_not_wait_for_the_end() -> None:
+    codec = CODECS["byte level"]
+    ids = codec.tokenizer.encode(byte_letters("one two three")).ids
+    assert "".join(stream(codec, ids, range(len(ids)))[:-1]) == "one two three"
+
+
+def test_a_tokenizer_that_reshapes_is_decoded_at_the_end() -> None:
+    class Reshaping(Raw):
+        reshapes = True
+
+    codec = Reshaping(CODECS["byte level"].tokenizer)
+    ids = codec.tokenizer.encode(byte_letters("one two")).ids
+    assert stream(codec, ids, [3]) == ["", "", "one two"]
