@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
+# Tests write ids as plain numbers and look into messages they know.
+TEST_TYPES := --disable-error-code arg-type --disable-error-code union-attr --no-warn-unused-ignores
 PROMPT ?= Once upon a time there was a little fox who lived in a big forest. One day, the fox
 
 # One thread per process: parallelism comes from the stages, and the cores are shared.
@@ -48,7 +50,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
-	$(BIN)/mypy tests
+	$(BIN)/mypy $(TEST_TYPES) tests
 
 imports: $(STAMP)
 	$(BIN)/lint-imports

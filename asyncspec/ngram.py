@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from asyncspec.errors import AsyncSpecError
 from asyncspec.grow import TIP, Proposal, beam
-from asyncspec.jobs import Expand, Release, SourceJob
+from asyncspec.jobs import Release, SourceJob
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expanded
+from asyncspec_protocol.messages import Expand, Expanded
 
 # How far a continuation is trusted after a match of so many tokens; longer ones as the last.
 TRUST = {1: 0.3, 2: 0.55, 3: 0.75, 4: 0.85}

@@ -54,7 +54,8 @@ def place(
     rows: list[Row] = []
     for node, parent in zip(ids, parents, strict=True):
         if parent == slots.tip:
-            position, line = slots.committed, ()
+            position = slots.committed
+            line: tuple[int, ...] = ()
         elif parent in slot_of:
             position = seats[parent].position + 1
             line = lines.get(parent) or _line(parent, seats, slot_of)

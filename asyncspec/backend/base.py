@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from asyncspec_protocol.messages import Expanded
 from msgspec import Struct
 
 from asyncspec.jobs import Rows, SourceJob, StageJob
+from asyncspec_protocol.messages import Expanded
 
 
 class WireTensor(Struct, frozen=True):

@@ -77,7 +77,8 @@ def test_no_policy_waits_for_ever(policy: Policy, view: View) -> None:
 
 @given(st.integers(0, 300), st.integers(1, 9), st.integers(1, 40))
 def test_pieces_are_near_equal_and_bounded(count: int, pieces: int, longest: int) -> None:
-    sizes, left = [], count
+    sizes: list[int] = []
+    left = count
     while left:
         sizes.append(share(left, pieces - len(sizes), longest))
         left -= sizes[-1]
@@ -89,7 +90,8 @@ def test_pieces_are_near_equal_and_bounded(count: int, pieces: int, longest: int
 
 def test_flowspec_pieces_of_the_papers_tree() -> None:
     """L_init 80, L_seg 16, one draft node and four stages: five pieces of 16."""
-    sizes, left = [], 80
+    sizes: list[int] = []
+    left = 80
     while left:
         sizes.append(share(left, 5 - len(sizes), 16))
         left -= sizes[-1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
+
 from asyncspec.actor.machine import Cancelled
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
@@ -44,7 +46,7 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
             ends = await asyncio.gather(*(cluster.ask(request) for request in asked))
             for request, end in zip(asked, ends, strict=True):
                 expected = decode(
-                    lambda tokens, r=request: cluster.model.next_token(tokens, r.sampling),
+                    partial(cluster.model.next_token, sampling=request.sampling),
                     request.prompt,
                     request.max_new_tokens,
                 )
@@ -57,9 +59,7 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
 
 
 @pytest.mark.parametrize("victim", [1, 2, 3])
-def test_a_stage_may_die_and_come_back_without_losing_the_answer(
-    run: Runner, victim: int
-) -> None:
+def test_a_stage_may_die_and_come_back_without_losing_the_answer(run: Runner, victim: int) -> None:
     async def main() -> None:
         async with LocalCluster(3) as cluster:
             request = ask(0, max_new_tokens=3000, policy="autoregressive", prompt=(1, 2))

@@ -1,0 +1,292 @@
+"""Real processes on loopback: the same tokens as Hugging Face alone, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import torch
+import transformers
+
+from asyncspec.errors import ClusterError, UserError
+from asyncspec_nodes import cli
+from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.config_tables import Config, DraftTable, TargetTable
+from asyncspec_nodes.local import LocalCluster, local_config
+from asyncspec_nodes.reports import Loading, Report
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch]
+
+START = 100.0
+"""Seconds a cluster may take to start here, on shared cores."""
+
+PROMPTS = [
+    "Once upon a time there was a little fox",
+    "Tom and Lily went to the park. They saw",
+    "The cat sat",
+]
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer target with the demo models' tokenizer and a short context."""
+    path = tmp_path_factory.mktemp("tiny")
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=2048,
+        max_position_embeddings=4096,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+    )
+    generator = torch.random.get_rng_state()
+    torch.manual_seed(5)
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    torch.random.set_rng_state(generator)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_TARGET / name, path)
+    return path
+
+
+class Background:
+    """A local cluster that runs on an event loop of its own thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.cluster = LocalCluster(config, lambda report: None)
+        self.name = config.cluster.name
+        asyncio.run_coroutine_threadsafe(self.cluster.__aenter__(), self._loop).result(START)
+
+    def ask(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+        """``asyncspec run --connect``: exit code and both outputs."""
+        host, port = self.cluster.address
+        where = ["--connect", f"{host}:{port}", "--cluster", self.name]
+        code = cli.main(["run", *where, *argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    def close(self) -> None:
+        ending = self.cluster.__aexit__(None, None, None)
+        asyncio.run_coroutine_threadsafe(ending, self._loop).result(START)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START)
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Background]:
+    """The bundled models, three stages."""
+    target = TargetTable(path=str(BUNDLED_TARGET))
+    draft = DraftTable(source=str(BUNDLED_DRAFT))
+    background = Background(local_config(target, draft, 3, 4))
+    yield background
+    background.close()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def generate(path: Path, prompt: str, count: int) -> tuple[list[int], str]:
+    """What Hugging Face alone makes of a prompt, greedily: new tokens and their text."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    with torch.inference_mode():
+        tokens = model.generate(**inputs, max_new_tokens=count, do_sample=False)
+    new = tokens[0, inputs["input_ids"].shape[1] :].tolist()
+    return new, tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_a_list_of_prompts_equals_generate(
+    demo: Background, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": p, "id": f"p{i}"}) + "\n" for i, p in enumerate(PROMPTS))
+    )
+    argv = ["--prompts", str(file), "--json", "--concurrency", "3"]
+    code, out, err = demo.ask(capsys, *argv, "--max-new-tokens", str(TOKENS))
+    assert (code, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["id"] for answer in answers] == ["p0", "p1", "p2"]
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens, text = generate(BUNDLED_TARGET, prompt, TOKENS)
+        assert answer["token_ids"] == tokens
+        assert answer["text"] == text
+        assert answer["stats"]["new_tokens"] == len(tokens)
+
+
+def test_one_seed_gives_one_text_whatever_the_policy(
+    demo: Background, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled = ["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--max-new-tokens", "20"]
+    texts = []
+    for policy in ("autoregressive", "chunked", "flowspec"):
+        code, out, _ = demo.ask(capsys, "--prompt", PROMPTS[0], *sampled, "--policy", policy)
+        assert code == 0
+        texts.append(out)
+    assert texts == [texts[0]] * 3
+    _, other, _ = demo.ask(capsys, "--prompt", PROMPTS[0], *sampled, "--seed", "12")
+    assert other != texts[0]
+
+
+def test_turns_of_a_conversation_follow_each_other(
+    demo: Background, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "turns.jsonl"
+    file.write_text(json.dumps({"turns": ["One day", "Then"]}))
+    code, out, _ = demo.ask(capsys, "--prompts", str(file), "--json", "--max-new-tokens", "6")
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert code == 0
+    assert (first["turn"], second["turn"]) == (0, 1)
+    prompt = f"One day{first['text']}\n\nThen"
+    assert second["token_ids"] == generate(BUNDLED_TARGET, prompt, 6)[0]
+
+
+def test_a_prompt_longer_than_the_context(
+    demo: Background, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = demo.ask(capsys, "--prompt", "fox " * 3000, "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("asyncspec: the prompt has ")
+    assert err.endswith("the target's context is 1024, answer included; shorten the prompt\n")
+
+
+def test_another_cluster_is_not_served(
+    demo: Background, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = demo.ask(capsys, "--prompt", "a", "--cluster", "office")
+    assert (code, out) == (1, "")
+    assert "refuses this client: cluster 'office' meets cluster" in err
+    assert err.count("\n") == 1
+
+
+def command(*argv: str) -> list[str]:
+    """``asyncspec run`` as a process."""
+    return [sys.executable, "-m", "asyncspec_nodes.cli", "run", *argv]
+
+
+def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
+    argv = ["--stages", "1", "--prompt", PROMPTS[1], "--max-new-tokens", "16", "--check", "--json"]
+    done = subprocess.run(
+        command(*argv, "--log-dir", str(tmp_path)), capture_output=True, text=True, timeout=START
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[1], 16)[0]
+    assert answer["check"]["equal"]
+    assert answer["check"]["sentence"] == "equal to the sequential decoder: 16 of 16 tokens"
+    assert (answer["stages"], answer["policy"]) == (1, "flowspec")
+    needed = "new_tokens prompt_tokens rounds decode_seconds tokens_per_second tokens_per_round"
+    needed += " hit_rate wasted_rows bytes_sent turns passes"
+    assert set(needed.split()) <= answer["stats"].keys()
+    logs = "".join(file.read_text() for file in tmp_path.iterdir())
+    assert "ready" in logs
+    assert "Tom and Lily" not in logs
+
+
+class Running:
+    """``asyncspec run`` in the middle of a long answer."""
+
+    def __init__(self, target: Path, stages: int) -> None:
+        argv = ["--target", str(target), "--draft", "none", "--stages", str(stages)]
+        argv += ["--prompt", "fox", "--max-new-tokens", "4000", "--ignore-eos"]
+        self.process = subprocess.Popen(
+            command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.read(1), self.process.communicate()[1]
+        self.nodes = psutil.Process(self.process.pid).children(recursive=True)
+        assert len(self.nodes) == stages + 1
+        self.ports = [c.laddr.port for n in self.nodes for c in n.net_connections("tcp")]
+
+    def stage(self, rank: int) -> psutil.Process:
+        """The process of a rank."""
+        (found,) = (n for n in self.nodes if f"--rank {rank} " in " ".join(n.cmdline()))
+        return found
+
+    def ended(self) -> str:
+        """Wait for the end of everything; what was said on stderr."""
+        _, err = self.process.communicate(timeout=30)
+        gone, alive = psutil.wait_procs(self.nodes, timeout=30)
+        assert alive == []
+        assert len(gone) == len(self.nodes)
+        listening = {
+            c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN
+        }
+        assert not listening & set(self.ports)
+        return err
+
+
+def test_a_stage_killed_in_the_middle_is_named(tiny: Path) -> None:
+    running = Running(tiny, 2)
+    running.stage(2).kill()
+    assert running.ended() == "asyncspec: stage 2 was killed by SIGKILL\n"
+    assert running.process.returncode == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_every_process(tiny: Path, signum: signal.Signals) -> None:
+    running = Running(tiny, 1)
+    running.process.send_signal(signum)
+    assert running.ended() == "asyncspec: interrupted\n"
+    assert running.process.returncode == 1
+
+
+def test_nodes_do_not_outlive_a_killed_parent(tiny: Path) -> None:
+    running = Running(tiny, 1)
+    running.process.kill()
+    assert running.ended() == ""
+
+
+def start(config: Config, heard: Any) -> None:
+    """Start a cluster and stop it at once."""
+
+    async def inside() -> None:
+        async with LocalCluster(config, heard):
+            pass
+
+    asyncio.run(inside())
+
+
+def test_a_node_killed_while_it_loads_is_named(tiny: Path) -> None:
+    config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "autoregressive"), 2, 1)
+
+    def kill(report: Report) -> None:
+        if report == Loading(2, "torch"):
+            for child in psutil.Process().children():
+                if "--rank 2 " in " ".join(child.cmdline()):
+                    os.kill(child.pid, signal.SIGKILL)
+
+    with pytest.raises(ClusterError, match="stage 2 was killed by SIGKILL"):
+        start(config, kill)
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_node_that_finds_a_mistake_passes_it_on(tiny: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(tiny, tmp_path / "broken"))
+    settings = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(settings | {"hidden_act": "no such thing"}))
+    config = local_config(TargetTable(path=str(broken)), DraftTable("none", "autoregressive"), 1, 1)
+    config = msgspec.structs.replace(config, draft=DraftTable("none", "flowspec"))
+    with pytest.raises(UserError, match="needs a token source"):
+        start(config, lambda report: None)
+    assert psutil.Process().children(recursive=True) == []
