@@ -115,10 +115,11 @@ def test_a_finished_run_only_measures_again(trained: Path) -> None:
     assert (trained / "work" / "target.pt").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("other", [("--seed", "9"), ("--tokens", "2600")])
 def test_other_settings_need_a_fresh_start(
-    trained: Path, capsys: pytest.CaptureFixture[str]
+    other: tuple[str, str], trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments(trained, trained / "corpus"), "--seed", "9"]) == 2
+    assert main([*arguments(trained, trained / "corpus"), *other]) == 2
     assert "--fresh" in capsys.readouterr().err
 
 

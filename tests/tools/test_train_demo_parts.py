@@ -16,7 +16,8 @@ from tools.train_demo.agreement import Tally
 from tools.train_demo.attention import plain_attention
 from tools.train_demo.checkpoint import Checkpoint
 from tools.train_demo.data import Document, hold_out
-from tools.train_demo.eagle import EagleHead, HeadSize, head_guesses
+from tools.train_demo.eagle import EagleHead, HeadSize
+from tools.train_demo.eagle_training import head_guesses
 from tools.train_demo.exclude import cut, load_prompts, runs_of
 from tools.train_demo.llama import build_llama, next_token_loss
 from tools.train_demo.muon import orthogonalised
@@ -149,7 +150,7 @@ def run_tiny(path: Path, stop_at: int | None) -> dict[str, torch.Tensor]:
     setting = Setting(
         QUICK, small_batches(), Group(0, 1), torch.device("cpu"), Console(file=io.StringIO())
     )
-    progress = train(Stage("t", model, loss, Budget(1.0, 640)), setting, Checkpoint(path, "x"))
+    progress = train(Stage("target", model, loss, Budget(1.0, 640)), setting, Checkpoint(path, "x"))
     assert progress.finished
     assert progress.step == 11
     return dict(model.state_dict())

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from .distil import teach
-from .eagle import EagleHead, head_guesses
+from .eagle import EagleHead
+from .eagle_training import head_guesses
 
 TOPS = (1, 4, 8)
 

@@ -50,11 +50,17 @@ class Checkpoint:
         if not self.path.exists():
             return Progress()
         state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
-        if state["fingerprint"] != self.fingerprint:
-            raise UserError(
-                f"{self.path} comes from other settings: give --fresh or another --work"
-            )
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         return Progress(**state["progress"])
+
+    def check(self) -> None:
+        """Raise `UserError` if the file belongs to another run."""
+        if not self.path.exists():
+            return
+        state = torch.load(self.path, weights_only=True, map_location="cpu", mmap=True)
+        if state["fingerprint"] != self.fingerprint:
+            raise UserError(
+                f"{self.path} comes from other settings: remove it, or give --fresh or --work"
+            )

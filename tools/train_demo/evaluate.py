@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .agreement import Tally, Trio, agreement
-from .eagle import build_head
+from .eagle_training import build_head
 from .llama import next_token_loss, parameter_count
 from .prepare import Prepared
 from .tokenizer import EOS_ID

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 from .attention import use_plain_attention
 from .checkpoint import Checkpoint, Progress
 from .distil import draft_loss
-from .eagle import EagleHead, build_head, eagle_loss
+from .eagle import EagleHead
+from .eagle_training import build_head, eagle_loss
 from .evaluate import measure
 from .export import export
 from .llama import build_llama, next_token_loss
@@ -29,8 +31,13 @@ if TYPE_CHECKING:
     from .options import Options
 
 
+STAGES = ("target", "draft", "eagle")
+
+
 def run(options: Options) -> None:
     """Train all three models, measure them and write them to `options.out`."""
+    for name in STAGES:
+        checkpoint_of(name, options).check()
     run_workers(train_all, options)
 
 
@@ -73,18 +80,38 @@ def _setting(options: Options, group: Group) -> Setting:
     )
 
 
-def _train(name: str, model: nn.Module, loss: Any, options: Options, setting: Setting) -> Progress:
-    share = options.recipe.stage_share[name]
+def budget_of(name: str, options: Options) -> Budget:
+    """The part of the run's time or tokens that stage `name` gets."""
     # The small models have learnt what they can after half of the target's tokens.
     part = 1.0 if name == "target" else 0.5
-    budget = Budget(
-        seconds=60 * options.minutes * share,
+    return Budget(
+        seconds=60 * options.minutes * options.recipe.stage_share[name],
         tokens=None if options.tokens is None else max(1, int(options.tokens * part)),
     )
-    fingerprint = json.loads(Prepared(options.work).notes.read_text())["fingerprint"]
-    checkpoint = Checkpoint(options.work / f"{name}.pt", fingerprint)
+
+
+def checkpoint_of(name: str, options: Options) -> Checkpoint:
+    """The file of one stage, marked with all that its weights depend on.
+
+    Stage by stage, so that another draft model does not cost another target.
+    """
+    corpus = json.loads(Prepared(options.work).notes.read_text())["fingerprint"]
+    before = "" if name == "target" else checkpoint_of("target", options).fingerprint
+    recipe = options.recipe
+    settings = (
+        recipe.draft if name == "draft" else recipe.target,
+        (recipe.context, recipe.rows[name], sorted(recipe.mix.items())),
+        (recipe.muon_rate, recipe.adam_rate, recipe.weight_decay, recipe.warmup),
+        (budget_of(name, options), options.workers),
+    )
+    digest = hashlib.sha256(repr((name, corpus, before, settings)).encode()).hexdigest()[:16]
+    return Checkpoint(options.work / f"{name}.pt", digest)
+
+
+def _train(name: str, model: nn.Module, loss: Any, options: Options, setting: Setting) -> Progress:
     model.train()
-    return train(Stage(name, model, loss, budget), setting, checkpoint)
+    stage = Stage(name, model, loss, budget_of(name, options))
+    return train(stage, setting, checkpoint_of(name, options))
 
 
 def _finish(

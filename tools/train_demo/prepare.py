@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -60,7 +60,7 @@ def prepare(options: Options, corpus: dict[str, list[Document]]) -> Prepared:
     if done.notes.exists():
         if json.loads(done.notes.read_text())["fingerprint"] != fingerprint:
             raise UserError(
-                f"{options.work} holds a run with other settings: give --fresh or another --work"
+                f"{options.work} holds a run on other texts: give --fresh or another --work"
             )
         return done
     console, began = Console(), time.monotonic()
@@ -99,12 +99,11 @@ def _write(done: Prepared, kind: str, split: Split, tokenizer: Tokenizer, cut_: 
 def _fingerprint(
     options: Options, corpus: dict[str, list[Document]], banned: set[tuple[str, ...]]
 ) -> str:
+    """Names everything the token streams depend on."""
     digest = hashlib.sha256()
-    recipe = asdict(options.recipe)
-    del recipe["sample"]  # may change after training
-    digest.update(json.dumps(recipe, sort_keys=True).encode())
-    digest.update(f"{options.seed} {options.minutes} {options.tokens}".encode())
-    digest.update(str(len(banned)).encode())
+    recipe = options.recipe
+    settings = (recipe.vocab, recipe.held_out_share, recipe.max_positions, options.seed)
+    digest.update(repr((settings, sorted(banned))).encode())
     for documents in corpus.values():
         for document in documents:
             digest.update(f"{document.name} {len(document.text)}".encode())

@@ -57,7 +57,7 @@ def train(stage: Stage, setting: Setting, checkpoint: Checkpoint) -> Progress:
     reporter = _Reporter(stage.name, setting.console, group.chief, progress)
     saved_at = before
     while not progress.finished:
-        rows = setting.batches.rows(stage.name, progress.step, group.rank, recipe.rows)
+        rows = setting.batches.rows(stage.name, progress.step, group.rank, recipe.rows[stage.name])
         loss = _gradients(stage, setting, rows.to(setting.device))
         used = stage.budget.progress(progress.seconds, progress.tokens)
         loss, used = _average(stage.model, group, loss, used)
