@@ -53,12 +53,20 @@ class RecordingShell:
         self.changes: asyncio.Queue[tuple[int, bool, str]] = asyncio.Queue()
         self.asked: asyncio.Queue[Submit | Cancel] = asyncio.Queue()
         self.gone: asyncio.Queue[Link] = asyncio.Queue()
+        self._news = asyncio.Event()
+
+    async def has(self, request: int, count: int) -> None:
+        """Wait until a request has so many tokens."""
+        while len(self.tokens.get(request, ())) < count:
+            self._news.clear()
+            await self._news.wait()
 
     def end(self, request: int) -> asyncio.Future[Finish]:
         return self.ends.setdefault(request, asyncio.get_running_loop().create_future())
 
     def emit(self, effect: Emit) -> None:
         self.tokens.setdefault(effect.request, []).extend(effect.tokens)
+        self._news.set()
 
     def finish(self, effect: Finish) -> None:
         self.end(effect.request).set_result(effect)

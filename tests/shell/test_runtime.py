@@ -65,12 +65,10 @@ def test_a_stage_may_die_and_come_back_without_losing_the_answer(run: Runner, vi
             request = ask(0, max_new_tokens=3000, policy="autoregressive", prompt=(1, 2))
             end = asyncio.ensure_future(cluster.ask(request))
             shell = cluster.shells[0]
-            while len(shell.tokens.get(0, ())) < 50:
-                await asyncio.sleep(0)
+            await shell.has(0, 50)
             await cluster.stop(victim)
             cluster.start(victim)
-            while len(shell.tokens[0]) < 120:
-                await asyncio.sleep(0)
+            await shell.has(0, 120)
             cluster.nodes[0].feed(CANCEL)
             finish = await end
             assert finish.stats["sessions"] == 2
