@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, assert_never
@@ -158,7 +159,7 @@ class Runtime(Generic[S]):
     def _step(self, event: Input) -> None:
         self._recent.append(_brief(event))
         try:
-            self.state, effects = self._machine.step(self.state, event, self._loop.time())
+            self.state, effects = self._machine.step(self.state, event, time.monotonic())
         except RemoteProtocolError as error:
             peer = error.peer
             if peer is None and isinstance(event, Received):
@@ -211,7 +212,9 @@ class Runtime(Generic[S]):
         if (old := self._timers.pop(timer, None)) is not None:
             old.cancel()
         if at is not None:
-            self._timers[timer] = self._loop.call_at(at, self._fire, timer)
+            # A machine's clock is finer than some event loops' own.
+            delay = max(0.0, at - time.monotonic())
+            self._timers[timer] = self._loop.call_later(delay, self._fire, timer)
 
     def _fire(self, timer: str) -> None:
         del self._timers[timer]
