@@ -164,10 +164,11 @@ class Runtime(Generic[S]):
             peer = error.peer
             if peer is None and isinstance(event, Received):
                 peer = event.peer
-            link = None if peer is None else self._mesh.links.get(Rank(peer))
-            if link is None:
+            if peer is None:
                 raise
-            link.refuse(Fault("protocol", error.text))
+            link = self._mesh.links.get(Rank(peer))
+            if link is not None:  # else it is gone, and what it said is void
+                link.refuse(Fault("protocol", error.text))
             return
         for effect in effects:
             self._perform(effect)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncspec.actor.machine import Cancelled
+from asyncspec.actor.machine import Cancelled, Received
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Verdict
 from cluster import ask
 from shell.local import LocalCluster
 
@@ -77,6 +79,21 @@ def test_a_stage_may_die_and_come_back_without_losing_the_answer(run: Runner, vi
             )
             written = tuple(shell.tokens[0])
             assert written[:130] == expected[: len(written)]
+
+    run(main())
+
+
+def test_a_peers_mistake_costs_it_its_link_and_nothing_else(run: Runner) -> None:
+    async def main() -> None:
+        async with LocalCluster(2) as cluster:
+            await cluster.ask(ask(0, max_new_tokens=3))
+            never_opened = Verdict(SessionId(99), SegmentId(0), Version(0), (), ())
+            cluster.nodes[0].feed(Received(Rank(2), never_opened))
+            shell = cluster.shells[0]
+            while (await shell.changes.get()) != (2, False, "session 99 was never opened"):
+                pass
+            finish = await cluster.ask(ask(1, max_new_tokens=9))
+            assert finish.reason == "length"
 
     run(main())
 
