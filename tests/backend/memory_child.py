@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint

@@ -70,7 +70,8 @@ def test_greedy_takes_the_lowest_of_the_best(logits: list[float]) -> None:
     seed=st.integers(0, 2**32),
     temperature=st.floats(0.2, 2),
     top_k=st.integers(0, 30),
-    top_p=st.floats(0.1, 1),
+    # Closer to 1 transformers' sum, from the other end, rounds differently.
+    top_p=st.one_of(st.just(1.0), st.floats(0.1, 0.9999)),
     min_p=st.floats(0, 0.5),
 )
 def test_filters_are_those_of_transformers(

@@ -34,12 +34,21 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
 ALTERNATING = ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-rope3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
     # Odd widths: cos, sin and the head's vectors have ragged ends as well.
     "llama-odd": (
         "llama",

@@ -7,8 +7,6 @@ used; what does not hold is done without, and if equality still fails the stage 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from asyncspec.backend.hf.cache import TreeCache
@@ -98,31 +96,30 @@ def _blind(kv_heads: int, rows: int, length: int, columns: int) -> bool:
     return torch.equal(got[:, :ROW_MULTIPLE], want)
 
 
-def confirm(stage: Any) -> Guarantee:
-    """Run the stage itself over a short path, one row per pass, and again inside a tree."""
-    shard: Shard = stage.shard
-    if not stage.recipe.blind_rows:
+def confirm(shard: Shard, recipe: Recipe) -> Guarantee:
+    """Run the layers themselves over a short path, one row per pass, and again inside a tree."""
+    if not recipe.blind_rows:
         return "tolerance"
-    inputs = _probe_inputs(shard, _PREFIX + 2 * _PATH)
-    alone = _path_alone(stage, inputs)
-    in_tree = _path_in_tree(stage, inputs)
+    inputs = _probe_inputs(shard, 2 * _PATH)
+    alone = _path_alone(shard, recipe, inputs)
+    in_tree = _path_in_tree(shard, recipe, inputs)
     return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
 
 
-def _path_alone(stage: Any, inputs: torch.Tensor) -> torch.Tensor:
+def _path_alone(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.Tensor:
     """Outputs [_PATH, width] of the path's rows, one row per pass."""
-    cache = _prefilled(stage, inputs)
+    cache = _made_up(shard)
     outputs = []
     for i in range(_PATH):
         slot = _PREFIX + i
         row = Row(slot=slot, position=slot, visible=(slot,))
-        outputs.append(_outputs(stage, cache, slot, [row], inputs[slot : slot + 1]))
+        outputs.append(_outputs(shard, recipe, cache, slot, [row], inputs[i : i + 1]))
     return torch.cat(outputs)
 
 
-def _path_in_tree(stage: Any, inputs: torch.Tensor) -> torch.Tensor:
+def _path_in_tree(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.Tensor:
     """The same rows, each beside a sibling, in two passes; siblings keep their slots."""
-    cache = _prefilled(stage, inputs)
+    cache = _made_up(shard)
     rows: list[Row] = []
     order: list[int] = []
     line: list[int] = []
@@ -131,42 +128,44 @@ def _path_in_tree(stage: Any, inputs: torch.Tensor) -> torch.Tensor:
         rows.append(Row(slot, _PREFIX + i, (*line, slot)))
         line.append(slot + 1)
         rows.append(Row(slot + 1, _PREFIX + i, tuple(line)))
-        order += [_PREFIX + _PATH + i, _PREFIX + i]
+        order += [_PATH + i, i]
     tree = inputs[order]
     cut = _PATH - 1
     outputs = torch.cat(
         [
-            _outputs(stage, cache, _PREFIX, rows[:cut], tree[:cut]),
-            _outputs(stage, cache, _PREFIX, rows[cut:], tree[cut:]),
+            _outputs(shard, recipe, cache, _PREFIX, rows[:cut], tree[:cut]),
+            _outputs(shard, recipe, cache, _PREFIX, rows[cut:], tree[cut:]),
         ]
     )
     return outputs[1::2]
 
 
-def _prefilled(stage: Any, inputs: torch.Tensor) -> TreeCache:
-    cache = TreeCache(stage.shard.cache_shape("exact"), _PREFIX + 2 * _PATH)
-    rows = [Row(i, i, tuple(range(i + 1))) for i in range(_PREFIX)]
-    _outputs(stage, cache, 0, rows, inputs[:_PREFIX], judge=False)
+def _made_up(shard: Shard) -> TreeCache:
+    """A cache with a committed path of noise: quicker than computing one, and as telling."""
+    shape = shard.cache_shape("exact")
+    cache = TreeCache(shape, _PREFIX + 2 * _PATH)
+    cache.reserve(_PREFIX)
+    path = (shape.layers, shape.kv_heads, _PREFIX, shape.head_dim)
+    cache.keys[:, :, :_PREFIX] = _random(*path)
+    cache.values[:, :, :_PREFIX, : shape.head_dim] = _random(*path, seed=1)
+    cache.positions[:_PREFIX] = range(_PREFIX)
     return cache
 
 
 def _outputs(
-    stage: Any,
+    shard: Shard,
+    recipe: Recipe,
     cache: TreeCache,
     committed: int,
     rows: list[Row],
     inputs: torch.Tensor,
-    *,
-    judge: bool = True,
 ) -> torch.Tensor:
-    tree = ExactAttention(cache, committed, rows, stage.recipe)
+    """Logits [n, vocab] on the last stage, hidden states [n, H] before it."""
+    tree = ExactAttention(cache, committed, rows, recipe)
     positions = torch.tensor([row.position for row in rows])
-    if judge and stage.shard.judges:
-        every = torch.arange(len(rows))
-        logits: torch.Tensor = stage.shard.logits(inputs, positions, tree, every)
-        return logits
-    hidden: torch.Tensor = stage.shard.hidden(inputs, positions, tree)
-    return hidden
+    if shard.judges:
+        return shard.logits(inputs, positions, tree, torch.arange(len(rows)))
+    return shard.hidden(inputs, positions, tree)
 
 
 def _probe_inputs(shard: Shard, count: int) -> torch.Tensor:

@@ -31,20 +31,25 @@ HEAD = "lm_head.weight"
 class Shard:
     """Layers [first, last) of a model; the first shard embeds, the last has norm and head."""
 
-    def __init__(self, model: Any, checkpoint: Checkpoint, first: int, last: int) -> None:
+    def __init__(
+        self, model: Any, checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
+    ) -> None:
         self.model = model
         self.layers = range(first, last)
         self.embeds = first == 0
         self.judges = last == checkpoint.facts.layers
         self.facts = checkpoint.facts
-        self.dtype: torch.dtype = model.dtype if self.embeds or self.judges else torch.float32
+        self.dtype = dtype
+        # The layers whose products are ours, in the model's order; filled by ``load_shard``.
         self.linears: list[RowLinear] = []
 
-    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention) -> Any:
+    def hidden(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention
+    ) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
         Returns hidden states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
-        return out.last_hidden_state[0]
+        return cast("torch.Tensor", out.last_hidden_state[0])
 
     def logits(
         self,
@@ -100,8 +105,7 @@ def load_shard(
     if not 0 <= first < last <= total:
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
     register()
-    shard = Shard(_build(checkpoint, first, last, dtype), checkpoint, first, last)
-    shard.dtype = dtype
+    shard = Shard(_build(checkpoint, first, last, dtype), checkpoint, first, last, dtype)
     inner = shard.model.model
     if not shard.embeds:
         # The head may be tied to it; after packing the head has a copy of its own.

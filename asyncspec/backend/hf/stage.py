@@ -82,7 +82,7 @@ class HFStage:
         tree = self._attention(session.cache, job.committed, job.rows)
         session.committed = job.committed
         if not job.judge:
-            hidden: torch.Tensor = self.shard.hidden(inputs, positions, tree)
+            hidden = self.shard.hidden(inputs, positions, tree)
             return () if self.shard.judges else hidden
         if not self.shard.judges:
             raise ValueError("only the last stage judges")
@@ -136,6 +136,4 @@ def load_stage(
         shard = load_shard(checkpoint, first, last, torch_dtype, mode, recipe or Recipe())
         if recipe is None:
             recipe = choose_recipe(shard)
-        stage = HFStage(shard, mode, recipe, "tolerance")
-        stage.guarantee = confirm(stage)
-    return stage
+        return HFStage(shard, mode, recipe, confirm(shard, recipe))
