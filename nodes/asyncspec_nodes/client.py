@@ -20,6 +20,7 @@ from asyncspec_protocol.handshake import client_hello
 from asyncspec_protocol.messages import Cancel, Fault, Finished, Hello, Output, Submit, Welcome
 
 CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
 
 Event = Output | Finished
 
@@ -32,6 +33,7 @@ class Client:
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, asyncio.Queue[Event | ClusterError]] = {}
         self._next = 0
+        self._connected = False
         self.link = Link(options, self._frame, self._gone)
 
     @property
@@ -55,20 +57,28 @@ class Client:
         client = cls(where, options or LinkOptions())
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: client.link, host, port, ssl=tls
-                )
-                client.link.send(client_hello(cluster))
-                client.link.accepted(await client._welcome)
-        except TimeoutError:
-            client.link.abort("no answer")
-            raise ClusterError(
-                f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node?"
-            ) from None
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else str(error)
-            raise ClusterError(f"cannot connect to the draft node at {where}: {why}") from None
+                await client._shake_hands(host, port, cluster, tls)
+        except BaseException as error:
+            await client.close()
+            if isinstance(error, TimeoutError):
+                raise ClusterError(
+                    f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node?"
+                ) from None
+            if isinstance(error, OSError):
+                raise ClusterError(
+                    f"cannot connect to the draft node at {where}: {_reason(error)}"
+                ) from None
+            raise
         return client
+
+    async def _shake_hands(
+        self, host: str, port: int, cluster: str, tls: ssl.SSLContext | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self.link, host, port, ssl=tls)
+        self._connected = True
+        self.link.send(client_hello(cluster))
+        self.link.accepted(await self._welcome)
 
     async def ask(self, submit: Submit) -> AsyncIterator[Event]:
         """The answer, piece by piece; the last item is its ``Finished``. ``submit.request`` is
@@ -90,9 +100,12 @@ class Client:
             if not isinstance(event, Finished | ClusterError):
                 self.link.send(Cancel(number))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the link; the node cancels what is still running on it."""
         self.link.close("done")
+        if self._connected:
+            await asyncio.wait((self.link.gone,), timeout=CLOSE_SECONDS)
+            self.link.abort("done")
 
     def _frame(self, link: Link, frame: Frame) -> None:
         match frame.message:
@@ -117,3 +130,9 @@ class Client:
             self._welcome.exception()  # seen, should nobody wait any more
         for queue in self._answers.values():
             queue.put_nowait(self._lost(reason))
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -16,6 +16,7 @@ from asyncspec.actor.machine import Machine
 from asyncspec.actor.runtime import Tensors
 from asyncspec.errors import UserError
 from asyncspec.jobs import SourceJob
+from asyncspec.ngram import NGramSource
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.config_tables import Config
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
@@ -115,8 +116,6 @@ def load_source(config: Config, target: Any) -> Callable[[SourceJob], Expanded |
             )
         return None
     if source == "ngram":
-        from asyncspec.ngram import NGramSource
-
         return NGramSource().run
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.draft import load_draft

@@ -49,7 +49,8 @@ class LocalCluster:
     def __init__(
         self, config: Config, progress: Callable[[Report], None], logs: Path | None = None
     ) -> None:
-        self._config = config
+        # With the ports of the nodes, once they were started.
+        self.config = config
         self._progress = progress
         self._logs = logs
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -60,7 +61,7 @@ class LocalCluster:
     @property
     def address(self) -> tuple[str, int]:
         """Where the draft node serves clients."""
-        return self._config.node[0].host, self._config.node[0].port
+        return self.config.node[0].host, self.config.node[0].port
 
     @property
     def guarantee(self) -> str:
@@ -101,11 +102,11 @@ class LocalCluster:
         folder = Path(self._folder.name)
         logs = self._logs or folder
         # The sockets listen before anybody dials them, and no port is free for a moment between.
-        sockets = [listen.loopback() for _ in self._config.node]
+        sockets = [listen.loopback() for _ in self.config.node]
         try:
-            self._config = _with_ports(self._config, [s.getsockname()[1] for s in sockets])
+            self.config = _with_ports(self.config, [s.getsockname()[1] for s in sockets])
             file = folder / "cluster.toml"
-            file.write_text(to_toml(self._config), encoding="utf-8")
+            file.write_text(to_toml(self.config), encoding="utf-8")
             for rank, sock in enumerate(sockets):
                 child = await Child.start(rank, file, sock, logs / f"rank-{rank}.log")
                 self._children.append(child)

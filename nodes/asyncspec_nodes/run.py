@@ -99,7 +99,7 @@ class Run:
                 done=self._done,
             )
         finally:
-            client.close()
+            await client.close()
 
     def _done(self, answer: Answer) -> None:
         self._answers.append(answer)

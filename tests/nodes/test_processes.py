@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ import transformers
 from asyncspec.errors import ClusterError, UserError
 from asyncspec_nodes import cli
 from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.config_tables import Config, DraftTable, TargetTable
+from asyncspec_nodes.config import to_toml
+from asyncspec_nodes.config_tables import Config, DraftTable, SecurityTable, TargetTable
 from asyncspec_nodes.local import LocalCluster, local_config
 from asyncspec_nodes.reports import Loading, Report
 
@@ -38,6 +39,7 @@ PROMPTS = [
     "The cat sat",
 ]
 TOKENS = 24
+KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +105,16 @@ def demo() -> Iterator[Background]:
     assert psutil.Process().children(recursive=True) == []
 
 
+@functools.cache
+def load(path: Path) -> tuple[Any, Any]:
+    """A checkpoint's tokenizer and model, by Hugging Face alone."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    return transformers.AutoTokenizer.from_pretrained(str(path)), model
+
+
 def generate(path: Path, prompt: str, count: int) -> tuple[list[int], str]:
     """What Hugging Face alone makes of a prompt, greedily: new tokens and their text."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
-    model = transformers.AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    tokenizer, model = load(path)
     inputs = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         tokens = model.generate(**inputs, max_new_tokens=count, do_sample=False)
@@ -203,6 +211,12 @@ def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
     assert "Tom and Lily" not in logs
 
 
+def with_rank(nodes: list[psutil.Process], rank: int) -> psutil.Process:
+    """The process of a rank."""
+    (found,) = (n for n in nodes if f"--rank {rank} " in " ".join(n.cmdline()))
+    return found
+
+
 class Running:
     """``asyncspec run`` in the middle of a long answer."""
 
@@ -217,11 +231,6 @@ class Running:
         self.nodes = psutil.Process(self.process.pid).children(recursive=True)
         assert len(self.nodes) == stages + 1
         self.ports = [c.laddr.port for n in self.nodes for c in n.net_connections("tcp")]
-
-    def stage(self, rank: int) -> psutil.Process:
-        """The process of a rank."""
-        (found,) = (n for n in self.nodes if f"--rank {rank} " in " ".join(n.cmdline()))
-        return found
 
     def ended(self) -> str:
         """Wait for the end of everything; what was said on stderr."""
@@ -238,7 +247,7 @@ class Running:
 
 def test_a_stage_killed_in_the_middle_is_named(tiny: Path) -> None:
     running = Running(tiny, 2)
-    running.stage(2).kill()
+    with_rank(running.nodes, 2).kill()
     assert running.ended() == "asyncspec: stage 2 was killed by SIGKILL\n"
     assert running.process.returncode == 1
 
@@ -257,36 +266,54 @@ def test_nodes_do_not_outlive_a_killed_parent(tiny: Path) -> None:
     assert running.ended() == ""
 
 
-def start(config: Config, heard: Any) -> None:
-    """Start a cluster and stop it at once."""
+def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None]) -> None:
+    """Start a cluster and stop it at once; ``heard`` also gets its processes."""
+    before = psutil.Process().children()
+
+    def nodes() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child not in before]
 
     async def inside() -> None:
-        async with LocalCluster(config, heard):
+        async with LocalCluster(config, lambda report: heard(report, nodes())):
             pass
 
-    asyncio.run(inside())
+    try:
+        asyncio.run(inside())
+    finally:
+        assert nodes() == []
 
 
 def test_a_node_killed_while_it_loads_is_named(tiny: Path) -> None:
-    config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "autoregressive"), 2, 1)
-
-    def kill(report: Report) -> None:
+    def kill(report: Report, nodes: list[psutil.Process]) -> None:
         if report == Loading(2, "torch"):
-            for child in psutil.Process().children():
-                if "--rank 2 " in " ".join(child.cmdline()):
-                    os.kill(child.pid, signal.SIGKILL)
+            with_rank(nodes, 2).kill()
 
-    with pytest.raises(ClusterError, match="stage 2 was killed by SIGKILL"):
+    config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "autoregressive"), 2, 1)
+    with pytest.raises(ClusterError, match=r"^stage 2 was killed by SIGKILL$"):
         start(config, kill)
-    assert psutil.Process().children(recursive=True) == []
 
 
-def test_a_node_that_finds_a_mistake_passes_it_on(tiny: Path, tmp_path: Path) -> None:
-    broken = Path(shutil.copytree(tiny, tmp_path / "broken"))
-    settings = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(settings | {"hidden_act": "no such thing"}))
-    config = local_config(TargetTable(path=str(broken)), DraftTable("none", "autoregressive"), 1, 1)
-    config = msgspec.structs.replace(config, draft=DraftTable("none", "flowspec"))
-    with pytest.raises(UserError, match="needs a token source"):
-        start(config, lambda report: None)
-    assert psutil.Process().children(recursive=True) == []
+def test_a_node_that_finds_a_mistake_passes_it_on(tiny: Path) -> None:
+    config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "flowspec"), 1, 1)
+    with pytest.raises(UserError, match=r"^policy flowspec needs a token source"):
+        start(config, lambda report, nodes: None)
+
+
+def test_a_cluster_with_keys_serves_its_members_only(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["bash", str(KEYS), str(tmp_path), "box"], check=True, capture_output=True)
+    files = (str(tmp_path / name) for name in ("ca.pem", "box.pem", "box.key"))
+    config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "autoregressive"), 1, 1)
+    background = Background(msgspec.structs.replace(config, security=SecurityTable(*files)))
+    try:
+        code, out, err = background.ask(capsys, "--prompt", "fox")
+        assert (code, out) == (1, "")
+        assert err.count("\n") == 1
+        file = tmp_path / "cluster.toml"
+        file.write_text(to_toml(background.cluster.config))
+        argv = ["--config", str(file), "--prompt", "fox", "--json", "--max-new-tokens", "4"]
+        assert cli.main(["run", *argv]) == 0
+        assert json.loads(capsys.readouterr().out)["token_ids"] == generate(tiny, "fox", 4)[0]
+    finally:
+        background.close()
