@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from asyncspec.backend.hf import checkpoint as checkpoint_module
-from asyncspec.backend.hf.checkpoint import locate, open_checkpoint, resolve_dtype
+from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
+from asyncspec.backend.hf.hub import locate
 from asyncspec.backend.hf.inspect import context_length, eos_token_ids, inspect_checkpoint
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import load_stage
@@ -56,7 +56,7 @@ def test_facts(tiny: MakeTiny) -> None:
 def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from asyncspec.backend.hf import inspect, families, weights, vocab, trie, threads\n"
+        "from asyncspec.backend.hf import families, hub, inspect, threads, trie, vocab, weights\n"
         f"inspect.inspect_checkpoint(Path({str(mine)!r}))\n"
         f"weights.list_tensors(Path({str(mine)!r}))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
@@ -282,7 +282,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
         locate("some/model")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(mine))
     assert locate("some/model") == mine
-    assert checkpoint_module.locate(mine) == mine
+    assert locate(mine) == mine
 
 
 def tokenizer(path: Path, vocab: object, added: object = ()) -> Path:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
 from asyncspec.backend.hf.weights import TensorInfo, list_tensors, main_dtype, read_into
 from asyncspec.errors import CheckpointError, UserError
@@ -27,7 +28,6 @@ _NAMES = {
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,
 }
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 # Keys of config.json that may differ between two copies of the same model.
 _VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
 
@@ -42,31 +42,6 @@ class Checkpoint(Struct, frozen=True):
     tensors: Mapping[str, TensorInfo]
     # Of configuration, tensor names, shapes, types and file sizes: the same model or not.
     fingerprint: str
-
-
-def locate(name: str | Path) -> Path:
-    """The directory of a local checkpoint, or of one fetched from the Hub.
-
-    Raises ``CheckpointError`` where ``name`` is neither a directory nor a model id that can be
-    downloaded (or was, when offline).
-    """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    text = str(name)
-    if text.startswith((".", "/", "~")) or text.count("/") > 1 or path.exists():
-        raise CheckpointError(f"there is no directory {text}; give a checkpoint's directory")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return Path(snapshot_download(text, allow_patterns=list(_HUB_FILES)))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        why = str(error).strip().split("\n")[0]
-        raise CheckpointError(
-            f"{text} is neither a local directory nor a model the Hub gave us ({why}); "
-            "download it first and give its directory"
-        ) from error
 
 
 def open_checkpoint(name: str | Path) -> Checkpoint:

@@ -1,0 +1,34 @@
+"""From what a user calls a model to a directory. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncspec.errors import CheckpointError
+
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+
+
+def locate(name: str | Path) -> Path:
+    """The directory of a local checkpoint, or of one fetched from the Hub.
+
+    Raises ``CheckpointError`` where ``name`` is neither a directory nor a model id that can be
+    downloaded (or was, when offline).
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    text = str(name)
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or path.exists():
+        raise CheckpointError(f"there is no directory {text}; give a checkpoint's directory")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(text, allow_patterns=list(_HUB_FILES)))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        why = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"{text} is neither a local directory nor a model the Hub gave us ({why}); "
+            "download it first and give its directory"
+        ) from error
