@@ -8,7 +8,7 @@ import msgspec
 
 from .errors import RemoteProtocolError
 from .limits import ITEM_BYTES, MOST_DIMENSIONS, MOST_NODES, MOST_TENSOR_BYTES
-from .messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
+from .messages import Expand, Expanded, Message, Open, PruneIndices, Segment, Verdict
 
 
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
@@ -43,7 +43,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """A checked header. Raises ``RemoteProtocolError`` for anything else."""
     try:
         header = _DECODER.decode(data)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # msgspec's own, and text that is no UTF-8
         raise RemoteProtocolError(f"undecodable frame: {error}") from error
     _check_message(header.message)
     if header.tensor is not None:
@@ -75,6 +75,10 @@ def _check_message(message: Message) -> None:
             _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
             _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
             _require(all(map(math.isfinite, scores)), "scores are finite")
+        case Open(session, length, capacity, _, temperature, top_k, top_p, min_p):
+            _require(session >= 0 and 0 < length <= capacity, "a session holds its prompt")
+            _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
+            _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
         case _:
             pass
 

@@ -1,0 +1,101 @@
+"""Messages survive the wire; whatever else comes is a ``RemoteProtocolError``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec_protocol.codec import TensorSpec, decode, encode
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.messages import (
+    Credit,
+    Expand,
+    Expanded,
+    Open,
+    PruneIndices,
+    Segment,
+    Verdict,
+)
+from protocol.words import KINDS, messages, of_kind
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_survives(kind: type[Any]) -> None:
+    @given(of_kind(kind))
+    def survives(message: Any) -> None:
+        assert decode(encode(message)).message == message
+
+    survives()
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_the_peers_fault(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        decode(data)
+
+
+@given(messages, st.data())
+def test_a_damaged_header_is_a_message_or_the_peers_fault(message: Any, data: Any) -> None:
+    encoded = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(RemoteProtocolError):
+        decode(bytes(encoded[: data.draw(st.integers(0, len(encoded)))]))
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    """Append only: a newer peer's extra field does not stop an older node."""
+    assert decode(msgspec.msgpack.encode([["credit", 5, "new"], None])).message == Credit(5)
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        (Segment(0, 0, 0, (), ()), "1 to 4096 nodes"),
+        (Segment(0, 0, 0, (1, 2), (0,)), "has a parent"),
+        (Segment(0, 0, 0, (1, 2), (0, 0), (5,)), "has a token"),
+        (Segment(0, 0, 0, (1, 1), (0, 0)), "stands once"),
+        (Segment(0, 0, 0, (1,), (1,)), "older than its child"),
+        (Segment(0, 0, 0, (1,), (-2,)), "older than its child"),
+        (Segment(0, 0, -1, (1,), (0,)), "below 0"),
+        (Segment(0, 0, 0, tuple(range(5000)), tuple(range(-1, 4999))), "1 to 4096 nodes"),
+        (Verdict(0, 0, 0, (1, 2), (3,)), "one token per node"),
+        (Verdict(0, 0, 0, (-1,), (3,)), "below 0"),
+        (PruneIndices(0, 1, 0, (-1,), ()), "below 0"),
+        (PruneIndices(0, 1, 0, tuple(range(20_000)), ()), "too many"),
+        (Expand(0, 0, 0, (1,), -1, 0, 0), "below 0"),
+        (Open(0, 0, 9, 0, 0.0, 0, 1.0), "holds its prompt"),
+        (Open(0, 9, 8, 0, 0.0, 0, 1.0), "holds its prompt"),
+        (Open(0, 1, 8, 0, -1.0, 0, 1.0), "temperature"),
+        (Open(0, 1, 8, 0, float("nan"), 0, 1.0), "temperature"),
+        (Open(0, 1, 8, 0, 1.0, 0, 0.0), "share"),
+        (Expanded(0, 0, 0, (0,), (1,), (0.0,)), "comes first"),
+        (Expanded(0, 0, 0, (-1,), (1,), ()), "differ in length"),
+        (Expanded(0, 0, 0, (-1,), (1,), (float("nan"),)), "finite"),
+    ],
+)
+def test_what_types_cannot_say(message: Any, rule: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=rule):
+        decode(encode(message))
+
+
+@pytest.mark.parametrize(
+    ("message", "tensor", "rule"),
+    [
+        (Credit(1), TensorSpec("float32", (1, 2)), "carry a tensor"),
+        (Segment(0, 0, 0, (1,), (0,)), TensorSpec("complex64", (1, 2)), "unknown dtype"),
+        (Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (2, 2)), "a row per node"),
+        (Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (1, 0)), "not empty"),
+        (Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (1, -5)), "not empty"),
+        (Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (1,) * 5), "dimensions"),
+        (Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (1, 2**40)), "too large"),
+    ],
+)
+def test_what_a_tensor_may_be(message: Any, tensor: TensorSpec, rule: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=rule):
+        decode(encode(message, tensor))

@@ -1,0 +1,96 @@
+"""Frames: in whatever pieces the bytes come, the same messages come out."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.limits import MOST_HEADER_BYTES, MOST_TENSOR_BYTES
+from asyncspec_protocol.messages import Credit, Segment
+from protocol.words import frames
+
+
+def wire(items: list[Any]) -> bytes:
+    return b"".join(bytes(piece) for item in items for piece in write_frame(*item))
+
+
+def content(frame: Frame) -> tuple[Any, Any, bytes | None]:
+    return frame.message, frame.tensor, None if frame.data is None else bytes(frame.data)
+
+
+@given(st.lists(frames(), max_size=4), st.data())
+def test_any_cutting_gives_the_same_frames(items: list[Any], data: st.DataObject) -> None:
+    stream = wire(items)
+    expected = [(m, t, None if d is None else bytes(d)) for m, t, d in items]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    for pieces in (
+        [stream],
+        [stream[i : i + 1] for i in range(len(stream))],
+        [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)],
+    ):
+        reader = FrameReader()
+        found = [frame for piece in pieces for frame in reader.feed(piece)]
+        assert [content(frame) for frame in found] == expected
+        assert sum(frame.nbytes for frame in found) == len(stream)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_the_peers_fault(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        FrameReader().feed(data)
+
+
+@given(frames(), st.data())
+def test_a_flipped_bit_is_a_frame_a_wait_or_the_peers_fault(item: Any, data: Any) -> None:
+    stream = bytearray(wire([item]))
+    where = data.draw(st.integers(0, len(stream) - 1))
+    stream[where] ^= 1 << data.draw(st.integers(0, 7))
+    with contextlib.suppress(RemoteProtocolError):
+        FrameReader().feed(bytes(stream))
+
+
+@pytest.mark.parametrize(
+    ("header", "tensor"),
+    [(0, 0), (MOST_HEADER_BYTES + 1, 0), (10, MOST_TENSOR_BYTES + 1), (2**32 - 1, 2**32 - 1)],
+)
+def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int) -> None:
+    reader = FrameReader()
+    with pytest.raises(RemoteProtocolError, match="out of bounds"):
+        reader.feed(struct.pack("!II", header, tensor))
+    assert len(reader.get_buffer()) <= 8
+
+
+def test_the_prefix_and_the_header_agree_on_the_tensor() -> None:
+    stream = bytearray(wire([(Credit(1), None, None)]))
+    stream[4:8] = struct.pack("!I", 5)
+    with pytest.raises(RemoteProtocolError, match="do not fit"):
+        FrameReader().feed(bytes(stream))
+
+
+def test_a_tensor_has_a_buffer_of_its_own() -> None:
+    message = Segment(0, 0, 0, (1,), (0,))
+    spec = TensorSpec("float32", (1, 2))
+    reader = FrameReader()
+    first, second = reader.feed(
+        wire([(message, spec, memoryview(b"12345678")), (message, spec, memoryview(b"abcdefgh"))])
+    )
+    assert first.data is not None
+    assert second.data is not None
+    assert bytes(first.data) == b"12345678"
+    second.data[:] = b"--------"
+    assert bytes(first.data) == b"12345678"
+
+
+def test_our_own_wrong_sizes_are_our_fault() -> None:
+    with pytest.raises(LocalProtocolError):
+        write_frame(Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (1, 2)), memoryview(b"1"))
+    with pytest.raises(LocalProtocolError):
+        write_frame(Credit(1), None, memoryview(b"1"))

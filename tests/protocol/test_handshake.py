@@ -1,0 +1,51 @@
+"""Who may work with whom; a refusal says which side must change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec_protocol.handshake import answer, client_hello
+from asyncspec_protocol.messages import Fault, Welcome
+from shell.local import hello
+
+ME = hello(2, 3)
+
+
+def test_neighbours_and_the_draft_node_are_welcome() -> None:
+    for rank in (0, 1, 3):
+        reply = answer(ME, hello(rank, 3))
+        assert isinstance(reply, Welcome)
+        assert (reply.rank, reply.layers) == (ME.rank, ME.layers)
+        assert isinstance(answer(hello(rank, 3), reply), Welcome)
+
+
+def test_a_client_needs_only_the_cluster() -> None:
+    assert isinstance(answer(hello(0, 3), client_hello("toy")), Welcome)
+    assert isinstance(answer(hello(0, 3), client_hello("other")), Fault)
+
+
+@pytest.mark.parametrize(
+    ("rank", "changes", "sentence"),
+    [
+        (1, {"protocol": 2}, "upgrade the older side, the node"),
+        (1, {"protocol": 0}, "upgrade the older side, the peer"),
+        (1, {"cluster": "work"}, "the same [cluster] name"),
+        (1, {"rank": 2}, "rank 2 does not fit here"),
+        (1, {"rank": 9}, "rank 9 does not fit here"),
+        (1, {"role": "draft"}, "rank 0 drafts, all others verify"),
+        (1, {"stages": 4}, "use one file"),
+        (1, {"fingerprint": "else"}, "the same checkpoint"),
+        (1, {"dtype": "bfloat16"}, "set one dtype"),
+        (1, {"mode": "fast"}, "set one mode"),
+        (1, {"layers": (0, 3)}, "ends at layer 3 but rank 2 starts at 1"),
+        (3, {"layers": (3, 4)}, "ends at layer 2 but rank 3 starts at 3"),
+    ],
+)
+def test_a_refusal_says_what_to_change(rank: int, changes: dict[str, Any], sentence: str) -> None:
+    reply = answer(ME, replace(hello(rank, 3), **changes))
+    assert isinstance(reply, Fault)
+    assert reply.code == "handshake"
+    assert sentence in reply.text

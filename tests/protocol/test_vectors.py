@@ -1,0 +1,82 @@
+"""Golden frames: the wire of version 1, byte for byte. They are added to, never edited.
+
+A new message needs a vector: add it to ``EXAMPLES``, then write its file once with
+``python tests/protocol/test_vectors.py``; existing files are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncspec_protocol import messages as m
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.framing import FrameReader, write_frame
+from asyncspec_protocol.messages import Message
+
+FOLDER = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
+
+FACTS: tuple[Any, ...] = (1, "home", 2, "verify", 3, (4, 8), "bfloat16", "0123abcd", "exact")
+HIDDEN = (TensorSpec("float32", (2, 1)), memoryview(bytes(range(8))))
+EXAMPLES: dict[str, tuple[Any, ...]] = {
+    "segment": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)),),
+    "segment-hidden": (m.Segment(7, 3, 2, (40, 41), (12, 40)), *HIDDEN),
+    "verdict": (m.Verdict(7, 3, 2, (40, 41), (600, 9)),),
+    "prune": (m.PruneIndices(7, 4, 52, (40, 51), (41, 44)),),
+    "expand": (m.Expand(7, 4, 30, (5, 600), 5, 10, 64),),
+    "expanded": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5)),),
+    "hello": (m.Hello(*FACTS),),
+    "welcome": (m.Welcome(*FACTS),),
+    "ready": (m.Ready(2, True),),
+    "open": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),),
+    "floor": (m.Floor(8),),
+    "close": (m.Close(7),),
+    "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),
+    "credit": (m.Credit(12),),
+    "heartbeat": (m.Heartbeat(1.5, 0.5),),
+    "fault": (m.Fault("protocol", "a parent is older than its child"),),
+    "submit": (m.Submit(1, "Once upon a time", 128, 3, 0.8, 0, 0.9, 0.0, "flowspec", False),),
+    "output": (m.Output(1, (5, 600), " there was"),),
+    "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),
+    "cancel": (m.Cancel(1),),
+}
+
+
+def frame_of(example: tuple[Any, ...]) -> bytes:
+    return b"".join(bytes(piece) for piece in write_frame(*example))
+
+
+def write_missing() -> None:
+    for name, example in EXAMPLES.items():
+        file = FOLDER / f"{name}.json"
+        if not file.exists():
+            fields = msgspec.to_builtins(example[0])
+            text = json.dumps({"frame": frame_of(example).hex(" ", 8), "message": fields}, indent=1)
+            file.write_text(text + "\n")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden(name: str) -> None:
+    golden = json.loads((FOLDER / f"{name}.json").read_text())
+    frame = bytes.fromhex(golden["frame"])
+    example = EXAMPLES[name]
+    assert frame_of(example) == frame
+    assert golden["message"] == json.loads(msgspec.json.encode(example[0]))
+    (found,) = FrameReader().feed(frame)
+    assert found.message == example[0]
+    if len(example) > 1:
+        assert found.tensor == example[1]
+        assert found.data == example[2]
+
+
+def test_every_message_has_a_vector() -> None:
+    assert {type(example[0]) for example in EXAMPLES.values()} == set(Message.__args__)
+    assert {f"{name}.json" for name in EXAMPLES} == {file.name for file in FOLDER.iterdir()}
+
+
+if __name__ == "__main__":
+    write_missing()

@@ -1,0 +1,106 @@
+"""Messages to draw: every member of the union, built from its fields' types."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+from hypothesis import strategies as st
+
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.messages import (
+    Expanded,
+    Message,
+    Open,
+    Segment,
+    Verdict,
+)
+
+KINDS: tuple[type[Any], ...] = typing.get_args(Message)
+count = st.integers(0, 2**31)
+nodes = st.integers(0, 5000)
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    ids = draw(st.lists(nodes, min_size=1, max_size=8, unique=True))
+    parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
+    tokens = tuple(draw(count) for _ in ids) if draw(st.booleans()) else ()
+    return Segment(draw(count), draw(count), draw(count), tuple(ids), parents, tokens)
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    pairs = draw(st.lists(st.tuples(nodes, count), max_size=8))
+    ids, tokens = tuple(n for n, _ in pairs), tuple(t for _, t in pairs)
+    return Verdict(draw(count), draw(count), draw(count), ids, tokens)
+
+
+@st.composite
+def expansions(draw: st.DrawFn) -> Expanded:
+    size = draw(st.integers(0, 8))
+    parents = tuple(draw(st.integers(-1, i - 1)) for i in range(size))
+    tokens = tuple(draw(count) for _ in range(size))
+    scores = tuple(draw(st.floats(-50, 0)) for _ in range(size))
+    return Expanded(draw(count), draw(count), draw(count), parents, tokens, scores)
+
+
+openings = st.builds(
+    Open,
+    session=count,
+    prompt_length=st.integers(1, 99),
+    capacity=st.integers(99, 2**31),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.floats(0, 5),
+    top_k=count,
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 1),
+)
+
+SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
+    Segment: segments(),
+    Verdict: verdicts(),
+    Expanded: expansions(),
+    Open: openings,
+}
+
+
+def plain(annotation: Any) -> st.SearchStrategy[Any]:
+    """A strategy for a field's type; numbers stay where the protocol wants them."""
+    annotation = getattr(annotation, "__supertype__", annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(plain(arguments[0]), max_size=6).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(plain, arguments))
+    if origin is dict:
+        return st.dictionaries(plain(arguments[0]), plain(arguments[1]), max_size=3)
+    return {
+        int: count,
+        float: st.floats(allow_nan=False),
+        str: st.text(max_size=12),
+        bool: st.booleans(),
+    }[annotation]
+
+
+def of_kind(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Any message of one type."""
+    if kind in SPECIAL:
+        return SPECIAL[kind]
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{name: plain(hint) for name, hint in hints.items()})
+
+
+messages: st.SearchStrategy[Any] = st.one_of(*map(of_kind, KINDS))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
+    """A message, and hidden states where it may carry some."""
+    message = draw(messages)
+    if not isinstance(message, Segment) or draw(st.booleans()):
+        return message, None, None
+    spec = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), (len(message.ids), 3))
+    return message, spec, memoryview(draw(st.binary(min_size=spec.nbytes, max_size=spec.nbytes)))
