@@ -18,7 +18,7 @@ def one_thread() -> Iterator[None]:
     """Torch computes in the calling thread alone, and transformers keeps quiet."""
     import torch
 
-    from asyncspec.backend.hf.shard import quiet_transformers
+    from asyncspec.backend.hf.quiet import quiet_transformers
 
     torch.set_num_threads(1)
     with quiet_transformers():

@@ -7,9 +7,6 @@ Driving the layers by hand would break with every second release of transformers
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -17,15 +14,13 @@ from torch import nn
 
 from asyncspec.backend.hf.attention import NAME, TreeAttention, register
 from asyncspec.backend.hf.cache import Shape
-from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.linear import RowLinear, swap_linears
+from asyncspec.backend.hf.pieces import read_state, sub_config
+from asyncspec.backend.hf.quiet import quiet_transformers
 from asyncspec.backend.hf.recipe import Mode, Recipe
 from asyncspec.errors import CheckpointError, UserError
-
-EMBEDDING = "model.embed_tokens.weight"
-NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
 
 
 class Shard:
@@ -119,20 +114,6 @@ def load_shard(
     return shard
 
 
-def sub_config(config: Any, first: int, last: int) -> Any:
-    """The configuration of layers [first, last) alone."""
-    total = config.num_hidden_layers
-    sub = copy.deepcopy(config)
-    for name, value in list(vars(config).items()):
-        # Per-layer lists: layer_types, no_rope_layers, ...
-        if isinstance(value, list) and len(value) == total:
-            setattr(sub, name, value[first:last])
-    sub.num_hidden_layers = last - first
-    if first and hasattr(sub, "embedding_multiplier"):
-        sub.embedding_multiplier = 1.0
-    return sub
-
-
 def _build(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Any:
     import transformers
 
@@ -141,7 +122,7 @@ def _build(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) ->
     if cls is None:
         raise CheckpointError(f"this transformers has no {name}; install another version")
     config = sub_config(checkpoint.config, first, last)
-    state = _state(checkpoint, first, last, dtype)
+    state = read_state(checkpoint, first, last, dtype)
     with quiet_transformers():
         try:
             model, info = cls.from_pretrained(
@@ -165,50 +146,3 @@ def _build(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) ->
             )
     model.eval().requires_grad_(requires_grad=False)
     return model
-
-
-def _state(
-    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """The tensors of a shard, renumbered from layer 0, with placeholders without memory for the
-    embedding and the head where the shard has none."""
-    facts, tied = checkpoint.facts, bool(checkpoint.config.tie_word_embeddings)
-    judges = last == facts.layers
-    wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
-    whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
-    state: dict[str, torch.Tensor] = {}
-    for name, info in checkpoint.tensors.items():
-        prefix = ".".join(name.split(".")[:3]) + "."
-        if prefix in wanted:
-            state[wanted[prefix] + name.removeprefix(prefix)] = read_tensor(info, dtype)
-        elif whole.get(name):
-            state[name] = read_tensor(info, dtype)
-    for i in range(last - first):
-        if not any(name.startswith(f"model.layers.{i}.") for name in state):
-            raise CheckpointError(
-                f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
-            )
-    empty = torch.empty(1, dtype=dtype).expand(facts.vocab_size, facts.hidden_size)
-    if not whole[EMBEDDING]:
-        state[EMBEDDING] = empty
-    if not judges:
-        state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
-        if not tied:
-            state[HEAD] = empty
-    return state
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars and load reports on a user's terminal; the settings before come back."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -1,0 +1,61 @@
+"""What transformers needs to build some layers as a model of their own: a configuration with fewer
+layers and renumbered tensors, only those read."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.errors import CheckpointError
+
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+def sub_config(config: Any, first: int, last: int) -> Any:
+    """The configuration of layers [first, last) alone."""
+    total = config.num_hidden_layers
+    sub = copy.deepcopy(config)
+    for name, value in list(vars(config).items()):
+        # Per-layer lists: layer_types, no_rope_layers, ...
+        if isinstance(value, list) and len(value) == total:
+            setattr(sub, name, value[first:last])
+    sub.num_hidden_layers = last - first
+    if first and hasattr(sub, "embedding_multiplier"):
+        sub.embedding_multiplier = 1.0
+    return sub
+
+
+def read_state(
+    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The tensors of a shard, renumbered from layer 0, with placeholders without memory for the
+    embedding and the head where the shard has none."""
+    facts, tied = checkpoint.facts, bool(checkpoint.config.tie_word_embeddings)
+    judges = last == facts.layers
+    wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
+    whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
+    state: dict[str, torch.Tensor] = {}
+    for name, info in checkpoint.tensors.items():
+        prefix = ".".join(name.split(".")[:3]) + "."
+        if prefix in wanted:
+            state[wanted[prefix] + name.removeprefix(prefix)] = read_tensor(info, dtype)
+        elif whole.get(name):
+            state[name] = read_tensor(info, dtype)
+    for i in range(last - first):
+        if not any(name.startswith(f"model.layers.{i}.") for name in state):
+            raise CheckpointError(
+                f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
+            )
+    empty = torch.empty(1, dtype=dtype).expand(facts.vocab_size, facts.hidden_size)
+    if not whole[EMBEDDING]:
+        state[EMBEDDING] = empty
+    if not judges:
+        state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
+        if not tied:
+            state[HEAD] = empty
+    return state
