@@ -143,7 +143,8 @@ class ToyStage:
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
-        if tensor.dtype != "uint64" or tensor.shape[1:] != (1,):
+        fits = tensor.shape[1:] == (1,) and tensor.data.nbytes == 8 * tensor.shape[0]
+        if tensor.dtype != "uint64" or not fits:
             raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
         return struct.unpack(f"<{tensor.shape[0]}Q", tensor.data)
 
