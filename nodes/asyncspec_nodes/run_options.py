@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from asyncspec.backend.hf.hub import locate
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec_nodes import prompts
@@ -16,7 +17,6 @@ from asyncspec_nodes.checkpoints import (
     BUNDLED_TARGET,
     check_draft,
     check_target,
-    find,
 )
 from asyncspec_nodes.config import load
 from asyncspec_nodes.config_tables import (
@@ -164,7 +164,7 @@ def _local(arguments: argparse.Namespace) -> Config:
     if problem is not None:
         raise UserError(problem)
     stages = 3 if arguments.stages is None else arguments.stages
-    target = BUNDLED_TARGET if bundled else find(arguments.target)
+    target = BUNDLED_TARGET if bundled else locate(arguments.target).absolute()
     check_target(target, stages)
     source = check_draft(source, target)
     return local_config(
