@@ -1,0 +1,374 @@
+"""One link, on asyncio's loop and on uvloop: against another link, and against a bare socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+from msgspec.structs import replace
+
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.backend.base import WireTensor
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.messages import Close, Credit, Fault, Heartbeat, Message, Output, Segment
+from shell.local import bound, hello
+
+CALM = LinkOptions(heartbeat_seconds=60, timeout_seconds=60)
+BRISK = LinkOptions(heartbeat_seconds=0.02, timeout_seconds=30)
+MIB = 1 << 20
+
+Runner = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Runner:
+    """Run a coroutine on a loop; it must leave no open socket and no task behind."""
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as first:
+        first.run(asyncio.sleep(0))  # what a kind of loop opens once and for all is no leak
+
+    async def checked(main: Coroutine[Any, Any, None]) -> None:
+        await asyncio.wait_for(main, 30)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    def runner(main: Coroutine[Any, Any, None]) -> None:
+        before = psutil.Process().num_fds()
+        with asyncio.Runner(loop_factory=factory, debug=request.param == "asyncio") as loop:
+            loop.run(checked(main))
+        assert psutil.Process().num_fds() == before
+
+    return runner
+
+
+class End:
+    """One end of a link, with what it was told."""
+
+    def __init__(self, options: LinkOptions = CALM) -> None:
+        self.frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.link = Link(options, self._received, self._closed)
+
+    async def message(self) -> Message:
+        return (await self.frames.get()).message
+
+    async def end(self) -> None:
+        if not self.closed.done():
+            self.link.abort("over")
+            await self.closed
+
+    def _received(self, link: Link, frame: Frame) -> None:
+        assert link is self.link
+        if isinstance(frame.message, Close):
+            raise RemoteProtocolError("no such session")
+        self.frames.put_nowait(frame)
+
+    def _closed(self, link: Link, reason: str) -> None:
+        # A second call would raise: the end of a link is told once.
+        self.closed.set_result(reason)
+
+
+class Bare:
+    """A peer that writes whatever bytes it likes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._waiting: list[Frame] = []
+
+    async def write(self, *messages: Message) -> None:
+        await self.bytes(b"".join(bytes(p) for m in messages for p in write_frame(m)))
+
+    async def bytes(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def read(self) -> Message | None:
+        """The next message, None at the end of the stream."""
+        while not self._waiting:
+            data = await asyncio.get_running_loop().sock_recv(self._sock, 65536)
+            if not data:
+                return None
+            self._waiting = self._reader.feed(data)
+        return self._waiting.pop(0).message
+
+
+@asynccontextmanager
+async def listening(ends: Callable[[], End]) -> AsyncIterator[tuple[str, int]]:
+    """Give every connection an end of its own."""
+    sock = bound()
+    server = await asyncio.get_running_loop().create_server(lambda: ends().link, sock=sock)
+    try:
+        yield sock.getsockname()
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
+async def linked(options: LinkOptions = CALM) -> AsyncIterator[tuple[End, End]]:
+    """Two ends of one link."""
+    near, far = End(options), End(options)
+    async with listening(lambda: far) as address:
+        await asyncio.get_running_loop().create_connection(lambda: near.link, *address)
+        try:
+            yield near, far
+        finally:
+            await near.end()
+            await far.end()
+
+
+@asynccontextmanager
+async def facing_bare(options: LinkOptions = CALM) -> AsyncIterator[tuple[End, Bare]]:
+    """An end, and a bare peer that has said ``Credit(0)`` so that both are known to be up."""
+    end = End(options)
+    async with listening(lambda: end) as address:
+        sock = socket.create_connection(address)
+        sock.setblocking(False)
+        bare = Bare(sock)
+        try:
+            await bare.write(Credit(0))
+            assert await end.message() == Credit(0)
+            yield end, bare
+        finally:
+            sock.close()
+            await end.end()
+
+
+def hidden(rows: int, width: int) -> tuple[Segment, WireTensor]:
+    """A segment with ``rows * width`` bytes of hidden states."""
+    ids: Any = tuple(range(rows))
+    message: Any = Segment(7, 0, 0, ids, tuple(i - 1 for i in ids))  # type: ignore[arg-type]
+    data = bytes(range(256)) * (rows * width // 256)
+    return message, WireTensor("uint8", (rows, width), memoryview(data))
+
+
+# --- content ------------------------------------------------------------------------------------
+
+
+def test_messages_arrive_in_order_and_are_counted(run: Runner) -> None:
+    async def main() -> None:
+        async with linked() as (near, far):
+            for limit in range(50):
+                near.link.send(Credit(limit))
+                far.link.send(Credit(100 + limit))
+            assert [await far.message() for _ in range(50)] == [Credit(i) for i in range(50)]
+            assert [await near.message() for _ in range(50)] == [Credit(100 + i) for i in range(50)]
+            for one, other in ((near, far), (far, near)):
+                assert one.link.bytes_sent == other.link.bytes_received > 0
+
+    run(main())
+
+
+def test_big_tensors_arrive_whole_each_in_memory_of_its_own(run: Runner) -> None:
+    async def main() -> None:
+        async with linked() as (near, far):
+            message, tensor = hidden(256, 64 << 10)  # 16 MiB: more than any socket takes at once
+            near.link.send(message, tensor)
+            near.link.send(Credit(1))
+            near.link.send(message, tensor)
+            first, between, second = [await far.frames.get() for _ in range(3)]
+            assert between.message == Credit(1)
+            assert first.data is not None
+            assert first.data == second.data == tensor.data
+            first.data[0] = 99
+            assert second.data is not None
+            assert second.data[0] == 0
+
+    run(main())
+
+
+def test_bytes_are_booked_to_their_session(run: Runner) -> None:
+    async def main() -> None:
+        async with linked() as (near, far):
+            message, tensor = hidden(4, 256)
+            near.link.send(Credit(1))
+            before = near.link.bytes_sent
+            near.link.send(message, tensor)
+            assert near.link.take_bytes(7) == near.link.bytes_sent - before > 4 * 256
+            assert near.link.take_bytes(7) == 0
+            await far.message()
+
+    run(main())
+
+
+def test_trickled_bytes_make_the_same_messages(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare() as (end, bare):
+            message, tensor = hidden(1, 256)
+            said = Output(1, (5, 600), "früh")
+            stream = b"".join(bytes(p) for p in write_frame(said))
+            stream += b"".join(
+                bytes(p)
+                for p in write_frame(message, TensorSpec(tensor.dtype, tensor.shape), tensor.data)
+            )
+            for i in range(len(stream)):
+                await bare.bytes(stream[i : i + 1])
+            assert await end.message() == said
+            frame = await end.frames.get()
+            assert (frame.message, frame.data) == (message, tensor.data)
+
+    run(main())
+
+
+# --- a peer's mistakes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "out of bounds"),
+        (b"\x00\x00\x00\x04\x00\x00\x00\x00\xff\xff\xff\xff", "undecodable"),
+        (b"".join(bytes(p) for p in write_frame(Close(1))), "no such session"),  # type: ignore[arg-type]
+    ],
+    ids=["another protocol", "no message", "refused by its reader"],
+)
+def test_a_mistake_costs_this_link_and_no_other(run: Runner, data: bytes, sentence: str) -> None:
+    async def main() -> None:
+        async with linked() as (near, far), facing_bare() as (end, bare):
+            # What follows a mistake is not looked at, though it comes in the same packet.
+            await bare.bytes(data + b"".join(bytes(p) for p in write_frame(Credit(3))))
+            assert sentence in await end.closed
+            assert end.frames.empty()
+            near.link.send(Credit(4))
+            assert await far.message() == Credit(4)
+
+    run(main())
+
+
+def test_both_sides_know_why_a_link_was_refused(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare() as (end, bare):
+            end.link.refuse(Fault("busy", "too many clients"))
+            end.link.close("a later reason does not replace the first")
+            assert await bare.read() == Fault("busy", "too many clients")
+            assert await bare.read() is None
+            assert await end.closed == await end.link.gone == "too many clients"
+
+    run(main())
+
+
+def test_a_peer_that_does_not_read_is_given_up(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(replace(CALM, most_unsent=8 * MIB)) as (end, _):
+            message, tensor = hidden(16, 64 << 10)
+            sent = 0
+            while not end.closed.done():
+                assert sent < 100, "nothing stops the queue"
+                end.link.send(message, tensor)
+                sent += 1
+                await asyncio.sleep(0)
+            assert end.closed.result() == "the peer does not read"
+            assert sent > 8
+
+    run(main())
+
+
+# --- life ---------------------------------------------------------------------------------------
+
+
+def test_a_silent_peer_is_lost(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(replace(BRISK, timeout_seconds=0.1)) as (end, _):
+            end.link.accepted(hello(1, 1))
+            assert await end.closed == "silent for 0.1 s"
+
+    run(main())
+
+
+def test_heartbeats_go_both_ways_and_measure_the_round_trip(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(BRISK) as (end, bare):
+            assert end.link.rtt is None
+            end.link.accepted(hello(1, 1))
+            for _ in range(3):
+                beat = await bare.read()
+                assert isinstance(beat, Heartbeat)
+                await bare.write(Heartbeat(sent=5.0, echo=beat.sent))
+            # The link keeps heartbeats to itself; what comes after them says that they were read.
+            await bare.write(Credit(1))
+            assert await end.message() == Credit(1)
+            assert end.link.rtt is not None
+            assert 0 <= end.link.rtt < 30
+            # The first beat may have been on its way before ours came.
+            assert 5.0 in [getattr(await bare.read(), "echo", None) for _ in range(2)]
+
+    run(main())
+
+
+def test_no_heartbeat_before_the_handshake(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(BRISK) as (end, bare):
+            end.link.send(Credit(1))
+            end.link.close("done")
+            assert await bare.read() == Credit(1)
+            assert await bare.read() is None
+
+    run(main())
+
+
+def test_a_handshake_has_a_deadline_that_trickling_does_not_move(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(BRISK) as (end, bare):
+            end.link.expect(0.1, "hello")
+            (stream,) = write_frame(Output(1, (), "x" * 60_000))
+            trickled = 0
+            while not end.closed.done():
+                await bare.bytes(bytes(stream[trickled : trickled + 1]))
+                trickled += 1
+                await asyncio.wait((end.closed,), timeout=0.005)
+            assert end.closed.result() == "no hello in 0.1 s"
+            assert 0 < trickled < len(stream)
+
+    run(main())
+
+
+def test_a_handshake_in_time_ends_the_deadline(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(BRISK) as (end, bare):
+            end.link.expect(0.05, "hello")
+            end.link.accepted(hello(1, 1))
+            # Beats come every 0.02 s: after ten the deadline would have passed.
+            for _ in range(10):
+                assert isinstance(await bare.read(), Heartbeat)
+            assert not end.closed.done()
+
+    run(main())
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_closing_sends_what_is_queued(run: Runner) -> None:
+    async def main() -> None:
+        async with linked() as (near, far):
+            message, tensor = hidden(256, 64 << 10)
+            near.link.send(message, tensor)
+            near.link.close("done")
+            assert (await far.frames.get()).data == tensor.data
+            assert await far.closed == "the peer closed the connection"
+            assert await near.closed == "done"
+
+    run(main())
+
+
+def test_on_a_link_that_is_down_messages_are_gone(run: Runner) -> None:
+    async def main() -> None:
+        async with linked() as (near, far):
+            far.link.abort("enough")
+            await near.closed
+            sent = near.link.bytes_sent
+            near.link.send(Credit(1))
+            assert near.link.bytes_sent == sent
+        unborn = End()
+        unborn.link.send(Credit(1))
+        unborn.link.abort("never connected")
+        assert unborn.link.bytes_sent == 0
+
+    run(main())
