@@ -33,7 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/asyncspec run --check --prompt "$(PROMPT)"
+	@echo "$(PROMPT)"
+	@$(BIN)/asyncspec run --check --prompt "$(PROMPT)"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
