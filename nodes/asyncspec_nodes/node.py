@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish
+from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
 from asyncspec.errors import ClusterError
 from asyncspec_nodes.config_tables import Config
@@ -81,7 +82,23 @@ async def serve(
     if supervised:
         _watch_parent(loop, stop)
     started = time.monotonic()
-    loaded = await _first(loop, stop, _in_thread(loop, lambda: load_node(config, rank, reporter)))
+    loaded = await _first(stop, _in_thread(loop, lambda: load_node(config, rank, reporter)))
+    runtime = _runtime(config, loaded, sock, security, reporter)
+    running = asyncio.create_task(runtime.run())
+    seconds = round(time.monotonic() - started, 2)
+    reporter.serving(Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not running.done():
+        reporter.log.info("stopping")
+        runtime.stop()
+    await running
+
+
+def _runtime(
+    config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
+) -> Runtime[Any]:
     shell = NodeShell(reporter.log)
     runtime: Runtime[Any] = Runtime(
         loaded.machine,
@@ -99,21 +116,10 @@ async def serve(
         shell.service = TextService(
             loaded.codec, loaded.rules, runtime.feed, most=config.limits.waiting
         )
-    running = asyncio.create_task(runtime.run())
-    seconds = round(time.monotonic() - started, 2)
-    reporter.serving(Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not running.done():
-        reporter.log.info("stopping")
-        runtime.stop()
-    await running
+    return runtime
 
 
-async def _first(
-    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, loading: asyncio.Future[Loaded]
-) -> Loaded:
+async def _first(stop: asyncio.Event, loading: asyncio.Future[Loaded]) -> Loaded:
     """What was loaded; the process ends here if it is told to stop before."""
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)

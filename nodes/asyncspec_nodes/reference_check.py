@@ -70,16 +70,26 @@ async def check(config: Config, questions: Sequence[Question]) -> list[Compariso
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    task = msgspec.json.encode(Task(config, tuple(questions)))
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            output, errors = await process.communicate(task)
+            return await _answer(process, Task(config, tuple(questions)))
     except TimeoutError:
         raise ClusterError(f"the check took longer than {CHECK_SECONDS:g} s") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    if process.returncode != 0:
+        await process.wait()
+
+
+async def _answer(process: asyncio.subprocess.Process, task: Task) -> list[Comparison]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # Its stdin stays open: the end of it is the end of this process, and the child stops.
+    process.stdin.write(msgspec.json.encode(task) + b"\n")
+    output, errors = await asyncio.gather(process.stdout.read(), process.stderr.read())
+    process.stdin.close()
+    if await process.wait() != 0:
         lines = errors.decode(errors="replace").strip().splitlines() or ["no reason given"]
         raise ClusterError(f"the sequential decoder failed: {lines[-1]}")
     return msgspec.json.decode(output, type=list[Comparison])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+from typing import NoReturn
 
 import msgspec
 
@@ -12,12 +15,20 @@ from asyncspec_nodes.reference_check import Comparison, Question, Task, compare
 from asyncspec_nodes.rules import Rules, prepare
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Read a ``Task``, write its ``Comparison``s."""
     one_quiet_thread()
-    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
-    return 0
+    sys.stdout.flush()
+    os._exit(0)  # a thread still reads stdin, and torch takes seconds to take apart
+
+
+def _end_with_parent() -> None:
+    """The parent keeps our stdin open for as long as it wants an answer."""
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def _decode(task: Task) -> list[Comparison]:
@@ -56,4 +67,4 @@ def _decode(task: Task) -> list[Comparison]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -59,7 +59,10 @@ class Run:
     async def work(self) -> int:
         """Exit code."""
         where = self._options.where
-        await (self._remote(where) if isinstance(where, Remote) else self._local(where))
+        try:
+            await (self._remote(where) if isinstance(where, Remote) else self._local(where))
+        finally:
+            self._printer.stop()
         checks = await self._check()
         alone = not self._options.many
         if alone and self._answers[0].error is not None:

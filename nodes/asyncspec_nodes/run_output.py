@@ -22,6 +22,9 @@ class Printer(Protocol):
     def done(self, answer: Answer) -> None:
         """A whole answer, in the order of the prompts."""
 
+    def stop(self) -> None:
+        """Nothing more comes, for whatever reason."""
+
     def end(
         self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
     ) -> None:
@@ -47,7 +50,11 @@ class TextPrinter:
             turn = f".{answer.turn + 1}" if answer.turn else ""
             text = f"error: {answer.error}" if answer.error else answer.text
             _write(f"[{answer.index + 1}{turn}] {text}\n")
-        elif self._shown:
+
+    def stop(self) -> None:
+        """See ``Printer``. What follows begins on a line of its own."""
+        if self._shown:
+            self._shown = False
             _write("\n")
 
     def end(
@@ -68,6 +75,9 @@ class JsonPrinter:
         """See ``Printer``."""
 
     def done(self, answer: Answer) -> None:
+        """See ``Printer``."""
+
+    def stop(self) -> None:
         """See ``Printer``."""
 
     def end(
