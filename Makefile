@@ -57,7 +57,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 cover: $(STAMP)
-	$(BIN)/python -m coverage run -m pytest -m "not processes"
+	$(BIN)/python -m coverage run -m pytest -m "not processes" --timeout 1800
 	$(BIN)/python -m coverage report
 
 fuzz: $(STAMP)
