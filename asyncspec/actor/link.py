@@ -57,7 +57,7 @@ class Link(asyncio.BufferedProtocol):
         self._options = options
         self._received = received
         self._closed = closed
-        self._reader = FrameReader()
+        self._reader = FrameReader(trusted=False)
         self._transport: asyncio.Transport | None = None
         self._reason = ""
         self._heard = 0.0
@@ -99,6 +99,7 @@ class Link(asyncio.BufferedProtocol):
         for timer in (self._beat, self._deadline):
             if timer is not None:
                 timer.cancel()
+        self._transport = None
         reason = self._reason or (str(exc) if exc else "the peer closed the connection")
         if not self.gone.done():
             self.gone.set_result(reason)
@@ -134,10 +135,15 @@ class Link(asyncio.BufferedProtocol):
     def accepted(self, peer: Hello | Welcome) -> None:
         """The handshake is done: heartbeats from now on."""
         self.peer = peer
+        self.trust()
         if self._deadline is not None:
             self._deadline.cancel()
         self._heard = asyncio.get_running_loop().time()
         self._tick()
+
+    def trust(self) -> None:
+        """Take frames as large as they get; until then a peer is a stranger."""
+        self._reader.trust()
 
     def refuse(self, fault: Fault) -> None:
         """Say why, then close."""

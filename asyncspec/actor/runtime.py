@@ -187,6 +187,7 @@ class Runtime(Generic[S]):
             case Report(to, session, passes, computed, dead, seconds):
                 sent = self._take_bytes(session)
                 self._send(to, Closed(session, self._rank, passes, computed, dead, seconds, sent))
+                self._take_bytes(session)  # the account itself: the books of the session close
             case Arm(timer, at):
                 self._arm(timer, at)
             case _:

@@ -58,7 +58,12 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {checkpoint.facts.layers}")
     stage = load_stage(checkpoint, *span, dtype=config.target.dtype, mode=config.target.mode)
     machine = VerifyMachine(
-        VerifyConfig(rank=Rank(rank), stages=config.stages, window=config.limits.window)
+        VerifyConfig(
+            rank=Rank(rank),
+            stages=config.stages,
+            window=config.limits.window,
+            vocab=checkpoint.facts.vocab_size,
+        )
     )
     return Loaded(
         me=_hello(config, rank, "verify", span, checkpoint),

@@ -70,6 +70,8 @@ class VerifyConfig(Struct, frozen=True):
     # Segments that may wait here, the one in service not counted. More hides latency of the link,
     # fewer leave the choice of what to send to a later moment.
     window: int = 2
+    # Tokens are below this; the device has no embedding for others.
+    vocab: int = 2**31
 
     @property
     def last(self) -> bool:
@@ -178,6 +180,8 @@ def _segment(
     first = peer == DRAFT
     if (tensor is None) != first or bool(message.tokens) != first or not message.ids:
         raise RemoteProtocolError("segment without its rows' input", peer=peer)
+    if max(message.tokens, default=0) >= state.config.vocab:
+        raise RemoteProtocolError("segment with a token that is not in the vocabulary", peer=peer)
     session = state.sessions.get(message.session)
     if session is None:
         _known(state, message.session, peer)

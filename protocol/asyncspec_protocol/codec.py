@@ -7,8 +7,8 @@ import math
 import msgspec
 
 from .errors import RemoteProtocolError
-from .limits import ITEM_BYTES, MOST_DIMENSIONS, MOST_NODES, MOST_TENSOR_BYTES
-from .messages import Expand, Expanded, Message, Open, PruneIndices, Segment, Verdict
+from .limits import ITEM_BYTES, MOST_DIMENSIONS, MOST_NODES, MOST_TENSOR_BYTES, MOST_TOKEN
+from .messages import Expand, Expanded, Finished, Message, Open, PruneIndices, Segment, Verdict
 
 
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
@@ -43,7 +43,8 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """A checked header. Raises ``RemoteProtocolError`` for anything else."""
     try:
         header = _DECODER.decode(data)
-    except ValueError as error:  # msgspec's own, and text that is no UTF-8
+    # msgspec's own, text that is no UTF-8, and lists in lists in lists.
+    except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"undecodable frame: {error}") from error
     _check_message(header.message)
     if header.tensor is not None:
@@ -63,9 +64,11 @@ def _check_message(message: Message) -> None:
                 "a parent is older than its child",
             )
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
+            _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
         case Verdict(_, _, applied, ids, tokens):
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
             _require(min((applied, *ids, *tokens)) >= 0, "numbers do not go below 0")
+            _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
         case PruneIndices(_, version, horizon, accepted, keep):
             _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
             _require(min((version, horizon, *accepted, *keep)) >= 0, "numbers do not go below 0")
@@ -79,8 +82,12 @@ def _check_message(message: Message) -> None:
             _require(session >= 0 and 0 < length <= capacity, "a session holds its prompt")
             _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
+        case Finished(stats=stats):
+            _require(all(map(math.isfinite, stats.values())), "numbers are finite")
         case _:
-            pass
+            for value in msgspec.structs.astuple(message):
+                if isinstance(value, int | float):
+                    _require(math.isfinite(value) and value >= -1, "numbers are finite, and >= -1")
 
 
 def _check_tensor(message: Message, tensor: TensorSpec) -> None:

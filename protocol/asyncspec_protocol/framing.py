@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from .codec import Header, TensorSpec, decode, encode
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import MOST_HEADER_BYTES, MOST_TENSOR_BYTES
+from .limits import MOST_HEADER_BYTES, MOST_HELLO_BYTES, MOST_TENSOR_BYTES
 from .messages import Message
 
 _PREFIX = struct.Struct("!II")
@@ -46,11 +46,16 @@ def write_frame(
 class FrameReader:
     """Bytes in, frames out. After an error it must not be used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusted: bool = True) -> None:
+        self._trusted = trusted
         self._part = memoryview(bytearray(_PREFIX.size))
         self._filled = 0
         self._lengths: tuple[int, int] | None = None
         self._header: Header | None = None
+
+    def trust(self) -> None:
+        """The handshake is done: from the next frame on, frames may be as large as they get."""
+        self._trusted = True
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -88,7 +93,8 @@ class FrameReader:
 
     def _read_prefix(self) -> tuple[int, int]:
         header, tensor = _PREFIX.unpack(self._part)
-        if not 0 < header <= MOST_HEADER_BYTES or tensor > MOST_TENSOR_BYTES:
+        most = (MOST_HEADER_BYTES, MOST_TENSOR_BYTES) if self._trusted else (MOST_HELLO_BYTES, 0)
+        if not 0 < header <= most[0] or tensor > most[1]:
             raise RemoteProtocolError(f"a frame of {header} + {tensor} bytes is out of bounds")
         return header, tensor
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from .ids import Rank
 from .messages import PROTOCOL_VERSION, Fault, Hello, Welcome
 
+NO_RANK = Rank(-1)
+
 
 def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
     check a ``Welcome``, and sends nothing."""
-    problem = _common(me, peer) or (None if peer.role == "client" else _node(me, peer))
+    problem = _common(me, peer) or (_client(peer) if peer.role == "client" else _node(me, peer))
     if problem is not None:
         return Fault(code="handshake", text=problem)
     return Welcome(
@@ -27,7 +29,7 @@ def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
 
 def client_hello(cluster: str) -> Hello:
     """What a client says first."""
-    return Hello(PROTOCOL_VERSION, cluster, Rank(-1), "client", 0, (0, 0), "", "", "")
+    return Hello(PROTOCOL_VERSION, cluster, NO_RANK, "client", 0, (0, 0), "", "", "")
 
 
 def _common(me: Hello, peer: Hello | Welcome) -> str | None:
@@ -43,6 +45,13 @@ def _common(me: Hello, peer: Hello | Welcome) -> str | None:
             "give both sides the same [cluster] name, or correct the address"
         )
     return None
+
+
+def _client(peer: Hello | Welcome) -> str | None:
+    """Who serves goes by rank, so a client must not bear one."""
+    if peer.rank == NO_RANK:
+        return None
+    return f"a client calls itself rank {peer.rank}: clients say {NO_RANK}"
 
 
 def _node(me: Hello, peer: Hello | Welcome) -> str | None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 # A header holds ids and small numbers; the longest is a Submit with a prompt of text.
 MOST_HEADER_BYTES = 8 * 1024 * 1024
+# Before the handshake is done a stranger gets no more than a Hello or a Fault needs.
+MOST_HELLO_BYTES = 16 * 1024
 # 4,096 rows of 16,384 float32 hidden states.
 MOST_TENSOR_BYTES = 256 * 1024 * 1024
+# Larger than any vocabulary.
+MOST_TOKEN = 2**31 - 1
 # A segment is one forward pass; prompts are cut into chunks far below this.
 MOST_NODES = 4096
 # A tensor of hidden states has two dimensions; a few more cost nothing.

@@ -6,6 +6,7 @@ import pytest
 
 from asyncspec.actor.machine import Compute, Fired, Joined, Lost, Received, Report, Send
 from asyncspec.jobs import Compact, Release, Rows
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
@@ -17,7 +18,7 @@ from asyncspec_protocol.messages import (
     Segment,
     Verdict,
 )
-from nodes.drive import done, opening, passes, prune, segment, sent, stage
+from nodes.drive import Driven, done, opening, passes, prune, segment, sent, stage
 
 
 def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
@@ -176,6 +177,14 @@ def test_what_a_peer_must_not_say(peer: int, message: Message, tensor: object, t
         first.feed(Received(Rank(peer), message, tensor))
     assert caught.value.peer == peer
     assert first.state is before
+
+
+def test_a_token_outside_the_vocabulary_is_the_peers_fault() -> None:
+    machine = VerifyMachine(VerifyConfig(Rank(1), 1, vocab=5))
+    driven = Driven(machine)
+    driven.feed(Joined(DRAFT), Received(DRAFT, opening(1)))
+    with pytest.raises(RemoteProtocolError, match="not in the vocabulary"):
+        driven.feed(Received(DRAFT, segment(0, {0: -1, 5: 0})))
 
 
 def test_a_segment_needs_credit() -> None:

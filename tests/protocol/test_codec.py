@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from asyncspec_protocol.codec import TensorSpec, decode, encode
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import (
+    Close,
     Credit,
     Expand,
     Expanded,
+    Finished,
+    Heartbeat,
     Open,
     PruneIndices,
     Segment,
@@ -48,6 +51,12 @@ def test_a_damaged_header_is_a_message_or_the_peers_fault(message: Any, data: An
         decode(bytes(encoded[: data.draw(st.integers(0, len(encoded)))]))
 
 
+def test_lists_in_lists_in_lists_are_the_peers_fault() -> None:
+    nested = b"\x91" * 100_000 + b"\x00"
+    with pytest.raises(RemoteProtocolError):
+        decode(b"\x92\x93\xa6credit\x05" + nested + b"\xc0")
+
+
 def test_fields_of_a_later_version_are_skipped() -> None:
     """Append only: a newer peer's extra field does not stop an older node."""
     assert decode(msgspec.msgpack.encode([["credit", 5, "new"], None])).message == Credit(5)
@@ -69,6 +78,12 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         (PruneIndices(0, 1, 0, (-1,), ()), "below 0"),
         (PruneIndices(0, 1, 0, tuple(range(20_000)), ()), "too many"),
         (Expand(0, 0, 0, (1,), -1, 0, 0), "below 0"),
+        (Verdict(0, 0, 0, (1,), (2**31,)), "out of bounds"),
+        (Segment(0, 0, 0, (1,), (0,), (2**63,)), "out of bounds"),
+        (Heartbeat(float("nan")), "finite"),
+        (Credit(-5), ">= -1"),
+        (Close(-7), ">= -1"),
+        (Finished(0, "stop", "", {"rounds": float("inf")}), "finite"),
         (Open(0, 0, 9, 0, 0.0, 0, 1.0), "holds its prompt"),
         (Open(0, 9, 8, 0, 0.0, 0, 1.0), "holds its prompt"),
         (Open(0, 1, 8, 0, -1.0, 0, 1.0), "temperature"),

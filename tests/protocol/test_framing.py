@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
-from asyncspec_protocol.limits import MOST_HEADER_BYTES, MOST_TENSOR_BYTES
+from asyncspec_protocol.limits import MOST_HEADER_BYTES, MOST_HELLO_BYTES, MOST_TENSOR_BYTES
 from asyncspec_protocol.messages import Credit, Segment
 from protocol.words import frames
 
@@ -66,6 +66,16 @@ def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int
     with pytest.raises(RemoteProtocolError, match="out of bounds"):
         reader.feed(struct.pack("!II", header, tensor))
     assert len(reader.get_buffer()) <= 8
+
+
+def test_a_stranger_gets_no_more_than_a_hello_needs() -> None:
+    for header, tensor in ((MOST_HELLO_BYTES + 1, 0), (40, 8)):
+        with pytest.raises(RemoteProtocolError, match="out of bounds"):
+            FrameReader(trusted=False).feed(struct.pack("!II", header, tensor))
+    reader = FrameReader(trusted=False)
+    assert len(reader.feed(wire([(Credit(1), None, None)]))) == 1
+    reader.trust()
+    reader.feed(struct.pack("!II", MOST_HELLO_BYTES + 1, 0))
 
 
 def test_the_prefix_and_the_header_agree_on_the_tensor() -> None:

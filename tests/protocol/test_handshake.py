@@ -27,6 +27,13 @@ def test_a_client_needs_only_the_cluster() -> None:
     assert isinstance(answer(hello(0, 3), client_hello("other")), Fault)
 
 
+def test_a_client_may_not_bear_a_rank() -> None:
+    """It would be served by rank: a stranger could pass for a stage."""
+    reply = answer(hello(0, 3), replace(client_hello("toy"), rank=1))
+    assert isinstance(reply, Fault)
+    assert "clients say -1" in reply.text
+
+
 @pytest.mark.parametrize(
     ("rank", "changes", "sentence"),
     [

@@ -17,7 +17,7 @@ from asyncspec_protocol.messages import (
 )
 
 KINDS: tuple[type[Any], ...] = typing.get_args(Message)
-count = st.integers(0, 2**31)
+count = st.integers(0, 2**31 - 1)
 nodes = st.integers(0, 5000)
 
 
@@ -79,7 +79,7 @@ def plain(annotation: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(plain(arguments[0]), plain(arguments[1]), max_size=3)
     return {
         int: count,
-        float: st.floats(allow_nan=False),
+        float: st.floats(0, 1e9),
         str: st.text(max_size=12),
         bool: st.booleans(),
     }[annotation]

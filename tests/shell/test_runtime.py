@@ -56,6 +56,9 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
                 assert end.reason == "length"
                 assert end.stats["bytes_sent"] > 0
                 assert end.stats["rows"] >= stages * len(expected)
+            for rank in range(1, stages + 1):
+                books = [link.session_bytes for link in cluster.nodes[rank].links.values()]
+                assert not any(books), "an ended session leaves no entry behind"
 
     run(main())
 
