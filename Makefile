@@ -6,7 +6,8 @@ STAMP  := $(VENV)/.ready
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
 # Tests write ids as plain numbers and look into messages they know.
 TEST_TYPES := --disable-error-code arg-type --disable-error-code union-attr --no-warn-unused-ignores
-PROMPT ?= Once upon a time there was a little fox who lived in a big forest. One day, the fox
+PROMPT ?= Once upon a time there was a little girl who
+SEED ?= 3
 
 # One thread per process: parallelism comes from the stages, and the cores are shared.
 export OMP_NUM_THREADS ?= 1
@@ -34,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	@echo "$(PROMPT)"
-	@$(BIN)/asyncspec run --check --prompt "$(PROMPT)"
+	@$(BIN)/asyncspec run --check --temperature 0.8 --seed $(SEED) --prompt "$(PROMPT)"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

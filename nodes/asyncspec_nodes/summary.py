@@ -40,7 +40,7 @@ def rows(answers: Sequence[Answer], stages: int, guarantee: str) -> list[tuple[s
         ("tokens/s", _ratio(decoded, total("decode_seconds"))),
         ("rounds", f"{total('rounds'):.0f}"),
         ("tokens per round", _ratio(decoded, total("rounds"))),
-        ("tokens per turn", _ratio(decoded, total("turns"))),
+        ("tokens per pipeline pass", _ratio(decoded, total("turns"))),
         ("hit rate", f"{hits / max(1.0, total('new_tokens')):.0%}"),
         ("wasted rows", f"{total('wasted_rows'):.0f} of {total('rows'):.0f}"),
         ("bytes sent", _bytes(total("bytes_sent"))),
