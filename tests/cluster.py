@@ -10,7 +10,11 @@ from asyncspec.policy import POLICIES, Policy
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
 from asyncspec.sim.world import Actor, Costs, World
+from asyncspec.trace.file import Trace
+from asyncspec.trace.recorder import Recorder
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Node, Record
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.replay import settings
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank
 
@@ -30,6 +34,7 @@ class Cluster:
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
+        record: bool = False,
     ) -> None:
         self.model = model or ToyModel()
         self.stages = stages
@@ -46,7 +51,12 @@ class Cluster:
         actors = {DRAFT: self.draft()}
         for rank in range(1, stages + 1):
             actors[Rank(rank)] = self.stage(Rank(rank))
-        self.world = World(actors, costs)
+        # One for each node where the run is recorded.
+        self.recorders: dict[Rank, Recorder] = {}
+        self.world = World(actors, costs, self.recorders)
+        if record:
+            for rank, actor in actors.items():
+                self.recorders[rank] = self.recorder(rank, actor)
         self.connect_all()
 
     def draft(self) -> Actor:
@@ -61,6 +71,24 @@ class Cluster:
         self.backends[rank] = backend
         machine = VerifyMachine(VerifyConfig(rank=rank, stages=stages, window=self.window))
         return Actor(machine, machine.initial(), backend.run)
+
+    def recorder(self, rank: Rank, actor: Actor) -> Recorder:
+        """Listens to a node from now on."""
+        role = "verify" if rank else "draft"
+        config = settings(actor.machine.config)  # type: ignore[attr-defined]
+        node = Node(rank, self.world.now, self.world.now, role, self.stages, config=config)
+        return Recorder(node, clock=lambda: self.world.now)
+
+    def trace(self) -> Trace:
+        """What was recorded, as a file would hold it."""
+        header = Header(FORMAT, "asyncspec", "2026-01-01T00:00:00.000+00:00", "toy")
+        lines: list[Record] = []
+        for recorder in self.recorders.values():
+            found, _ = recorder.read(0, recorder.end)
+            lines += [recorder.node, *found, recorder.ended()]
+        # Through the encoder, as what cannot be written and read back is no trace.
+        text = ENCODER.encode_lines([header, *lines]).splitlines()
+        return Trace(header, tuple(DECODER.decode(line) for line in text[1:]))
 
     def connect_all(self) -> None:
         """Bring up every link that is down."""

@@ -12,18 +12,23 @@ from asyncspec.jobs import Job
 
 Run = Callable[[Any], object | None]
 Done = Callable[[Job, object, float], None]
+Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]
+# A job's result, its start and its end.
+Timed = tuple[object | None, float, float]
 
 
 class Device:
     """Runs jobs in the order of ``submit``. The event loop never waits for a tensor.
 
-    ``done`` and ``failed`` are called on the event loop; jobs without a result only end. A job
+    All callbacks are called on the event loop: ``ran`` after every job with its start and its end
+    (seconds of ``time.monotonic``), then ``done`` where there is a result, or ``failed``. A job
     that raises is our own mistake or a broken device: it is reported, never lost.
     """
 
-    def __init__(self, run: Run, done: Done, failed: Failed) -> None:
+    def __init__(self, run: Run, ran: Ran, done: Done, failed: Failed) -> None:
         self._run = run
+        self._ran = ran
         self._done = done
         self._failed = failed
         self._loop = asyncio.get_running_loop()
@@ -36,25 +41,26 @@ class Device:
             lambda future: self._post(job, future)
         )
 
-    def _timed(self, job: Job) -> tuple[object | None, float]:
-        start = time.perf_counter()
+    def _timed(self, job: Job) -> Timed:
+        at = time.monotonic()
         result = self._run(job)
-        return result, time.perf_counter() - start
+        return result, at, time.monotonic()
 
-    def _post(self, job: Job, future: Future[tuple[object | None, float]]) -> None:
+    def _post(self, job: Job, future: Future[Timed]) -> None:
         """On the worker thread: hand the outcome to the loop, unless that is gone."""
         if not self._closed and not future.cancelled():
             self._loop.call_soon_threadsafe(self._deliver, job, future)
 
-    def _deliver(self, job: Job, future: Future[tuple[object | None, float]]) -> None:
+    def _deliver(self, job: Job, future: Future[Timed]) -> None:
         if self._closed:
             return
         if (error := future.exception()) is not None:
             self._failed(job, error)
             return
-        result, seconds = future.result()
+        result, at, until = future.result()
+        self._ran(job, at, until)
         if result is not None:
-            self._done(job, result, seconds)
+            self._done(job, result, until - at)
 
     async def close(self) -> None:
         """Forget queued jobs and wait for the one in service."""

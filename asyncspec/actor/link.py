@@ -7,18 +7,23 @@ it is bounded by credit, and a peer that does not read is given up.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
 from msgspec import Struct
 
+from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import WireTensor
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Fault, Heartbeat, Hello, Message, Welcome
+from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message, Welcome
+
+# A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
+MANY_BEATS = 2.0
 
 
 class LinkOptions(Struct, frozen=True):
@@ -53,6 +58,9 @@ class Link(asyncio.BufferedProtocol):
         # Round trip by heartbeats, seconds; None before the first echo.
         self.rtt: float | None = None
         self.session_bytes: Counter[int] = Counter()
+        # Who records this node, if anybody does: see ``record``.
+        self._tap: Tap | None = None
+        self._stalled: tuple[float, int] | None = None
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._options = options
         self._received = received
@@ -80,13 +88,15 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
-        self._heard = asyncio.get_running_loop().time()
+        self._listen(asyncio.get_running_loop().time())
         try:
             frame = self._reader.buffer_updated(nbytes)
             if frame is None or self._reason:
                 return
             if isinstance(frame.message, Heartbeat):
                 self._heartbeat(frame.message)
+            elif isinstance(frame.message, Clock) and self.peer is not None:
+                self._clock(frame.message)
             else:
                 self._received(self, frame)
         except RemoteProtocolError as error:
@@ -94,6 +104,16 @@ class Link(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         return False
+
+    def pause_writing(self) -> None:
+        assert self._transport is not None
+        self._stalled = (time.monotonic(), self._transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None and self._tap is not None:
+            at, nbytes = self._stalled
+            self._tap.blocked(self.rank, at, time.monotonic(), nbytes)
+        self._stalled = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._beat, self._deadline):
@@ -107,14 +127,15 @@ class Link(asyncio.BufferedProtocol):
 
     # --- our side -------------------------------------------------------------------------------
 
-    def send(self, message: Message, tensor: WireTensor | None = None) -> None:
-        """Queue a message. On a link that is down it is gone, as it would be on the wire.
+    def send(self, message: Message, tensor: WireTensor | None = None) -> int:
+        """Queue a message and return its bytes. On a link that is down it is gone, as it would be
+        on the wire, and has none.
 
         The bytes of ``tensor`` must not change afterwards: part of them may still wait here.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
-            return
+            return 0
         spec = None if tensor is None else TensorSpec(tensor.dtype, tensor.shape)
         pieces = write_frame(message, spec, None if tensor is None else tensor.data)
         size = sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
@@ -126,6 +147,23 @@ class Link(asyncio.BufferedProtocol):
             transport.write(piece)
         if transport.get_write_buffer_size() > self._options.most_unsent:
             self.abort("the peer does not read")
+        return size
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the network."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def record(self, tap: Tap | None) -> None:
+        """Tell ``tap`` from now on what the network does; None tells nobody."""
+        self._tap = tap
+        if self._transport is not None:
+            # With no room for what waits, every byte that waits is noticed.
+            self._transport.set_write_buffer_limits(high=None if tap is None else 0)
+
+    def ask_clock(self) -> None:
+        """The answer goes to the tap."""
+        self.send(Clock(asked=time.monotonic()))
 
     def expect(self, seconds: float, what: str) -> None:
         """Give up unless ``accepted`` is called in time."""
@@ -176,6 +214,19 @@ class Link(asyncio.BufferedProtocol):
         self.send(Heartbeat(sent=now, echo=self._echo))
         self._echo = 0.0
         self._beat = loop.call_later(options.heartbeat_seconds, self._tick)
+
+    def _listen(self, now: float) -> None:
+        silence = now - self._heard
+        if self._tap is not None and silence > MANY_BEATS * self._options.heartbeat_seconds:
+            self._tap.silent(self.rank, self._heard, now)
+        self._heard = now
+
+    def _clock(self, clock: Clock) -> None:
+        now = time.monotonic()
+        if not clock.answered:
+            self.send(Clock(asked=clock.asked, answered=now))
+        elif self._tap is not None:
+            self._tap.probed(self.rank, clock.asked, clock.answered, now)
 
     def _heartbeat(self, beat: Heartbeat) -> None:
         now = asyncio.get_running_loop().time()

@@ -32,14 +32,17 @@ from asyncspec.actor.machine import (
     Send,
 )
 from asyncspec.actor.mesh import Address, Mesh, Security
+from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import WireTensor
 from asyncspec.jobs import Job, Rows
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import (
     Cancel,
     Closed,
+    Collect,
+    Events,
     Expand,
     Expanded,
     Fault,
@@ -82,6 +85,22 @@ class Shell(Protocol):
         """A link to a node came up, went down, or was refused."""
 
 
+class Courier(Protocol):
+    """Delivers what a node's tap has kept."""
+
+    def joined(self, link: Link) -> None:
+        """A link to a node came up."""
+
+    def gone(self, link: Link) -> None:
+        """A link to a node or a client is gone."""
+
+    def collect(self, link: Link, message: Collect) -> None:
+        """Somebody asks for the trace."""
+
+    def events(self, link: Link, message: Events, frame: Frame) -> None:
+        """Part of a stage's trace."""
+
+
 class Runtime(Generic[S]):
     """One node: a machine, its links, its device and its timers."""
 
@@ -106,6 +125,8 @@ class Runtime(Generic[S]):
         self._tensors = tensors
         self._shell = shell
         self._mesh = Mesh(me, peers, self, options or LinkOptions(), security or Security())
+        self._tap: Tap | None = None
+        self._courier: Courier | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._recent: deque[str] = deque(maxlen=REMEMBERED)
         self._inbox: deque[Input] = deque()
@@ -116,7 +137,7 @@ class Runtime(Generic[S]):
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._end: asyncio.Future[None] = loop.create_future()
-        self._device = Device(self._run_job, self._computed, self._device_failed)
+        self._device = Device(self._run_job, self._ran, self._computed, self._device_failed)
         await self._mesh.start(self._sock)
         try:
             await self._end
@@ -156,10 +177,17 @@ class Runtime(Generic[S]):
         finally:
             self._busy = False
 
+    def record(self, tap: Tap | None, courier: Courier | None) -> None:
+        """Tell ``tap`` from now on what happens here; ``courier`` answers whoever asks for it."""
+        self._tap, self._courier = tap, courier
+        for link in self._mesh.links.values():
+            link.record(tap)
+
     def _step(self, event: Input) -> None:
         self._recent.append(_brief(event))
+        now = time.monotonic()
         try:
-            self.state, effects = self._machine.step(self.state, event, time.monotonic())
+            self.state, effects = self._machine.step(self.state, event, now)
         except RemoteProtocolError as error:
             peer = error.peer
             if peer is None and isinstance(event, Received):
@@ -169,14 +197,18 @@ class Runtime(Generic[S]):
             link = self._mesh.links.get(Rank(peer))
             if link is not None:  # else it is gone, and what it said is void
                 link.refuse(Fault("protocol", error.text))
+            if self._tap is not None:
+                self._tap.stepped(event, (), (), now, time.monotonic(), error.text)
             return
-        for effect in effects:
-            self._perform(effect)
+        sizes = [self._perform(effect) for effect in effects]
+        if self._tap is not None:
+            self._tap.stepped(event, effects, sizes, now, time.monotonic())
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect) -> int:
+        """Bytes written."""
         match effect:
             case Send(to, message, rows):
-                self._send(to, message, rows)
+                return self._send(to, message, rows)
             case Compute(job):
                 self._device.submit(job)
             case Emit():
@@ -186,26 +218,30 @@ class Runtime(Generic[S]):
                 self._shell.finish(effect)
             case Report(to, session, passes, computed, dead, seconds):
                 sent = self._take_bytes(session)
-                self._send(to, Closed(session, self._rank, passes, computed, dead, seconds, sent))
+                account = Closed(session, self.rank, passes, computed, dead, seconds, sent)
+                size = self._send(to, account)
                 self._take_bytes(session)  # the account itself: the books of the session close
+                return size
             case Arm(timer, at):
                 self._arm(timer, at)
             case _:
                 assert_never(effect)
+        return 0
 
     @property
-    def _rank(self) -> Rank:
+    def rank(self) -> Rank:
+        """Who this node is."""
         return self._mesh.rank
 
-    def _send(self, to: Rank, message: Message, rows: Rows | None = None) -> None:
+    def _send(self, to: Rank, message: Message, rows: Rows | None = None) -> int:
         link = self._mesh.links.get(to)
         if link is None:
-            return
+            return 0
         tensor = None
         if rows is not None:
             assert self._tensors is not None
             tensor = self._tensors.pack(rows)
-        link.send(message, tensor)
+        return link.send(message, tensor)
 
     def _take_bytes(self, session: int) -> int:
         return sum(link.take_bytes(session) for link in self._mesh.links.values())
@@ -224,6 +260,10 @@ class Runtime(Generic[S]):
 
     # --- the device's side ----------------------------------------------------------------------
 
+    def _ran(self, job: Job, at: float, until: float) -> None:
+        if self._tap is not None:
+            self._tap.ran(job, at, until)
+
     def _computed(self, job: Job, result: object, seconds: float) -> None:
         self.feed(Computed(job, result, seconds))
 
@@ -237,11 +277,16 @@ class Runtime(Generic[S]):
     def joined(self, link: Link) -> None:
         """See ``Owner``."""
         if link.rank >= 0:
+            link.record(self._tap)
             self._shell.changed(link.rank, True, "")
             self.feed(Joined(link.rank))
+            if self._courier is not None:
+                self._courier.joined(link)
 
     def lost(self, link: Link, reason: str) -> None:
         """See ``Owner``."""
+        if self._courier is not None:
+            self._courier.gone(link)
         if link.rank < 0:
             self._shell.client_gone(link)
             return
@@ -257,6 +302,8 @@ class Runtime(Generic[S]):
         message = frame.message
         if isinstance(message, Fault):
             link.close(message.text)
+        elif isinstance(message, Collect | Events):
+            self._trace(link, message, frame)
         elif link.rank < 0:
             if not isinstance(message, Submit | Cancel):
                 raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
@@ -265,6 +312,18 @@ class Runtime(Generic[S]):
             raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
         else:
             self.feed(Received(link.rank, message, self._unpack(frame)))
+
+    def _trace(self, link: Link, message: Collect | Events, frame: Frame) -> None:
+        """Traces are asked for by clients and by the draft node, and given by stages."""
+        if isinstance(message, Events) == (link.rank <= DRAFT):
+            raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
+        if isinstance(message, Events):
+            if self._courier is not None:
+                self._courier.events(link, message, frame)
+        elif self._courier is not None:
+            self._courier.collect(link, message)
+        else:
+            link.send(Events(message.collection, self.rank, True, "this node keeps no trace"))
 
     def _unpack(self, frame: Frame) -> object | None:
         if frame.tensor is None or frame.data is None:

@@ -30,8 +30,10 @@ from asyncspec.actor.machine import (
     Report,
     Send,
 )
+from asyncspec.actor.tap import Tap
 from asyncspec.jobs import Forward, Job, Rows
 from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Closed, Message
 
@@ -69,13 +71,16 @@ class World:
     ``tokens`` and ``finished`` collect what the draft node gave to its users, by request.
     """
 
-    def __init__(self, actors: Mapping[Rank, Actor], costs: Costs) -> None:
+    def __init__(
+        self, actors: Mapping[Rank, Actor], costs: Costs, taps: Mapping[Rank, Tap] | None = None
+    ) -> None:
         self.actors = dict(actors)
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
         self.steps = 0
         self._costs = costs
+        self._taps = {} if taps is None else taps
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         # Disarmed timers, by number: they are no events, and time does not wait for them.
         self._disarmed: set[int] = set()
@@ -102,8 +107,9 @@ class World:
         self.steps += 1
         if self.watch is not None:
             self.watch(rank, event, effects)
-        for effect in effects:
-            self._perform(rank, actor, effect)
+        sizes = [self._perform(rank, actor, effect) for effect in effects]
+        if rank in self._taps:
+            self._taps[rank].stepped(event, effects, sizes, self.now, self.now)
 
     def connect(self, one: Rank, other: Rank) -> None:
         """Bring up the link between two nodes."""
@@ -151,13 +157,14 @@ class World:
 
     # --- effects --------------------------------------------------------------------------------
 
-    def _perform(self, rank: Rank, actor: Actor, effect: Effect) -> None:
+    def _perform(self, rank: Rank, actor: Actor, effect: Effect) -> int:
+        """Bytes written, where somebody records them."""
         match effect:
             case Send(to, message, tensor):
-                self._send(rank, to, message, tensor)
+                return self._send(rank, to, message, tensor)
             case Report(to, session, passes, rows, dead_rows, seconds):
                 account = Closed(session, rank, passes, rows, dead_rows, seconds, 0)
-                self._send(rank, to, account, None)
+                return self._send(rank, to, account, None)
             case Compute(job):
                 self._compute(rank, actor, job)
             case Emit(request, tokens):
@@ -172,11 +179,12 @@ class World:
                 self._arm(rank, timer, when)
             case _:
                 assert_never(effect)
+        return 0
 
-    def _send(self, source: Rank, target: Rank, message: Message, tensor: Rows | None) -> None:
+    def _send(self, source: Rank, target: Rank, message: Message, tensor: Rows | None) -> int:
         life = self._up.get((source, target))
         if life is None:
-            return
+            return 0
         handle = None
         if tensor is not None:
             values: Any = tensor.handle
@@ -190,11 +198,13 @@ class World:
                 self.feed(target, Received(source, message, handle))
 
         self.at(arrival, deliver)
+        return frame_bytes(message) if source in self._taps else 0
 
     def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
         """Jobs run in order; a job sees the device as the jobs before it have left it."""
         seconds = self._costs.device(rank, job)
-        actor.busy_until = max(actor.busy_until, self.now) + seconds
+        start = max(actor.busy_until, self.now)
+        actor.busy_until = start + seconds
         actor.busy_seconds += seconds
         actor.passes += isinstance(job, Forward)
         life = actor.life
@@ -202,7 +212,11 @@ class World:
 
         def done() -> None:
             result = actor.device(pending.popleft())
-            if result is not None and self.actors[rank].life == life:
+            if self.actors[rank].life != life:
+                return
+            if rank in self._taps:
+                self._taps[rank].ran(job, start, start + seconds)
+            if result is not None:
                 self.feed(rank, Computed(job, result, seconds))
 
         self.at(actor.busy_until, done)
@@ -222,6 +236,11 @@ class World:
         number = self._timers.pop((rank, timer), None)
         if number is not None:
             self._disarmed.add(number)
+
+
+def frame_bytes(message: Message) -> int:
+    """Length of a message on the wire. What a tensor would add is the cost model's business."""
+    return sum(len(piece) for piece in write_frame(message))
 
 
 def _counter() -> Iterator[int]:

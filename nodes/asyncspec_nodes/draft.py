@@ -119,11 +119,11 @@ class DraftMachine:
     """The role ``draft``."""
 
     def __init__(self, config: DraftConfig) -> None:
-        self._config = config
+        self.config = config
 
     def initial(self) -> DraftState:
         """A draft node that has met nobody yet."""
-        return DraftState(config=self._config, next_session=self._config.first_session)
+        return DraftState(config=self.config, next_session=self.config.first_session)
 
     def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""

@@ -19,7 +19,7 @@ from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 class Client(Protocol):
     """Where answers go: a link. One that is gone swallows what it is sent."""
 
-    def send(self, message: Output | Finished, /) -> None:
+    def send(self, message: Output | Finished, /) -> object:
         """Queue a message."""
 
 

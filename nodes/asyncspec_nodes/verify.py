@@ -117,11 +117,11 @@ class VerifyMachine:
     """The role ``verify``."""
 
     def __init__(self, config: VerifyConfig) -> None:
-        self._config = config
+        self.config = config
 
     def initial(self) -> VerifyState:
         """A stage that has met nobody yet."""
-        return VerifyState(config=self._config)
+        return VerifyState(config=self.config)
 
     def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""

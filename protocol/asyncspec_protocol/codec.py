@@ -8,7 +8,17 @@ import msgspec
 
 from .errors import RemoteProtocolError
 from .limits import ITEM_BYTES, MOST_DIMENSIONS, MOST_NODES, MOST_TENSOR_BYTES, MOST_TOKEN
-from .messages import Expand, Expanded, Finished, Message, Open, PruneIndices, Segment, Verdict
+from .messages import (
+    Events,
+    Expand,
+    Expanded,
+    Finished,
+    Message,
+    Open,
+    PruneIndices,
+    Segment,
+    Verdict,
+)
 
 
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
@@ -91,13 +101,18 @@ def _check_message(message: Message) -> None:
 
 
 def _check_tensor(message: Message, tensor: TensorSpec) -> None:
-    _require(isinstance(message, Segment | Verdict), "only segments and verdicts carry a tensor")
+    _require(
+        isinstance(message, Segment | Verdict | Events),
+        "messages of this kind do not carry a tensor",
+    )
     _require(tensor.dtype in ITEM_BYTES, f"unknown dtype {tensor.dtype!r}")
     _require(0 < len(tensor.shape) <= MOST_DIMENSIONS, "a tensor has 1 to 4 dimensions")
     _require(min(tensor.shape) > 0, "a tensor is not empty")
     _require(tensor.nbytes <= MOST_TENSOR_BYTES, "the tensor is too large")
     if isinstance(message, Segment):
         _require(tensor.shape[0] == len(message.ids), "a segment's tensor has a row per node")
+    if isinstance(message, Events):
+        _require(tensor.dtype == "uint8" and len(tensor.shape) == 1, "a trace is bytes")
 
 
 def _require(fact: bool, rule: str) -> None:

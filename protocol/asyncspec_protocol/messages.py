@@ -197,6 +197,15 @@ class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False)
     echo: float = 0.0
 
 
+class Clock(Struct, array_like=True, frozen=True, tag="clock", gc=False):
+    """Asks for the peer's clock, and is answered at once: traces of all nodes get one clock."""
+
+    # Asker's clock, in seconds.
+    asked: float
+    # The answerer's clock; 0 in the question.
+    answered: float = 0.0
+
+
 class Fault(Struct, array_like=True, frozen=True, tag="fault"):
     """The last frame before a link is closed because of what the peer did or asked for."""
 
@@ -248,6 +257,31 @@ class Cancel(Struct, array_like=True, frozen=True, tag="cancel"):
     request: int
 
 
+class Collect(Struct, array_like=True, frozen=True, tag="collect"):
+    """Asks for a node's trace. A client asks the draft node, which asks the stages."""
+
+    # Chosen by the asker; the answers bear it.
+    collection: int
+    # From so many seconds ago on; -1: all there is.
+    last: float
+    # Go on with what happens from now; else end with what there is.
+    follow: bool
+    # End a collection that follows.
+    stop: bool = False
+
+
+class Events(Struct, array_like=True, frozen=True, tag="events"):
+    """Part of a node's trace. Tensor: whole lines of JSON in UTF-8, uint8 [n]."""
+
+    collection: int
+    # Whose; -1 with ``done``: of the whole collection.
+    rank: Rank
+    # Nothing more comes.
+    done: bool = False
+    # Why a node has nothing to give, if so.
+    reason: str = ""
+
+
 Message = (
     Segment
     | Verdict
@@ -263,9 +297,12 @@ Message = (
     | Closed
     | Credit
     | Heartbeat
+    | Clock
     | Fault
     | Submit
     | Output
     | Finished
     | Cancel
+    | Collect
+    | Events
 )

@@ -43,6 +43,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "output": (m.Output(1, (5, 600), " there was"),),
     "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),
     "cancel": (m.Cancel(1),),
+    "clock": (m.Clock(1.5, 2.5),),
+    "collect": (m.Collect(3, 10.0, True, False),),
+    "events": (m.Events(3, 2, False), TensorSpec("uint8", (3,)), memoryview(b"{}\n")),
 }
 
 

@@ -68,17 +68,23 @@ def test_prompts_are_read_from_jsonl(tmp_path: Path) -> None:
 def small_batches() -> Batches:
     ids = np.arange(3, 203, dtype=np.uint16)
     stream = Stream(ids, np.asarray([0, 100], dtype=np.int64))
-    return Batches({"story": stream, "math": stream}, {"story": 0.5, "math": 0.5}, 16, seed=1)
+    mix = {"story": 0.5, "math": 0.5}
+    return Batches({"story": stream, "math": stream}, mix, 16, long_every=4, seed=1)
 
 
 def test_batches_depend_on_stage_step_and_rank_alone() -> None:
     batches = small_batches()
-    rows = batches.rows("target", 3, 0, 4)
+    rows = batches.rows("target", 2, 0, 4)
     assert rows.shape == (4, 16)
     assert (rows[:, 0] == 1).all()  # BOS
-    assert torch.equal(rows, small_batches().rows("target", 3, 0, 4))
-    for other in (("draft", 3, 0), ("target", 4, 0), ("target", 3, 1)):
+    assert torch.equal(rows, small_batches().rows("target", 2, 0, 4))
+    for other in (("draft", 2, 0), ("target", 4, 0), ("target", 2, 1)):
         assert not torch.equal(rows, batches.rows(*other, 4))
+
+
+def test_every_so_many_steps_rows_are_longer_and_fewer() -> None:
+    shapes = [tuple(small_batches().rows("target", step, 0, 4).shape) for step in range(8)]
+    assert shapes == [(4, 16), (4, 16), (4, 16), (2, 32)] * 2
 
 
 def test_the_rate_rises_and_then_decays_to_zero() -> None:

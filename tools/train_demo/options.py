@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     add("--exclude", type=Path, help="folder of *.jsonl prompts that must not be trained on")
     add("--out", type=Path, default=ROOT / "asyncspec" / "models", help="where the models go")
     add("--work", type=Path, default=ROOT / "build" / "train_demo", help="checkpoints and tokens")
-    add("--minutes", type=float, default=45.0, help="training time, all stages together")
+    add("--minutes", type=float, default=50.0, help="training time, all stages together")
     add("--tokens", type=int, help="train the target on so many tokens instead: repeatable exactly")
     add("--seed", type=int, default=0)
     add("--workers", type=int, default=1, help="data-parallel processes of one thread each (CPU)")

@@ -72,7 +72,11 @@ def _setting(options: Options, group: Group) -> Setting:
     return Setting(
         recipe=recipe,
         batches=Batches(
-            Prepared(options.work).load("train"), recipe.mix, recipe.context, options.seed
+            Prepared(options.work).load("train"),
+            recipe.mix,
+            recipe.context,
+            recipe.long_every,
+            options.seed,
         ),
         group=group,
         device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
@@ -100,7 +104,7 @@ def checkpoint_of(name: str, options: Options) -> Checkpoint:
     recipe = options.recipe
     settings = (
         recipe.draft if name == "draft" else recipe.target,
-        (recipe.context, recipe.rows[name], sorted(recipe.mix.items())),
+        (recipe.context, recipe.long_every, recipe.rows[name], sorted(recipe.mix.items())),
         (recipe.muon_rate, recipe.adam_rate, recipe.weight_decay, recipe.warmup),
         (budget_of(name, options), options.workers),
     )

@@ -27,7 +27,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One complete set of training settings; `rows` of `context` tokens per worker and step."""
+    """One complete set of training settings; `rows` of `context` tokens per worker and step.
+
+    Every `long_every`-th step has half as many rows of twice the length.
+    """
 
     target: Shape
     draft: Shape
@@ -38,13 +41,14 @@ class Recipe:
     mix: dict[str, float]
     code_files: int | None  # None: all of them
     sample: Sample
+    long_every: int = 4
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     weight_decay: float = 0.02
     warmup: float = 0.03  # fraction of the budget
     held_out_share: float = 0.03
     stage_share: dict[str, float] = field(
-        default_factory=lambda: {"target": 0.637, "draft": 0.228, "eagle": 0.135}
+        default_factory=lambda: {"target": 0.56, "draft": 0.25, "eagle": 0.19}
     )
 
 
@@ -54,10 +58,11 @@ DEMO = Recipe(
     target=Shape(layers=8, hidden=256, heads=4, kv_heads=2, ffn=688),
     # Two layers, because copying (induction) needs two; about a tenth of the target's layer work.
     draft=Shape(layers=2, hidden=160, heads=5, kv_heads=5, ffn=432),
-    vocab=2048,
+    # Short tokens are easier to guess, for the drafters too, and cost less in every softmax.
+    vocab=1024,
     context=512,
     max_positions=2048,
-    rows={"target": 8, "draft": 8, "eagle": 8},
+    rows={"target": 8, "draft": 4, "eagle": 4},
     mix=MIX,
     code_files=None,
     sample=Sample(windows=24, prompts=8, tokens=128),

@@ -63,24 +63,31 @@ class Batches:
     streams: dict[str, Stream]
     mix: dict[str, float]
     context: int
+    long_every: int
     seed: int
 
     def rows(self, stage: str, step: int, rank: int, count: int) -> torch.Tensor:
-        """`count` windows, int64 [count, context], each BOS and `context` - 1 tokens."""
+        """`count` windows, int64 [count, context], each BOS and `context` - 1 tokens.
+
+        Every `long_every`-th step, half as many of twice the length.
+        """
+        length = self.context
+        if step % self.long_every == self.long_every - 1:
+            count, length = max(1, count // 2), 2 * length
         rng = np.random.default_rng([self.seed, zlib.crc32(stage.encode()), step, rank])
         kinds = list(self.mix)
         share = np.asarray([self.mix[k] for k in kinds])
         chosen = rng.choice(len(kinds), size=count, p=share / share.sum())
-        return torch.stack([self._window(kinds[int(k)], rng) for k in chosen])
+        return torch.stack([self._window(kinds[int(k)], rng, length) for k in chosen])
 
-    def _window(self, kind: str, rng: np.random.Generator) -> torch.Tensor:
+    def _window(self, kind: str, rng: np.random.Generator, length: int) -> torch.Tensor:
         stream = self.streams[kind]
         # Half the windows open a document, as prompts do; the others begin anywhere.
         if rng.random() < (0.5 if kind != "story" else 0.05):
             start = int(rng.choice(stream.starts))
         else:
             start = int(rng.integers(len(stream.ids)))
-        return window(stream, start, self.context)
+        return window(stream, start, length)
 
 
 def window(stream: Stream, start: int, context: int) -> torch.Tensor:

@@ -1,0 +1,121 @@
+"""Inputs and effects of a machine as lines of a trace: without handles, with checksums."""
+
+from __future__ import annotations
+
+import zlib
+from typing import assert_never
+
+import msgspec
+
+from asyncspec.actor import machine
+from asyncspec.jobs import Forward, Job
+from asyncspec.trace import records
+from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
+
+_PACK = msgspec.msgpack.Encoder().encode
+
+
+def input_record(event: machine.Input, job: int) -> records.Input:
+    """An input in full, handles left out. ``job``: number of the job that has just ended."""
+    match event:
+        case machine.Received(peer, message, tensor):
+            return records.Received(peer, message, tensor is not None)
+        case machine.Computed(_, result, seconds):
+            if isinstance(result, Expanded):
+                return records.Computed(job, seconds, expanded=result)
+            tokens = result if isinstance(result, tuple) and _plain(result) else None
+            return records.Computed(job, seconds, tokens=tokens)
+        case machine.Fired(timer):
+            return records.Fired(timer)
+        case machine.Joined(peer):
+            return records.Joined(peer)
+        case machine.Lost(peer, reason):
+            return records.Lost(peer, reason)
+        case machine.Submitted(request):
+            return records.Submitted(request)
+        case machine.Cancelled(request):
+            return records.Cancelled(request)
+        case _:
+            assert_never(event)
+
+
+def _plain(result: tuple[object, ...]) -> bool:
+    """True for drawn tokens; toy stages have tuples as handles too."""
+    return all(type(token) is int for token in result)
+
+
+def effect_record(effect: machine.Effect, job: int, nbytes: int) -> records.Effect:
+    """An effect in short. ``job``: its number if it is a job; ``nbytes``: written for it."""
+    match effect:
+        case machine.Send(to, message):
+            return records.Sent(
+                to,
+                kind(message),
+                getattr(message, "session", -1),
+                getattr(message, "segment", -1),
+                nodes(message),
+                nbytes,
+                zlib.crc32(_PACK(message)),
+            )
+        case machine.Compute(work):
+            return records.Issued(
+                job,
+                kind_of_job(work),
+                work.session,
+                getattr(work, "segment", -1),
+                rows(work),
+                zlib.crc32(_PACK(_without_handles(work))),
+            )
+        case machine.Emit(request, tokens):
+            return records.Emitted(request, tokens)
+        case machine.Finish(request, reason, stats, _, session):
+            return records.Finished(request, reason, session, dict(stats))
+        case machine.Report(to, session, passes, computed, dead_rows):
+            return records.Reported(to, session, passes, computed, dead_rows, nbytes)
+        case machine.Arm(timer, at):
+            return records.Armed(timer, at)
+        case _:
+            assert_never(effect)
+
+
+def kind(message: Message) -> str:
+    """The tag of a message."""
+    tag = message.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def nodes(message: Message) -> int:
+    """How many nodes a message speaks of."""
+    match message:
+        case Segment(ids=ids) | Verdict(ids=ids):
+            return len(ids)
+        case PruneIndices(keep=keep):
+            return len(keep)
+        case Expanded(tokens=tokens):
+            return len(tokens)
+        case _:
+            return 0
+
+
+def kind_of_job(job: Job) -> str:
+    """admit, forward, compact, release or expand."""
+    return type(job).__name__.lower()
+
+
+def rows(job: Job) -> int:
+    """Rows of a pass; nodes that a draft is asked for."""
+    match job:
+        case Forward(rows=computed):
+            return len(computed)
+        case Expand(count=count):
+            return count
+        case _:
+            return 0
+
+
+def _without_handles(job: Job) -> object:
+    if not isinstance(job, Forward):
+        return job
+    hidden = None if job.hidden is None else job.hidden.rows
+    return (job.session, job.segment, job.committed, job.rows, job.tokens, hidden, job.judge)

@@ -1,0 +1,258 @@
+"""The lines of a trace file: what one node saw and did (docs/trace.md).
+
+Law of this file: fields are only ever appended, with a default. A line holds every input of a
+machine in full, so that a recording can be replayed, and of its effects what a reader needs and a
+checksum. Tensors and handles never get here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.actor.machine import Request
+from asyncspec_protocol.messages import Expanded, Message
+
+FORMAT = 1
+
+
+class Header(Struct, frozen=True, tag="trace", tag_field="event"):
+    """The first line of a file."""
+
+    format: int
+    program: str
+    # ISO 8601, UTC.
+    created: str
+    # What was run, for people.
+    title: str = ""
+
+
+class Node(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=True):
+    """Who a rank is; the first line of each node. ``at`` and ``wall`` are the same moment on its
+    own clock and in Unix time."""
+
+    rank: int
+    at: float
+    wall: float
+    role: str
+    stages: int
+    layers: tuple[int, int] = (0, 0)
+    dtype: str = ""
+    mode: str = ""
+    host: str = ""
+    pid: int = 0
+    # The machine's settings, for a replay.
+    config: dict[str, int | float | str | bool | None] = {}
+
+
+# --- inputs of a machine ------------------------------------------------------------------------
+
+
+class Received(Struct, frozen=True, array_like=True, tag="received", gc=False):
+    """A message came; ``tensor``: with one."""
+
+    peer: int
+    message: Message
+    tensor: bool = False
+
+
+class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
+    """The ``job``-th job of this node (from 0) is done. Neither result: a handle."""
+
+    job: int
+    seconds: float
+    tokens: tuple[int, ...] | None = None
+    expanded: Expanded | None = None
+
+
+class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):
+    """A deadline has come."""
+
+    timer: str
+
+
+class Joined(Struct, frozen=True, array_like=True, tag="joined", gc=False):
+    """A link is up."""
+
+    peer: int
+
+
+class Lost(Struct, frozen=True, array_like=True, tag="lost", gc=False):
+    """A link is down."""
+
+    peer: int
+    reason: str = ""
+
+
+class Submitted(Struct, frozen=True, array_like=True, tag="submitted"):
+    """A user's request."""
+
+    request: Request
+
+
+class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled", gc=False):
+    """A user no longer wants it."""
+
+    request: int
+
+
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled
+
+
+# --- effects of a machine -----------------------------------------------------------------------
+
+
+class Sent(Struct, frozen=True, array_like=True, tag="send", gc=False):
+    """A message was given to a link. ``nbytes`` is 0 where the link was down.
+
+    ``session`` and ``segment`` are -1 where the message has none; ``count`` is its number of
+    nodes; ``check`` the CRC-32 of its encoded form.
+    """
+
+    to: int
+    kind: str
+    session: int
+    segment: int
+    count: int
+    nbytes: int
+    check: int
+
+
+class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
+    """The ``job``-th job of this node was queued at its device. ``check``: CRC-32 of all of it
+    but handles."""
+
+    job: int
+    kind: str
+    session: int
+    segment: int
+    rows: int
+    check: int
+
+
+class Emitted(Struct, frozen=True, array_like=True, tag="emit", gc=False):
+    """Certain tokens for the user."""
+
+    request: int
+    tokens: tuple[int, ...]
+
+
+class Finished(Struct, frozen=True, array_like=True, tag="finish"):
+    """The end of a request."""
+
+    request: int
+    reason: str
+    session: int
+    stats: dict[str, float] = {}
+
+
+class Reported(Struct, frozen=True, array_like=True, tag="report", gc=False):
+    """A stage's account of a session."""
+
+    to: int
+    session: int
+    passes: int
+    rows: int
+    dead_rows: int
+    nbytes: int
+
+
+class Armed(Struct, frozen=True, array_like=True, tag="arm", gc=False):
+    """A deadline was set, or taken back (None)."""
+
+    timer: str
+    at: float | None = None
+
+
+Effect = Sent | Issued | Emitted | Finished | Reported | Armed
+
+
+# --- what happened ------------------------------------------------------------------------------
+
+
+class Step(Struct, frozen=True, tag="step", tag_field="event", omit_defaults=True, gc=False):
+    """One input of the machine, from ``at`` until its effects were under way.
+
+    ``number`` counts the steps of the node from 0; a gap means lost lines.
+    """
+
+    rank: int
+    number: int
+    at: float
+    until: float
+    input: Input
+    effects: tuple[Effect, ...] = ()
+    # Why the input was refused.
+    error: str = ""
+
+
+class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True, gc=False):
+    """The device worked on the ``job``-th job. ``rows``: of a pass; of a draft, nodes asked for."""
+
+    rank: int
+    job: int
+    kind: str
+    at: float
+    until: float
+    session: int = -1
+    segment: int = -1
+    rows: int = 0
+
+
+class Blocked(Struct, frozen=True, tag="blocked", tag_field="event", gc=False):
+    """``nbytes`` for a peer waited for the network."""
+
+    rank: int
+    peer: int
+    at: float
+    until: float
+    nbytes: int
+
+
+class Probe(Struct, frozen=True, tag="probe", tag_field="event", gc=False):
+    """The peer's clock showed ``answered`` at some moment between ``asked`` and ``came`` here."""
+
+    rank: int
+    peer: int
+    asked: float
+    answered: float
+    came: float
+
+
+class Silence(Struct, frozen=True, tag="silence", tag_field="event", gc=False):
+    """Nothing was heard of a peer, heartbeats included."""
+
+    rank: int
+    peer: int
+    at: float
+    until: float
+
+
+class Said(Struct, frozen=True, tag="text", tag_field="event", gc=False):
+    """The text of tokens that were emitted; only where the user wants text in traces."""
+
+    rank: int
+    request: int
+    tokens: tuple[int, ...]
+    text: str
+
+
+class Dropped(Struct, frozen=True, tag="dropped", tag_field="event", gc=False):
+    """So many lines of a node were lost here: its buffer was full, or the reader too slow."""
+
+    rank: int
+    count: int
+
+
+class End(Struct, frozen=True, tag="end", tag_field="event", gc=False):
+    """A node's last line: it was told to stop recording. Missing where a run was killed."""
+
+    rank: int
+    at: float
+
+
+Record = Step | Ran | Blocked | Probe | Silence | Said | Dropped | Node | End
+Line = Header | Record
+
+ENCODER = msgspec.json.Encoder()
+DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)

@@ -1,0 +1,156 @@
+"""Replays a recording through the pure machines: same inputs, same effects.
+
+Handles of tensors are not in a recording; a number stands for each. Machines only pass them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.actor import machine
+from asyncspec.errors import UserError
+from asyncspec.jobs import Job
+from asyncspec.policy import POLICIES, Policy
+from asyncspec.trace import records
+from asyncspec.trace.brief import effect_record
+from asyncspec.trace.records import Node, Record, Step
+from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.errors import RemoteProtocolError
+
+Settings = dict[str, int | float | str | bool | None]
+
+
+class Difference(Struct, frozen=True):
+    """A step whose effects are not those of the recording."""
+
+    rank: int
+    number: int
+    recorded: tuple[records.Effect, ...]
+    replayed: tuple[records.Effect, ...]
+    error: str = ""
+
+
+class Replayed(Struct, frozen=True):
+    """What a replay of one node found."""
+
+    rank: int
+    steps: int
+    differences: tuple[Difference, ...]
+
+
+def settings(config: DraftConfig | VerifyConfig) -> Settings:
+    """A machine's settings as plain values; policies are known by name."""
+    fields = {name: getattr(config, name) for name in config.__struct_fields__}
+    return {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
+
+
+def replay(
+    lines: Iterable[Record], policies: Mapping[str, Policy] = POLICIES
+) -> tuple[Replayed, ...]:
+    """Replay every node of a trace. Raises ``UserError`` where the recording is not complete."""
+    nodes: dict[int, Node] = {}
+    steps: dict[int, list[Step]] = {}
+    for line in lines:
+        if isinstance(line, Node):
+            nodes[line.rank] = line
+        elif isinstance(line, Step):
+            steps.setdefault(line.rank, []).append(line)
+    return tuple(_replay(nodes[rank], steps.get(rank, []), policies) for rank in sorted(nodes))
+
+
+def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
+    if any(step.number != i for i, step in enumerate(steps)):
+        raise UserError(
+            f"rank {node.rank} was not recorded from its first step on, or lines were lost; "
+            "only a complete recording can be replayed (asyncspec run --trace makes one)"
+        )
+    player = _Player(_machine(node, policies))
+    found = [difference for step in steps if (difference := player.play(step)) is not None]
+    return Replayed(node.rank, len(steps), tuple(found))
+
+
+def _machine(node: Node, policies: Mapping[str, Policy]) -> DraftMachine | VerifyMachine:
+    try:
+        if node.role == "draft":
+            fields = {**node.config, "policies": {}}
+            config = msgspec.convert(fields, DraftConfig, strict=False)
+            return DraftMachine(msgspec.structs.replace(config, policies=policies))
+        return VerifyMachine(msgspec.convert(node.config, VerifyConfig))
+    except msgspec.ValidationError as error:
+        raise UserError(f"rank {node.rank} was recorded with other settings: {error}") from None
+
+
+class _Player:
+    """One machine, fed from a recording."""
+
+    def __init__(self, played: DraftMachine | VerifyMachine) -> None:
+        self._machine: Any = played
+        self._state: Any = played.initial()
+        # Jobs the machine has issued, by number.
+        self._jobs: dict[int, Job] = {}
+        self._issued = 0
+        self._handles = 0
+
+    def play(self, step: Step) -> Difference | None:
+        """Feed one input; what differs, if anything does."""
+        error, effects = "", ()
+        try:
+            event = self._event(step.input)
+            self._state, effects = self._machine.step(self._state, event, step.at)
+        except RemoteProtocolError as refusal:
+            error = refusal.text
+        short = tuple(self._short(effect) for effect in effects)
+        if short == tuple(map(_comparable, step.effects)) and error == step.error:
+            return None
+        return Difference(step.rank, step.number, step.effects, short, error)
+
+    def _short(self, effect: machine.Effect) -> records.Effect:
+        number = self._issued
+        if isinstance(effect, machine.Compute):
+            self._jobs[number] = effect.job
+            self._issued += 1
+        return _comparable(effect_record(effect, number, 0))
+
+    def _event(self, source: records.Input) -> machine.Input:
+        match source:
+            case records.Received(peer, message, tensor):
+                return machine.Received(peer, message, self._handle() if tensor else None)  # type: ignore[arg-type]
+            case records.Computed(job, seconds, tokens, expanded):
+                result = tokens if tokens is not None else expanded
+                issued = self._jobs.pop(job)
+                return machine.Computed(
+                    issued, result if result is not None else self._handle(), seconds
+                )
+            case records.Fired(timer):
+                return machine.Fired(timer)
+            case records.Joined(peer):
+                return machine.Joined(peer)  # type: ignore[arg-type]
+            case records.Lost(peer, reason):
+                return machine.Lost(peer, reason)  # type: ignore[arg-type]
+            case records.Submitted(request):
+                return machine.Submitted(request)
+            case records.Cancelled(request):
+                return machine.Cancelled(request)
+            case _:
+                assert_never(source)
+
+    def _handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+
+def _comparable(effect: records.Effect) -> records.Effect:
+    """Without what the reader of effects has added: bytes."""
+    match effect:
+        case records.Sent() | records.Reported():
+            return msgspec.structs.replace(effect, nbytes=0)
+        case records.Finished(stats=stats):
+            own = {name: value for name, value in stats.items() if name != "bytes_sent"}
+            return msgspec.structs.replace(effect, stats=own)
+        case _:
+            return effect
