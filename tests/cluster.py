@@ -76,7 +76,8 @@ class Cluster:
         """Listens to a node from now on."""
         role = "verify" if rank else "draft"
         config = settings(actor.machine.config)  # type: ignore[attr-defined]
-        node = Node(rank, self.world.now, self.world.now, role, self.stages, config=config)
+        now = self.world.now
+        node = Node(rank, now, now, role, self.stages, config=config, whole=True)
         return Recorder(node, clock=lambda: self.world.now)
 
     def trace(self) -> Trace:

@@ -8,7 +8,9 @@ is too slow not at all: its recorder's oldest lines make room, and are counted.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
@@ -39,13 +41,18 @@ class _Collection:
         # Draft node only: our number at the stages, and the stages that still have lines.
         self.inner = -1
         self.waiting: set[Rank] = set()
+        # Lines of stages that this reader was too slow for.
+        self.lost: Counter[Rank] = Counter()
 
 
 class Courier:
     """One node's part in collecting traces. See ``asyncspec.actor.runtime.Courier``."""
 
-    def __init__(self, runtime: Runtime[object], make: Callable[[], Recorder], *, always: bool):
-        """``make`` gives a fresh recorder; ``always``: record from now on, asked or not."""
+    def __init__(
+        self, runtime: Runtime[Any], make: Callable[[bool], Recorder], *, always: bool
+    ) -> None:
+        """``make`` gives a fresh recorder, told whether it hears of the machine's first step;
+        ``always``: record from now on, asked or not. Needs a running event loop."""
         self._runtime = runtime
         self._make = make
         self._always = always
@@ -63,6 +70,11 @@ class Courier:
         """What records now, if anything does."""
         return self._recorder
 
+    def said(self, request: int, tokens: tuple[int, ...], text: str) -> None:
+        """Text of an answer, if somebody records."""
+        if self._recorder is not None:
+            self._recorder.said(request, tokens, text)
+
     def close(self) -> None:
         """No more timers."""
         for timer in (self._flushing, self._probing):
@@ -73,7 +85,7 @@ class Courier:
 
     def _attach(self) -> Recorder:
         if self._recorder is None:
-            self._recorder = self._make()
+            self._recorder = self._make(self._always)
             self._runtime.record(self._recorder, self)
             self._probe(BURST)
         return self._recorder
@@ -145,15 +157,22 @@ class Courier:
         """See ``Courier`` in the runtime: pass on a stage's lines."""
         for collection in list(self._collections):
             if collection.inner == message.collection:
-                if frame.data is not None and not self._full(collection):
-                    assert frame.tensor is not None
-                    tensor = WireTensor(frame.tensor.dtype, frame.tensor.shape, frame.data)
-                    collection.link.send(Events(collection.number, link.rank), tensor)
+                if frame.data is not None:
+                    self._pass_on(collection, link.rank, frame.data)
                 if message.done:
                     collection.waiting.discard(link.rank)
                     self._finish(collection)
 
     # --- delivery -------------------------------------------------------------------------------
+
+    def _pass_on(self, collection: _Collection, rank: Rank, data: memoryview) -> None:
+        if self._full(collection):
+            collection.lost[rank] += bytes(data).count(b"\n")
+            return
+        if lost := collection.lost.pop(rank, 0):
+            self._send(collection, [records.Dropped(rank, lost)])
+        tensor = WireTensor("uint8", (data.nbytes,), data)
+        collection.link.send(Events(collection.number, rank), tensor)
 
     def _find(self, link: Link, number: int) -> _Collection | None:
         same = (c for c in self._collections if c.link is link and c.number == number)
@@ -199,7 +218,8 @@ class Courier:
             lines, collection.next_line = recorder.read(collection.next_line, LINES_PER_FRAME)
             self._send(collection, lines)
         if last:
-            self._send(collection, [recorder.ended()])
+            lost = [records.Dropped(rank, lines) for rank, lines in collection.lost.items()]
+            self._send(collection, [*lost, recorder.ended()])
 
     def _send(self, collection: _Collection, lines: list[records.Record]) -> None:
         data = bytearray(records.ENCODER.encode_lines(lines))

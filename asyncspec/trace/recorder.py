@@ -107,7 +107,7 @@ class Recorder:
         return records.End(self.node.rank, self._clock())
 
     def since(self, seconds: float) -> int:
-        """Number of the first line of the last ``seconds``; of the first one there is if below 0."""
+        """Number of the first line of the last ``seconds``; below 0: of the first there is."""
         if seconds < 0:
             return self._first
         start, number = self._clock() - seconds, self.end

@@ -43,6 +43,8 @@ class Node(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=Tru
     pid: int = 0
     # The machine's settings, for a replay.
     config: dict[str, int | float | str | bool | None] = {}
+    # Recorded from the machine's first step on.
+    whole: bool = False
 
 
 # --- inputs of a machine ------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes import run_options
+from asyncspec_nodes import record_cli, run_options, trace_cli
 from asyncspec_nodes.arguments import Parser
 
 if TYPE_CHECKING:
@@ -42,16 +42,27 @@ def _parser() -> Parser:
     parser = Parser(prog="asyncspec", description=INTRODUCTION)
     parser.add_argument("--version", action="version", version=f"asyncspec {version('asyncspec')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    described: tuple[tuple[str, str, Callable[[argparse.Namespace], int]], ...] = (
-        ("run", "run prompts on a cluster of processes on this machine", _run),
-        ("policies", "list the policies", _policies),
-    )
-    for name, text, function in described:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(function=function)
-        if name == "run":
-            run_options.add_arguments(command)
+    for described in COMMANDS:
+        text = described.text
+        command = commands.add_parser(described.name, help=text, description=text)
+        command.set_defaults(function=described.function)
+        described.arguments(command)
     return parser
+
+
+class _Command(NamedTuple):
+    name: str
+    text: str
+    arguments: Callable[[Parser], None]
+    function: Callable[[argparse.Namespace], int]
+
+
+COMMANDS = (
+    _Command("run", "run prompts on a cluster of processes here", run_options.add_arguments, _run),
+    _Command("policies", "list the policies", lambda _: None, _policies),
+    _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),
+    _Command("trace", "show a recorded run", trace_cli.add_arguments, trace_cli.trace),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from msgspec.structs import replace
 
@@ -17,12 +17,23 @@ from asyncspec.errors import ClusterError
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import client_hello
-from asyncspec_protocol.messages import Cancel, Fault, Finished, Hello, Output, Submit, Welcome
+from asyncspec_protocol.messages import (
+    Cancel,
+    Collect,
+    Events,
+    Fault,
+    Finished,
+    Hello,
+    Output,
+    Submit,
+    Welcome,
+)
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 
 Event = Output | Finished
+Sink = Callable[[Events, memoryview | None], None]
 
 
 class Client:
@@ -32,6 +43,7 @@ class Client:
         self._where = where
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, asyncio.Queue[Event | ClusterError]] = {}
+        self._collections: dict[int, Sink] = {}
         self._next = 0
         self._connected = False
         self.link = Link(options, self._frame, self._gone)
@@ -100,6 +112,18 @@ class Client:
             if not isinstance(event, Finished | ClusterError):
                 self.link.send(Cancel(number))
 
+    def collect(self, last: float, sink: Sink) -> int:
+        """Collect the cluster's trace from ``last`` seconds ago (-1: all there is) until
+        ``stop_collecting``; ``sink`` is given its parts. Returns the collection's number."""
+        number, self._next = self._next, self._next + 1
+        self._collections[number] = sink
+        self.link.send(Collect(number, last, follow=True))
+        return number
+
+    def stop_collecting(self, number: int) -> None:
+        """The last part, ``done``, comes when all nodes have given what they had."""
+        self.link.send(Collect(number, 0.0, follow=False, stop=True))
+
     async def close(self) -> None:
         """Close the link; the node cancels what is still running on it."""
         self.link.close("done")
@@ -116,6 +140,9 @@ class Client:
             case Output(request) | Finished(request) as event:
                 if request in self._answers:
                     self._answers[request].put_nowait(event)
+            case Events(collection) as events:
+                if collection in self._collections:
+                    self._collections[collection](events, frame.data)
             case message:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__} to a client")
 

@@ -75,6 +75,16 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     silence_seconds: Seconds = 10.0
 
 
+class TraceTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[trace]``"""
+
+    # Events every node keeps in memory for asyncspec record; 0: none until somebody asks, and
+    # then only what happens from there on. 100,000 are some 50 MB.
+    events: Annotated[int, Meta(ge=0)] = 0
+    # Whether traces hold the text of answers (they always hold token ids).
+    text: bool = False
+
+
 class SecurityTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[security]``: mutual TLS 1.3. Paths are relative to this file, so each machine keeps its
     own certificate and key under the same names."""
@@ -94,6 +104,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterTable = ClusterTable()
     draft: DraftTable = DraftTable()
     limits: LimitsTable = LimitsTable()
+    trace: TraceTable = TraceTable()
     security: SecurityTable | None = None
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.actor.machine import Machine
 from asyncspec.actor.runtime import Tensors
 from asyncspec.errors import UserError
 from asyncspec.jobs import SourceJob
@@ -33,7 +32,7 @@ class Loaded(Struct, frozen=True):
     """A node that can begin to serve."""
 
     me: Hello
-    machine: Machine[Any]
+    machine: DraftMachine | VerifyMachine
     initial: object
     run_job: Callable[[Any], object | None]
     tensors: Tensors | None = None

@@ -21,6 +21,7 @@ from asyncspec_nodes.config_tables import (
     LimitsTable,
     NodeTable,
     TargetTable,
+    TraceTable,
 )
 from asyncspec_nodes.reports import Report
 from asyncspec_nodes.supervisor import Child
@@ -32,13 +33,20 @@ REJOIN_SECONDS = 5.0
 """Here a lost node does not come back, so nothing waits for it for long."""
 
 
-def local_config(target: TargetTable, draft: DraftTable, stages: int, sessions: int) -> Config:
+TRACED = TraceTable(events=200_000, text=True)
+"""A run that is traced is traced from its nodes' first steps on."""
+
+
+def local_config(
+    target: TargetTable, draft: DraftTable, stages: int, sessions: int, *, traced: bool
+) -> Config:
     """The cluster file of a local cluster; its ports are filled in by ``LocalCluster``."""
     return Config(
         cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
         target=target,
         draft=draft,
         limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
+        trace=TRACED if traced else TraceTable(),
         node=tuple(NodeTable(rank=r, host="127.0.0.1", port=1) for r in range(stages + 1)),
     )
 

@@ -10,15 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.machine import Emit, Finish
+from asyncspec.actor.machine import Emit, Finish, Machine
 from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
 from asyncspec.errors import ClusterError
+from asyncspec.trace import records
+from asyncspec.trace.courier import Courier
+from asyncspec.trace.recorder import MOST, Recorder
 from asyncspec_nodes.config_tables import Config
 from asyncspec_nodes.loading import Loaded, load_node
+from asyncspec_nodes.replay import settings
 from asyncspec_nodes.reports import Reporter, Serving
 from asyncspec_nodes.security import contexts
 from asyncspec_nodes.service import TextService
@@ -32,11 +37,15 @@ class NodeShell:
     def __init__(self, log: Any) -> None:
         self._log = log
         self.service: TextService | None = None
+        # Where the text of answers is told, if anywhere.
+        self.tell: Callable[[int, tuple[int, ...], str], None] | None = None
 
     def emit(self, effect: Emit) -> None:
         """See ``Shell``."""
         if self.service is not None:
-            self.service.emit(effect)
+            piece = self.service.emit(effect)
+            if self.tell is not None:
+                self.tell(effect.request, effect.tokens, piece)
 
     def finish(self, effect: Finish) -> None:
         """See ``Shell``. Numbers are logged, never text."""
@@ -50,7 +59,9 @@ class NodeShell:
             new_tokens=stats.get("new_tokens"),
         )
         if self.service is not None:
-            self.service.finish(effect)
+            rest = self.service.finish(effect)
+            if self.tell is not None and rest:
+                self.tell(effect.request, (), rest)
 
     def client(self, link: Link, message: Submit | Cancel) -> None:
         """See ``Shell``."""
@@ -100,8 +111,9 @@ def _runtime(
     config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
 ) -> Runtime[Any]:
     shell = NodeShell(reporter.log)
+    machine: Machine[Any] = loaded.machine
     runtime: Runtime[Any] = Runtime(
-        loaded.machine,
+        machine,
         loaded.initial,
         me=loaded.me,
         peers={Rank(n.rank): (n.host, n.port) for n in config.node},
@@ -116,7 +128,29 @@ def _runtime(
         shell.service = TextService(
             loaded.codec, loaded.rules, runtime.feed, most=config.limits.waiting
         )
+    courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
+    if config.trace.text:
+        shell.tell = courier.said
     return runtime
+
+
+def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
+    me = loaded.me
+    node = records.Node(
+        rank=me.rank,
+        at=time.monotonic(),
+        wall=time.time(),
+        role=me.role,
+        stages=me.stages,
+        layers=me.layers,
+        dtype=me.dtype,
+        mode=me.mode,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        config=settings(loaded.machine.config),
+        whole=whole,
+    )
+    return Recorder(node, most=config.trace.events or MOST)
 
 
 async def _first(stop: asyncio.Event, loading: asyncio.Future[Loaded]) -> Loaded:

@@ -64,7 +64,7 @@ def replay(
 
 
 def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
-    if any(step.number != i for i, step in enumerate(steps)):
+    if not node.whole or any(step.number != i for i, step in enumerate(steps)):
         raise UserError(
             f"rank {node.rank} was not recorded from its first step on, or lines were lost; "
             "only a complete recording can be replayed (asyncspec run --trace makes one)"
@@ -77,7 +77,7 @@ def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Re
 def _machine(node: Node, policies: Mapping[str, Policy]) -> DraftMachine | VerifyMachine:
     try:
         if node.role == "draft":
-            fields = {**node.config, "policies": {}}
+            fields: dict[str, Any] = {**node.config, "policies": {}}
             config = msgspec.convert(fields, DraftConfig, strict=False)
             return DraftMachine(msgspec.structs.replace(config, policies=policies))
         return VerifyMachine(msgspec.convert(node.config, VerifyConfig))
@@ -98,7 +98,8 @@ class _Player:
 
     def play(self, step: Step) -> Difference | None:
         """Feed one input; what differs, if anything does."""
-        error, effects = "", ()
+        error = ""
+        effects: tuple[machine.Effect, ...] = ()
         try:
             event = self._event(step.input)
             self._state, effects = self._machine.step(self._state, event, step.at)

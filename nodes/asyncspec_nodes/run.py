@@ -9,15 +9,17 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from asyncspec.errors import ClusterError, UserError
+from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.answers import Answer, answer_all
 from asyncspec_nodes.client import Client
+from asyncspec_nodes.collect import Collector
 from asyncspec_nodes.config_tables import Config
 from asyncspec_nodes.local import LocalCluster
 from asyncspec_nodes.progress import watched
 from asyncspec_nodes.reference_check import Comparison, Question, check
-from asyncspec_nodes.run_options import Remote, RunOptions
+from asyncspec_nodes.remote import Remote, connect
+from asyncspec_nodes.run_options import RunOptions
 from asyncspec_nodes.run_output import JsonPrinter, Printer, TextPrinter
-from asyncspec_nodes.security import contexts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,6 +57,8 @@ class Run:
         self._answers: list[Answer] = []
         self._stages = 0
         self._guarantee = ""
+        path = options.trace
+        self._trace = None if path is None else TraceWriter(path, title=_title(options))
 
     async def work(self) -> int:
         """Exit code."""
@@ -86,13 +90,17 @@ class Run:
             await _while_alive(cluster, self._ask(client))
 
     async def _remote(self, where: Remote) -> None:
-        tls = contexts(where.security).client
-        client = await Client.connect(where.host, where.port, where.cluster, tls=tls)
+        client = await connect(where)
         self._stages = client.welcome.stages
         await self._ask(client)
 
     async def _ask(self, client: Client) -> None:
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(client.close)
+            if self._trace is not None:
+                # A cluster of our own is recorded from its start.
+                last = 0.0 if isinstance(self._options.where, Remote) else -1.0
+                await stack.enter_async_context(Collector(client, self._trace, last=last))
             await answer_all(
                 client,
                 self._options.prompts,
@@ -101,8 +109,6 @@ class Run:
                 show=self._printer.show,
                 done=self._done,
             )
-        finally:
-            await client.close()
 
     def _done(self, answer: Answer) -> None:
         self._answers.append(answer)
@@ -114,6 +120,12 @@ class Run:
         if not self._options.check or not fine or isinstance(where, Remote):
             return []
         return await check(where, [Question(a.submit, a.token_ids) for a in self._answers])
+
+
+def _title(options: RunOptions) -> str:
+    where = options.where
+    stages = "" if isinstance(where, Remote) else f", {where.stages} stages"
+    return f"{options.submit.policy or 'the default policy'}{stages}"
 
 
 async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from asyncspec.backend.hf.hub import locate
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes import prompts
+from asyncspec_nodes import prompts, remote
 from asyncspec_nodes.arguments import Parser
 from asyncspec_nodes.checkpoints import (
     BUNDLED_DRAFT,
@@ -18,30 +18,20 @@ from asyncspec_nodes.checkpoints import (
     check_draft,
     check_target,
 )
-from asyncspec_nodes.config import load
 from asyncspec_nodes.config_tables import (
     DTYPES,
     MODES,
     Config,
     DraftTable,
-    SecurityTable,
     TargetTable,
 )
 from asyncspec_nodes.local import local_config
 from asyncspec_nodes.prompts import Prompt
+from asyncspec_nodes.remote import Remote
 from asyncspec_nodes.rules import policy_problem, prompt_problem, settings_problem
 from asyncspec_protocol.messages import Submit
 
 DEFAULT_POLICY = "flowspec"
-
-
-class Remote(Struct, frozen=True):
-    """A cluster that runs already."""
-
-    host: str
-    port: int
-    cluster: str
-    security: SecurityTable | None
 
 
 class RunOptions(Struct, frozen=True):
@@ -58,6 +48,8 @@ class RunOptions(Struct, frozen=True):
     many: bool
     check: bool
     logs: Path | None
+    # Where the trace goes, if anywhere.
+    trace: Path | None
 
 
 def add_arguments(parser: Parser) -> None:
@@ -85,20 +77,15 @@ def add_arguments(parser: Parser) -> None:
     add("--check", action="store_true", help="decode once more, sequentially, and compare")
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
     add("--concurrency", type=int, default=1, metavar="N", help="requests at a time (default: 1)")
-    add("--connect", metavar="HOST:PORT", help="use the draft node of a running cluster")
-    add("--config", type=Path, metavar="FILE", help="cluster file of the cluster to connect to")
-    add("--cluster", metavar="NAME", help="name of the cluster to connect to")
+    remote.add_arguments(parser)
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
-    add("--trace", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    add("--trace", type=Path, metavar="FILE", help="record what every node does there")
 
 
 def read_arguments(arguments: argparse.Namespace) -> RunOptions:
     """Checked options. Raises ``UserError``."""
-    if arguments.trace is not None:
-        raise UserError("--trace is not supported yet; leave it out")
     _check_numbers(arguments)
-    remote = arguments.connect is not None or arguments.config is not None
-    where = _remote(arguments) if remote else _local(arguments)
+    where = _remote(arguments) if remote.wanted(arguments) else _local(arguments)
     return RunOptions(
         prompts=_prompts(arguments),
         where=where,
@@ -108,6 +95,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         many=arguments.prompts is not None,
         check=arguments.check,
         logs=_folder(arguments.log_dir),
+        trace=arguments.trace,
     )
 
 
@@ -175,6 +163,7 @@ def _local(arguments: argparse.Namespace) -> Config:
         DraftTable(source=source if POLICIES[policy].drafts else "none", policy=policy),
         stages,
         arguments.concurrency,
+        traced=arguments.trace is not None,
     )
 
 
@@ -186,24 +175,7 @@ def _remote(arguments: argparse.Namespace) -> Remote:
         raise UserError("--check needs the target's files; use it without --connect")
     if arguments.policy is not None and arguments.policy not in POLICIES:
         raise UserError(policy_problem(arguments.policy, drafts=True) or "")
-    config = None if arguments.config is None else load(arguments.config)
-    host, port = _address(arguments.connect, config)
-    return Remote(
-        host=host,
-        port=port,
-        cluster=arguments.cluster or (config.cluster.name if config else "asyncspec"),
-        security=None if config is None else config.security,
-    )
-
-
-def _address(text: str | None, config: Config | None) -> tuple[str, int]:
-    if text is None:
-        assert config is not None
-        return config.at(0).host, config.at(0).port
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"--connect {text} is not HOST:PORT")
-    return host.strip("[]"), int(port)
+    return remote.read_arguments(arguments)
 
 
 def _folder(path: Path | None) -> Path | None:

@@ -78,18 +78,20 @@ class TextService:
         for number in self._numbers(client).values():
             self._feed(Cancelled(number))
 
-    def emit(self, effect: Emit) -> None:
-        """Certain tokens for a user."""
+    def emit(self, effect: Emit) -> str:
+        """Certain tokens for a user; the text they make."""
         answer = self._answers[effect.request]
         piece = answer.text.push(effect.tokens)
         answer.client.send(Output(answer.number, effect.tokens, piece))
+        return piece
 
-    def finish(self, effect: Finish) -> None:
-        """The end of a request."""
+    def finish(self, effect: Finish) -> str:
+        """The end of a request; the text that was held back."""
         answer = self._answers.pop(effect.request)
         if rest := answer.text.finish():
             answer.client.send(Output(answer.number, (), rest))
         answer.client.send(Finished(answer.number, effect.reason, effect.detail, effect.stats))
+        return rest
 
     def _numbers(self, client: Client) -> dict[int, int]:
         """A client's running requests: its own number to ours."""

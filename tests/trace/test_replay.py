@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import UserError
-from asyncspec.policy import POLICIES
-from asyncspec.trace.records import Step
 from asyncspec_nodes.replay import replay
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
