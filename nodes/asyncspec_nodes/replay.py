@@ -36,11 +36,12 @@ class Difference(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """What a replay of one node found."""
+    """What a replay of one node found. It ends at the first difference: what comes after is its
+    consequence."""
 
     rank: int
     steps: int
-    differences: tuple[Difference, ...]
+    difference: Difference | None = None
 
 
 def settings(config: DraftConfig | VerifyConfig) -> Settings:
@@ -70,8 +71,10 @@ def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Re
             "only a complete recording can be replayed (asyncspec run --trace makes one)"
         )
     player = _Player(_machine(node, policies))
-    found = [difference for step in steps if (difference := player.play(step)) is not None]
-    return Replayed(node.rank, len(steps), tuple(found))
+    for step in steps:
+        if (difference := player.play(step)) is not None:
+            return Replayed(node.rank, step.number + 1, difference)
+    return Replayed(node.rank, len(steps))
 
 
 def _machine(node: Node, policies: Mapping[str, Policy]) -> DraftMachine | VerifyMachine:
@@ -134,6 +137,8 @@ class _Player:
             case records.Lost(peer, reason):
                 return machine.Lost(peer, reason)  # type: ignore[arg-type]
             case records.Submitted(request):
+                if request.policy not in self._machine.config.policies:
+                    raise UserError(f"the recording has policy {request.policy}, unknown here")
                 return machine.Submitted(request)
             case records.Cancelled(request):
                 return machine.Cancelled(request)

@@ -83,7 +83,7 @@ def _summary(found: Trace, *, as_json: bool) -> int:
 
     summary = summarise(build(found))
     if as_json:
-        sys.stdout.write(msgspec.json.encode(summary).decode() + "\n")
+        sys.stdout.write(_json(summary) + "\n")
     else:
         print_summary(summary, Console())
     return 0
@@ -92,17 +92,19 @@ def _summary(found: Trace, *, as_json: bool) -> int:
 def _replay(found: Trace) -> int:
     from asyncspec_nodes.replay import replay
 
-    different = 0
-    for node in replay(found.lines):
-        different += len(node.differences)
-        sys.stdout.write(
-            f"rank {node.rank}: {node.steps} steps, {len(node.differences)} with other effects\n"
-        )
-        for difference in node.differences[:1]:
-            sys.stdout.write(f"  the first is step {difference.number}\n")
-            sys.stdout.write(f"  recorded: {msgspec.json.encode(difference.recorded).decode()}\n")
-            sys.stdout.write(f"  replayed: {msgspec.json.encode(difference.replayed).decode()}\n")
-    return 0 if not different else 1
+    nodes = replay(found.lines)
+    for node in nodes:
+        difference = node.difference
+        verdict = "the same effects" if difference is None else "other effects in the last"
+        sys.stdout.write(f"rank {node.rank}: {node.steps} steps, {verdict}\n")
+        if difference is not None:
+            sys.stdout.write(f"  recorded: {_json(difference.recorded)}\n")
+            sys.stdout.write(f"  replayed: {_json(difference.replayed)} {difference.error}\n")
+    return 0 if all(node.difference is None for node in nodes) else 1
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

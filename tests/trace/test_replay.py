@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.actor import machine
+from asyncspec.errors import UserError
+from asyncspec.trace.file import Trace
+from asyncspec.trace.records import Node, Received, Record, Step
 from asyncspec_nodes.replay import replay
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Credit, Verdict
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 
@@ -23,4 +34,77 @@ def test_same_inputs_same_effects(delays: list[int], policy: str, stages: int) -
     found = replay(cluster.trace().lines, SMALL)
     assert [node.rank for node in found] == list(range(stages + 1))
     assert sum(node.steps for node in found) == cluster.world.steps
-    assert not any(node.differences for node in found)
+    assert all(node.difference is None for node in found)
+
+
+def recorded(**changes: object) -> Trace:
+    cluster = Cluster(Shaken([1, 3, 2]), stages=2, policies=SMALL, record=True)
+    cluster.submit(ask(max_new_tokens=8, **changes))
+    cluster.world.run()
+    return cluster.trace()
+
+
+def steps_of(trace: Trace, rank: int) -> list[Step]:
+    return [line for line in trace.lines if isinstance(line, Step) and line.rank == rank]
+
+
+def test_another_machine_has_other_effects() -> None:
+    trace = recorded()
+    others = {name: SMALL["autoregressive"] for name in SMALL}
+    draft, *stages = replay(trace.lines, others)
+    assert draft.difference is not None
+    assert draft.difference.recorded != draft.difference.replayed
+    assert all(stage.difference is None for stage in stages)
+
+
+def test_a_changed_input_shows() -> None:
+    lines = list(recorded().lines)
+    at, step = next(
+        (i, line)
+        for i, line in enumerate(lines)
+        if isinstance(line, Step)
+        and isinstance(line.input, Received)
+        and isinstance(line.input.message, Verdict)
+    )
+    message = msgspec.structs.replace(step.input.message, tokens=(1,) * len(step.input.message.ids))
+    source = msgspec.structs.replace(step.input, message=message)
+    lines[at] = msgspec.structs.replace(step, input=source)
+    assert replay(lines, SMALL)[0].difference is not None
+
+
+def test_a_refused_input_is_refused_again() -> None:
+    cluster = Cluster(Shaken([1]), stages=1, policies=SMALL, record=True)
+    recorder = cluster.recorders[Rank(1)]
+    event = machine.Received(Rank(0), Credit(3))
+    with pytest.raises(RemoteProtocolError) as refused:
+        cluster.world.feed(Rank(1), event)
+    recorder.stepped(event, (), (), 0.0, 0.0, refused.value.text)
+    assert all(node.difference is None for node in replay(cluster.trace().lines, SMALL))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda node, steps: [node, *steps[1:]],
+        lambda node, steps: [node, *steps[:2], *steps[3:]],
+        lambda node, steps: [msgspec.structs.replace(node, whole=False), *steps],
+    ],
+)
+def test_only_a_whole_recording_can_be_replayed(
+    spoil: Callable[[Node, list[Step]], list[Record]],
+) -> None:
+    trace = recorded()
+    node = next(line for line in trace.lines if isinstance(line, Node) and line.rank == 1)
+    with pytest.raises(UserError, match="rank 1 was not recorded from its first step on"):
+        replay(spoil(node, steps_of(trace, 1)), SMALL)
+
+
+def test_settings_of_another_version_are_said() -> None:
+    node = Node(1, 0.0, 0.0, "verify", 1, config={"rank": "first"}, whole=True)
+    with pytest.raises(UserError, match="rank 1 was recorded with other settings"):
+        replay([node])
+
+
+def test_a_policy_nobody_knows_is_said() -> None:
+    with pytest.raises(UserError, match="policy flowspec"):
+        replay(recorded().lines, {"chunked": SMALL["chunked"]})

@@ -1,0 +1,112 @@
+"""Trace files: what was written is read, whatever else is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncspec.errors import UserError
+from asyncspec.trace.file import TraceWriter, read_trace
+from asyncspec.trace.records import Blocked, End, Node, Record
+from asyncspec_nodes import cli
+from cluster import Cluster, ask
+from laws import Shaken
+
+LINES: list[Record] = [
+    Node(0, 1.0, 2.0, "draft", 1, config={"stages": 1}),
+    Blocked(0, 1, 1.0, 1.5, 100),
+    End(0, 2.0),
+]
+
+
+def written(path: Path, lines: list[Record] = LINES) -> bytes:
+    writer = TraceWriter(path, "a title")
+    writer.add(lines)
+    writer.close()
+    return path.read_bytes()
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    cluster = Cluster(Shaken([2, 1]), record=True)
+    cluster.submit(ask())
+    cluster.world.run()
+    lines = list(cluster.trace().lines)
+    written(tmp_path / "t", lines)
+    trace = read_trace(tmp_path / "t")
+    assert list(trace.lines) == lines
+    assert trace.header.title == "a title"
+
+
+def test_a_killed_run_leaves_a_readable_file(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t")
+    for line in LINES:
+        writer.add([line])
+        assert read_trace(tmp_path / "t").lines[-1] == line
+    writer.close()
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "t"
+    whole = written(path)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    match data.draw(st.sampled_from(["cut", "foreign", "bitten"])):
+        case "cut":
+            path.write_bytes(whole[:at])
+        case "foreign":
+            path.write_bytes(data.draw(st.binary()))
+        case _:
+            path.write_bytes(whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :])
+    try:
+        read_trace(path)
+    except UserError as error:
+        assert str(path) in str(error)  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda whole: whole[:-5], "was cut off in line 4; give --partial"),
+        (lambda whole: b"", "is empty"),
+        (lambda whole: b'{"a": 1}\n', "is not a trace"),
+        (lambda whole: b"\x7fELF\x00\xff", "is not a trace"),
+        (lambda whole: whole.replace(b'"format":1', b'"format":9'), "has trace format 9"),
+        (lambda whole: whole.replace(b'"blocked"', b'"blocke"'), "is damaged in line 3"),
+        (lambda whole: whole + whole, "is damaged in line 5: a second header"),
+        (lambda whole: whole.splitlines(keepends=True)[0], "has a header and no events"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--summary"], ["--replay"]])
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: object,
+    says: str,
+    flags: list[str],
+) -> None:
+    path = tmp_path / "t"
+    whole = written(path)
+    path.write_bytes(spoil(whole))  # type: ignore[operator]
+    assert cli.main(["trace", str(path), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_cut_file_can_be_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(written(path)[:-5])
+    assert len(read_trace(path, partial=True).lines) == 2
+
+
+def test_no_file_and_no_place_for_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read the trace"):
+        read_trace(tmp_path / "none")
+    with pytest.raises(UserError, match="cannot write the trace"):
+        TraceWriter(tmp_path / "none" / "t")
