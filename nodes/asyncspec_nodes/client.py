@@ -124,6 +124,10 @@ class Client:
         """The last part, ``done``, comes when all nodes have given what they had."""
         self.link.send(Collect(number, 0.0, follow=False, stop=True))
 
+    def drop_collection(self, number: int) -> None:
+        """Parts that come later are of no interest."""
+        del self._collections[number]
+
     async def close(self) -> None:
         """Close the link; the node cancels what is still running on it."""
         self.link.close("done")

@@ -17,7 +17,8 @@ FINISH_SECONDS = 10.0
 class Collector:
     """``async with``: inside, everything that happens in the cluster goes to the file.
 
-    On leaving, waits for the last lines. ``complete`` is False where they did not come.
+    On leaving, waits for the last lines and closes the file. ``complete`` is False where they did
+    not come.
     """
 
     def __init__(self, client: Client, writer: TraceWriter, *, last: float) -> None:
@@ -42,6 +43,8 @@ class Collector:
             self._client.stop_collecting(self._number)
             waiting = (self._done, self._client.link.gone)
             await asyncio.wait(waiting, timeout=FINISH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        self._client.drop_collection(self._number)
+        self._writer.close()
         if self._done.done():
             if reason := self._done.result():
                 raise ClusterError(f"the cluster gives no trace: {reason}")

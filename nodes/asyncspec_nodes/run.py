@@ -67,6 +67,8 @@ class Run:
             await (self._remote(where) if isinstance(where, Remote) else self._local(where))
         finally:
             self._printer.stop()
+            if self._trace is not None:
+                self._trace.close()
         checks = await self._check()
         alone = not self._options.many
         if alone and self._answers[0].error is not None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
+from asyncspec.trace.courier import Courier
+from asyncspec.trace.recorder import Recorder
+from asyncspec.trace.records import Node
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.replay import settings
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
@@ -84,8 +89,13 @@ class RecordingShell:
 class LocalCluster:
     """``async with LocalCluster(stages) as cluster``: nodes that can be killed and started."""
 
-    def __init__(self, stages: int, model: ToyModel | None = None) -> None:
+    def __init__(
+        self, stages: int, model: ToyModel | None = None, *, traced: bool | None = None
+    ) -> None:
+        """``traced``: record always; False: only what is asked for; None: never."""
         self.stages = stages
+        self.traced = traced
+        self.couriers: dict[int, Courier] = {}
         self.model = model or ToyModel()
         self.shells: dict[int, RecordingShell] = {}
         self.nodes: dict[int, Runtime[Any]] = {}
@@ -134,12 +144,27 @@ class LocalCluster:
             shell=self.shells[rank],
             options=QUICK,
         )
+        if self.traced is not None:
+            self.couriers[rank] = self._courier(rank)
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
+
+    def _courier(self, rank: int) -> Courier:
+        runtime = self.nodes[rank]
+
+        def recorder(whole: bool) -> Recorder:
+            config = settings(runtime._machine.config)  # type: ignore[attr-defined]
+            role = "verify" if rank else "draft"
+            at = time.monotonic()
+            return Recorder(Node(rank, at, at, role, self.stages, config=config, whole=whole))
+
+        return Courier(runtime, recorder, always=bool(self.traced))
 
     async def stop(self, rank: int) -> None:
         """Stop a node; its task must end cleanly."""
         node = self.nodes.pop(rank)
         await asyncio.sleep(0)
+        if rank in self.couriers:
+            self.couriers.pop(rank).close()
         node.stop()
         await self.tasks.pop(rank)
 

@@ -1,0 +1,158 @@
+"""Traces of a whole cluster, collected over its links."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from asyncspec.errors import ClusterError
+from asyncspec.trace import courier
+from asyncspec.trace.file import Trace, TraceWriter, read_trace
+from asyncspec.trace.records import Dropped, Emitted, End, Node, Probe, Step
+from asyncspec_nodes.client import Client
+from asyncspec_nodes.collect import Collector
+from asyncspec_nodes.replay import replay
+from asyncspec_protocol.ids import Rank
+from cluster import ask
+from shell.local import QUICK, LocalCluster
+
+
+async def client_of(cluster: LocalCluster) -> Client:
+    host, port = cluster.ports[Rank(0)]
+    return await Client.connect(host, port, "toy", options=QUICK)
+
+
+def ranks(trace: Trace, kind: type) -> list[int]:
+    return sorted(line.rank for line in trace.lines if isinstance(line, kind))
+
+
+def emitted(trace: Trace) -> list[int]:
+    steps = [line for line in trace.lines if isinstance(line, Step)]
+    effects = [effect for step in steps for effect in step.effects]
+    return [token for effect in effects if isinstance(effect, Emitted) for token in effect.tokens]
+
+
+@pytest.mark.asyncio
+async def test_a_run_from_its_first_step_on(tmp_path: Path) -> None:
+    async with LocalCluster(3, traced=True) as cluster:
+        client = await client_of(cluster)
+        writer = TraceWriter(tmp_path / "t")
+        async with Collector(client, writer, last=-1.0) as collector:
+            await cluster.ask(ask())
+        await client.close()
+    trace = read_trace(tmp_path / "t")
+    assert collector.complete
+    assert collector.lines == len(trace.lines)
+    assert ranks(trace, Node) == ranks(trace, End) == [0, 1, 2, 3]
+    assert emitted(trace) == cluster.shells[0].tokens[0]
+    assert [node.difference for node in replay(trace.lines)] == [None] * 4
+
+
+@pytest.mark.asyncio
+async def test_clocks_are_compared(tmp_path: Path) -> None:
+    async with LocalCluster(2, traced=True) as cluster:
+        client = await client_of(cluster)
+        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):
+            await cluster.ask(ask())
+        await client.close()
+    probes = [line for line in read_trace(tmp_path / "t").lines if isinstance(line, Probe)]
+    assert {probe.peer for probe in probes} == {1, 2}
+    # All of them are on one machine, so here the clocks are one.
+    assert all(probe.asked <= probe.answered <= probe.came for probe in probes)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
+    async with LocalCluster(2, traced=False) as cluster:
+        first, second = await client_of(cluster), await client_of(cluster)
+        await cluster.ask(ask(0))
+        assert all(node.recorder is None for node in cluster.couriers.values())
+        async with Collector(first, TraceWriter(tmp_path / "1"), last=0.0):
+            await cluster.ask(ask(1))
+            async with Collector(second, TraceWriter(tmp_path / "2"), last=0.0):
+                await cluster.ask(ask(2))
+        assert cluster.couriers[0].recorder is None
+        for client in (first, second):
+            await client.close()
+    one, two = read_trace(tmp_path / "1"), read_trace(tmp_path / "2")
+    tokens = cluster.shells[0].tokens
+    assert emitted(one) == tokens[1] + tokens[2]
+    assert emitted(two) == tokens[2]
+    assert not any(line.whole for line in one.lines if isinstance(line, Node))
+
+
+@pytest.mark.asyncio
+async def test_the_last_seconds_of_a_flight_recorder(tmp_path: Path) -> None:
+    async with LocalCluster(2, traced=True) as cluster:
+        client = await client_of(cluster)
+        await cluster.ask(ask())
+        async with Collector(client, TraceWriter(tmp_path / "t"), last=60.0):
+            pass
+        await client.close()
+    assert emitted(read_trace(tmp_path / "t")) == cluster.shells[0].tokens[0]
+
+
+@pytest.mark.asyncio
+async def test_a_lost_stage_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with LocalCluster(2, traced=True) as cluster:
+        client = await client_of(cluster)
+        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0) as collector:
+            await cluster.ask(ask())
+            await cluster.stop(2)
+        await client.close()
+    assert collector.complete
+    trace = read_trace(tmp_path / "t")
+    assert {0, 1} <= set(ranks(trace, End)) <= {0, 1, 2}
+
+
+@pytest.mark.asyncio
+async def test_a_stage_that_comes_back_is_recorded_again(tmp_path: Path) -> None:
+    async with LocalCluster(2, traced=True) as cluster:
+        client = await client_of(cluster)
+        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):
+            await cluster.ask(ask(0))
+            await cluster.stop(2)
+            cluster.start(2)
+            await cluster.ask(ask(1))
+        await client.close()
+    assert ranks(read_trace(tmp_path / "t"), Node) == [0, 1, 2, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_ends_its_collection(tmp_path: Path) -> None:
+    async with LocalCluster(1, traced=False) as cluster:
+        client = await client_of(cluster)
+        client.collect(0.0, lambda events, data: None)
+        await cluster.ask(ask(0))
+        assert cluster.couriers[0].recorder is not None
+        await client.close()
+        await asyncio.wait_for(cluster.shells[0].gone.get(), 2.0)
+        assert cluster.couriers[0].recorder is None
+
+
+@pytest.mark.asyncio
+async def test_what_a_slow_reader_misses_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier, "MOST_UNSENT", -1)
+    async with LocalCluster(1, traced=True) as cluster:
+        client = await client_of(cluster)
+        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):
+            await cluster.ask(ask())
+        await client.close()
+    lines = read_trace(tmp_path / "t").lines
+    missed = {line.rank: line.count for line in lines if isinstance(line, Dropped)}
+    assert missed[1] > 10
+    assert 1 not in ranks(read_trace(tmp_path / "t"), Step)
+
+
+@pytest.mark.asyncio
+async def test_a_node_without_a_recorder_says_so(tmp_path: Path) -> None:
+    async with LocalCluster(1) as cluster:
+        client = await client_of(cluster)
+        with pytest.raises(ClusterError, match="this node keeps no trace"):
+            async with Collector(client, TraceWriter(tmp_path / "t"), last=0.0):
+                pass
+        await client.close()
