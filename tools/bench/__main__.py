@@ -1,122 +1,30 @@
-"""``python tools/bench policies``: every policy on the same prompts, as one Markdown table.
-
-Real processes on this machine, through the command line a user would type. Sums over all prompts,
-then ratios; docs/metrics.md defines the columns.
-"""
+"""``python tools/bench KIND``: measurements on real processes, as ratios within one run."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
+# Python put this folder first on the path; the package is to be found under its full name.
+sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-POLICIES = ("autoregressive", "chunked", "pruned", "flowspec-no-sbd", "flowspec")
-COLUMNS = (
-    "policy",
-    "tokens a round",
-    "turns a token",
-    "wasted rows a token",
-    "hit rate",
-    "tokens/s",
-    "ratio",
-)
+from tools.bench import policies, tracing  # noqa: E402
+
+KINDS = {
+    "policies": (policies, "every policy on the same prompts"),
+    "tracing": (tracing, "what recording a trace costs"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark that was asked for."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    policies = kinds.add_parser("policies", help="every policy on the same prompts")
-    policies.add_argument("--prompts", type=Path, required=True, help="folder of *.jsonl prompts")
-    policies.add_argument("--per-file", type=int, default=3, help="prompts from each file")
-    policies.add_argument("--max-new-tokens", type=int, default=128)
-    policies.add_argument("--stages", type=int, default=3)
-    policies.add_argument("--temperature", type=float, default=0.0)
-    policies.add_argument("--json", action="store_true")
+    for name, (module, text) in KINDS.items():
+        module.add_arguments(kinds.add_parser(name, help=text, description=module.__doc__))
     options = parser.parse_args(argv)
-    if not options.prompts.is_dir():
-        sys.stderr.write(f"bench: {options.prompts} is no folder: give one of *.jsonl prompts\n")
-        return 2
-    rows = {policy: measure(policy, options) for policy in progress(POLICIES)}
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join(table(rows)))
-    return 0
-
-
-def progress(policies: tuple[str, ...]) -> object:
-    """The policies, with a bar on standard error."""
-    return track(policies, description="policies", console=Console(stderr=True))
-
-
-def measure(policy: str, options: argparse.Namespace) -> dict[str, float]:
-    """Sums of the statistics over the prompts, and their ratios."""
-    command = [sys.executable, "-m", "asyncspec_nodes.cli", "run", "--json"]
-    command += ["--policy", policy, "--stages", str(options.stages)]
-    command += ["--max-new-tokens", str(options.max_new_tokens)]
-    command += ["--temperature", str(options.temperature), "--prompts", "/dev/stdin"]
-    done = subprocess.run(
-        command, input=prompts(options), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"bench: {done.stderr.strip()}")
-    sums: Counter[str] = Counter()
-    for line in done.stdout.splitlines():
-        sums.update(json.loads(line)["stats"])
-        sums["requests"] += 1
-    return ratios(sums)
-
-
-def prompts(options: argparse.Namespace) -> str:
-    """The first few prompts of every file, one JSON object a line."""
-    lines = []
-    for file in sorted(options.prompts.glob("*.jsonl")):
-        # The demo models have a short context; long passages are cut, not left out.
-        lines.extend(
-            json.dumps({"prompt": json.loads(line)["turns"][0][:1200]})
-            for line in file.read_text().splitlines()[: options.per_file]
-        )
-    return "\n".join(lines) + "\n"
-
-
-def ratios(sums: Counter[str]) -> dict[str, float]:
-    """What the table shows, from sums over requests."""
-    decoded = sums["new_tokens"] - sums["requests"]
-    return {
-        "requests": sums["requests"],
-        "new_tokens": sums["new_tokens"],
-        "tokens_per_round": decoded / sums["rounds"],
-        "turns_per_token": sums["turns"] / decoded,
-        "wasted_rows_per_token": sums["wasted_rows"] / decoded,
-        "hit_rate": (sums["hit_rate"] / sums["requests"]),
-        "tokens_per_second": decoded / sums["decode_seconds"],
-        "bytes_per_token": sums["bytes_sent"] / sums["new_tokens"],
-    }
-
-
-def table(rows: dict[str, dict[str, float]]) -> list[str]:
-    """Markdown, one row a policy; the ratio is to autoregressive decoding."""
-    base = rows["autoregressive"]["tokens_per_second"]
-    lines = ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
-    for policy, row in rows.items():
-        cells = (
-            f"`{policy}`",
-            f"{row['tokens_per_round']:.2f}",
-            f"{row['turns_per_token']:.2f}",
-            f"{row['wasted_rows_per_token']:.0f}",
-            f"{row['hit_rate']:.2f}",
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['tokens_per_second'] / base:.2f}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return KINDS[options.kind][0].run(options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,97 @@
+"""``python tools/bench tracing``: what recording costs, as a ratio within one run.
+
+One cluster, one prompt, asked again and again in the order without, with, with, without; every
+such quartet gives one ratio of decoding times. So drift of the machine cancels out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+from argparse import ArgumentParser, Namespace
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.client import Client
+from asyncspec_nodes.collect import Collector
+from asyncspec_nodes.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local import LocalCluster, local_config
+from asyncspec_protocol.messages import Finished, Submit
+
+PROMPT = "Once upon a time there was a little girl who"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The arguments of ``bench tracing``."""
+    parser.add_argument("--quartets", type=int, default=10)
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--stages", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: Namespace) -> int:
+    """Measure and print."""
+    ratios, lines = asyncio.run(_measure(options))
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    figures = {
+        "quartets": len(ratios),
+        "median_ratio": middle,
+        "quartiles": [low, high],
+        "events_per_token": lines / (2 * len(ratios) * options.max_new_tokens),
+    }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        print(
+            f"decoding time with a trace / without: {middle:.4f} (quartiles {low:.4f} to "
+            f"{high:.4f}, {len(ratios)} quartets); {figures['events_per_token']:.1f} events a token"
+        )
+    return 0
+
+
+async def _measure(options: Namespace) -> tuple[list[float], int]:
+    config = local_config(
+        TargetTable(path=str(BUNDLED_TARGET)),
+        DraftTable(source=str(BUNDLED_DRAFT)),
+        options.stages,
+        1,
+        traced=False,
+    )
+    ratios: list[float] = []
+    lines = 0
+    with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("quartets", total=options.quartets)
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(LocalCluster(config, lambda report: None))
+            client = await Client.connect(*cluster.address, config.cluster.name)
+            stack.push_async_callback(client.close)
+            await _ask(client, options)  # warm
+            for _ in range(options.quartets):
+                seconds = {False: 0.0, True: 0.0}
+                for traced in (False, True, True, False):
+                    async with AsyncExitStack() as recording:
+                        if traced:
+                            writer = TraceWriter(Path(folder) / "trace")
+                            collector = Collector(client, writer, last=0.0)
+                            await recording.enter_async_context(collector)
+                        seconds[traced] += await _ask(client, options)
+                    lines += collector.lines if traced else 0
+                ratios.append(seconds[True] / seconds[False])
+                bar.advance(task)
+    return ratios, lines
+
+
+async def _ask(client: Client, options: Namespace) -> float:
+    """Seconds of decoding."""
+    submit = Submit(0, PROMPT, options.max_new_tokens, 0, 0.8, 0, 1.0, ignore_eos=True)
+    async for event in client.ask(submit):
+        if isinstance(event, Finished):
+            return event.stats["decode_seconds"]
+    raise AssertionError("an answer ends with Finished")
