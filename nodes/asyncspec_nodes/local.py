@@ -38,7 +38,7 @@ TRACED = TraceTable(events=200_000, text=True)
 
 
 def local_config(
-    target: TargetTable, draft: DraftTable, stages: int, sessions: int, *, traced: bool
+    target: TargetTable, draft: DraftTable, stages: int, sessions: int, *, traced: bool = False
 ) -> Config:
     """The cluster file of a local cluster; its ports are filled in by ``LocalCluster``."""
     return Config(

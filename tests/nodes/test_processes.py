@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,9 @@ from asyncspec_nodes.config import to_toml
 from asyncspec_nodes.config_tables import Config, DraftTable, SecurityTable, TargetTable
 from asyncspec_nodes.local import LocalCluster, local_config
 from asyncspec_nodes.reports import Loading, Report
+from nodes.background import START, Background
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
-
-START = 100.0
-"""Seconds a cluster may take to start here, on shared cores."""
 
 PROMPTS = [
     "Once upon a time there was a little fox",
@@ -65,33 +62,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED_TARGET / name, path)
     return path
-
-
-class Background:
-    """A local cluster that runs on an event loop of its own thread."""
-
-    def __init__(self, config: Config) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.cluster = LocalCluster(config, lambda report: None)
-        self.name = config.cluster.name
-        asyncio.run_coroutine_threadsafe(self.cluster.__aenter__(), self._loop).result(START)
-
-    def ask(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-        """``asyncspec run --connect``: exit code and both outputs."""
-        host, port = self.cluster.address
-        where = ["--connect", f"{host}:{port}", "--cluster", self.name]
-        code = cli.main(["run", *where, *argv])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    def close(self) -> None:
-        ending = self.cluster.__aexit__(None, None, None)
-        asyncio.run_coroutine_threadsafe(ending, self._loop).result(START)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START)
-        self._loop.close()
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def steps_of(trace: Trace, rank: int) -> list[Step]:
 
 def test_another_machine_has_other_effects() -> None:
     trace = recorded()
-    others = {name: SMALL["autoregressive"] for name in SMALL}
+    others = dict.fromkeys(SMALL, SMALL["autoregressive"])
     draft, *stages = replay(trace.lines, others)
     assert draft.difference is not None
     assert draft.difference.recorded != draft.difference.replayed

@@ -1,0 +1,48 @@
+"""A local cluster of real processes beside the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from asyncspec_nodes import cli
+from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.local import LocalCluster
+
+START = 100.0
+"""Seconds a cluster may take to start here, on shared cores."""
+
+
+class Background:
+    """A local cluster that runs on an event loop of its own thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.cluster = LocalCluster(config, lambda report: None)
+        self.name = config.cluster.name
+        asyncio.run_coroutine_threadsafe(self.cluster.__aenter__(), self._loop).result(START)
+
+    def ask(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+        """``asyncspec run --connect``: exit code and both outputs."""
+        return self.command(capsys, "run", *argv)
+
+    def command(
+        self, capsys: pytest.CaptureFixture[str], name: str, *argv: str
+    ) -> tuple[int, str, str]:
+        """A command that connects to the cluster."""
+        host, port = self.cluster.address
+        where = ["--connect", f"{host}:{port}", "--cluster", self.name]
+        code = cli.main([name, *where, *argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    def close(self) -> None:
+        ending = self.cluster.__aexit__(None, None, None)
+        asyncio.run_coroutine_threadsafe(ending, self._loop).result(START)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START)
+        self._loop.close()

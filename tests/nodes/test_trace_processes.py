@@ -1,0 +1,71 @@
+"""Traces of real processes: what a user sees of ``run --trace``, ``record`` and ``trace``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncspec.trace.file import read_trace
+from asyncspec.trace.records import End, Node, Said
+from asyncspec_nodes import cli
+from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.config_tables import DraftTable, TargetTable, TraceTable
+from asyncspec_nodes.local import local_config
+from nodes.background import Background
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch]
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def traced(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int]:
+    """A trace of a run with so many stages."""
+    path = tmp_path_factory.mktemp("trace") / "run.trace"
+    argv = ["--stages", str(request.param), "--trace", str(path), "--temperature", "0.8"]
+    prompt = "Once upon a time there was a little fox"
+    assert cli.main(["run", *argv, "--prompt", prompt, "--max-new-tokens", "96"]) == 0
+    return path, request.param
+
+
+def test_every_node_is_there_to_its_end(traced: tuple[Path, int]) -> None:
+    path, stages = traced
+    lines = read_trace(path).lines
+    for kind in (Node, End):
+        assert sorted(line.rank for line in lines if isinstance(line, kind)) == [*range(stages + 1)]
+    said = [line for line in lines if isinstance(line, Said)]
+    assert sum(len(line.tokens) for line in said) == 96
+
+
+def test_it_can_be_played_again(
+    traced: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["trace", str(traced[0]), "--replay"]) == 0
+    assert capsys.readouterr().out.count("the same effects") == traced[1] + 1
+
+
+def test_a_running_cluster_can_be_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = local_config(
+        TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT)), 2, 1
+    )
+    config = msgspec.structs.replace(config, trace=TraceTable(events=10_000))
+    path = tmp_path / "t"
+
+    cluster = Background(config)
+    try:
+        argv = ["--prompt", "The fox", "--max-new-tokens", "8", "--json"]
+        code, out, _ = cluster.ask(capsys, *argv)
+        assert (code, len(json.loads(out)["token_ids"])) == (0, 8)
+        code, _, err = cluster.command(capsys, "record", "--last", "60", str(path))
+        assert code == 0
+        assert "asyncspec trace" in err
+    finally:
+        cluster.close()
+    lines = read_trace(path).lines
+    assert {line.rank for line in lines if isinstance(line, Node)} == {0, 1, 2}
+    assert not any(isinstance(line, Said) for line in lines), "no text unless it is wanted"
