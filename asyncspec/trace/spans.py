@@ -1,0 +1,94 @@
+"""What every node was busy with or waited for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from asyncspec.trace import records
+from asyncspec.trace.log import Life, Log, LogRun
+from asyncspec.trace.paths import Path
+from asyncspec.trace.stages import StageView, Visit
+from asyncspec.trace.timeline import Span
+from asyncspec_protocol.messages import Credit
+
+_CACHE = ("admit", "compact", "release")
+
+
+def read_spans(log: Log, stages: Sequence[StageView], paths: Mapping[int, Path]) -> list[Span]:
+    """All spans of all nodes, in order of time."""
+    spans: list[Span] = []
+    for life in log.lives:
+        spans += _steps(life)
+        spans += _network(log, life)
+        spans += [_job(life.rank, run) for run in life.runs.values() if run.kind != "forward"]
+        if life.node.role == "draft":
+            spans += _starved(life)
+    for view in stages:
+        for visit in view.visits.values():
+            spans += _visit(visit, paths.get(visit.message.session))
+    return sorted(spans, key=lambda span: (span.at, span.until, span.rank))
+
+
+def _steps(life: Life) -> Iterator[Span]:
+    for step in life.steps:
+        yield Span(life.rank, "step", step.at, step.until)
+
+
+def _job(rank: int, run: LogRun) -> Span:
+    kind = "cache" if run.kind in _CACHE else "draft"
+    return Span(rank, kind, run.at, run.until, run.session, run.segment, run.rows)
+
+
+def _network(log: Log, life: Life) -> Iterator[Span]:
+    for line in life.others:
+        match line:
+            case records.Blocked(rank, peer, at, until, nbytes):
+                at, until = log.time(rank, at), log.time(rank, until)
+                yield Span(rank, "send", at, until, peer=peer, nbytes=nbytes)
+            case records.Silence(rank, peer, at, until):
+                at, until = log.time(rank, at), log.time(rank, until)
+                yield Span(rank, "silence", at, until, peer=peer)
+
+
+def _starved(life: Life) -> Iterator[Span]:
+    """The draft node without credit, where the next credit was used at once."""
+    allowed = sent = 0
+    empty: float | None = None
+    for step in life.steps:
+        segments = [e for e in step.effects if isinstance(e, records.Sent) and e.kind == "segment"]
+        match step.input:
+            case records.Received(_, Credit(limit)):
+                if empty is not None and segments:
+                    last = segments[0]
+                    yield Span(life.rank, "credit", empty, step.at, last.session, last.segment)
+                allowed = limit
+                empty = None
+            case records.Joined(1):
+                allowed = sent = 0
+        sent += len(segments)
+        if empty is None and allowed and sent >= allowed:
+            empty = step.until
+
+
+def _visit(visit: Visit, path: Path | None) -> Iterator[Span]:
+    message = visit.message
+    name = (message.session, message.segment)
+    if visit.started is None or visit.ended is None:
+        return
+    yield Span(visit.rank, "queue", visit.received, visit.started, *name)
+    useful = {n for n in visit.ids if path is not None and path.useful(n)}
+    yield Span(
+        visit.rank,
+        "compute",
+        visit.started,
+        visit.ended,
+        *name,
+        rows=len(visit.ids),
+        useful=len(useful),
+        dead=len(visit.dead - useful),
+        first=min(visit.ids, default=-1),
+        last=max(visit.ids, default=-1),
+    )
+    # A segment that is sent on in a later step than it ended in has waited for credit.
+    if visit.told is not None and visit.sent is not None and visit.sent > visit.told:
+        yield Span(visit.rank, "credit", visit.told, visit.sent, *name)
