@@ -57,6 +57,8 @@ def read_answers(
                 case records.Finished(request, reason, ended, stats):
                     _finished(answers, step, request, reason, ended, stats)
                     _end_round(answers, progress.get(ended), ended, step.at, "finish")
+                case _:
+                    pass
     _name(answers, life)
     return answers
 
@@ -113,9 +115,7 @@ def _place(
             _end_round(answers, mine, path.session, step.at, end)
 
 
-def _end_round(
-    answers: Answers, mine: _Progress | None, session: int, at: float, end: str
-) -> None:
+def _end_round(answers: Answers, mine: _Progress | None, session: int, at: float, end: str) -> None:
     if mine is None:
         return
     if end:

@@ -1,8 +1,8 @@
 """One clock for all nodes, from the draft node's questions and their answers.
 
-A probe says that the peer's clock showed ``answered`` somewhere between ``asked`` and ``came`` here:
-the offset lies in an interval as long as the round trip. The quickest probes of every few seconds
-say most; through their middles goes a line, whose slope is the drift. Pure.
+A probe says that the peer's clock showed ``answered`` between ``asked`` and ``came`` here: so the
+offset lies in an interval as long as the round trip. The quickest probes of every few seconds say
+most; through their middles goes a line, whose slope is the drift. Pure.
 """
 
 from __future__ import annotations

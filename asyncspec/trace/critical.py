@@ -96,6 +96,4 @@ class Chains:
 
 
 def _moved(piece: Piece, at: float, until: float) -> Piece:
-    return Piece(
-        piece.kind, piece.rank, at, until, piece.peer, piece.session, piece.segment
-    )
+    return Piece(piece.kind, piece.rank, at, until, piece.peer, piece.session, piece.segment)

@@ -40,12 +40,16 @@ def _sent_and_judged(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[Na
     for life in drafts:
         for step in life.steps:
             match step.input:
-                case records.Received(_, Verdict(session, segment)):
-                    judged[session, segment] = step.at
+                case records.Received(_, Verdict() as verdict):
+                    judged[verdict.session, verdict.segment] = step.at
+                case _:
+                    pass
             for effect in step.effects:
                 match effect:
                     case records.Sent(_, "segment", session, segment):
                         sent[session, segment] = step.at
+                    case _:
+                        pass
     return sent, judged
 
 
@@ -85,9 +89,7 @@ def _hop(visit: Visit) -> Hop:
     )
 
 
-def _outcome(
-    visits: Sequence[Visit], judged: float | None, path: Path | None, last: int
-) -> str:
+def _outcome(visits: Sequence[Visit], judged: float | None, path: Path | None, last: int) -> str:
     """What became of a segment. Closing a session prunes what is still on its way."""
     if judged is not None:
         return "judged"

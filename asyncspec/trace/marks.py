@@ -27,14 +27,16 @@ def _of_step(step: LogStep) -> Iterator[Mark]:
     if step.error:
         yield Mark(rank, at, "error", text=step.error)
     match step.input:
-        case records.Submitted(request):
-            yield Mark(rank, at, "submit", text=f"request {request.request}, {request.policy}")
+        case records.Submitted(asked):
+            yield Mark(rank, at, "submit", text=f"request {asked.request}, {asked.policy}")
         case records.Joined(peer):
             yield Mark(rank, at, "joined", text=f"rank {peer}")
         case records.Lost(peer, reason):
             yield Mark(rank, at, "lost", text=f"rank {peer}: {reason}")
-        case records.Received(_, PruneIndices(session, version, _, _, keep)):
-            yield Mark(rank, at, "prune", session, f"version {version} keeps {len(keep)}")
+        case records.Received(_, PruneIndices(named, version, _, _, keep)):
+            yield Mark(rank, at, "prune", named, f"version {version} keeps {len(keep)}")
+        case _:
+            pass
     pruned = False
     for effect in step.effects:
         match effect:
@@ -47,3 +49,5 @@ def _of_step(step: LogStep) -> Iterator[Mark]:
                 yield Mark(rank, at, "emit", text=f"request {request}: {len(tokens)} tokens")
             case records.Finished(request, reason, session):
                 yield Mark(rank, at, "finish", session, f"request {request}: {reason}")
+            case _:
+                pass

@@ -55,9 +55,7 @@ class Path:
     _members: frozenset[int] = frozenset()
 
 
-def read_paths(
-    drafts: Sequence[Life], stages: Iterable[StageView]
-) -> Mapping[int, Path]:
+def read_paths(drafts: Sequence[Life], stages: Iterable[StageView]) -> Mapping[int, Path]:
     """The paths of all sessions that can be followed."""
     paths: dict[int, Path] = {}
     for view in stages:

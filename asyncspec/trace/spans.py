@@ -48,6 +48,8 @@ def _network(log: Log, life: Life) -> Iterator[Span]:
             case records.Silence(rank, peer, at, until):
                 at, until = log.time(rank, at), log.time(rank, until)
                 yield Span(rank, "silence", at, until, peer=peer)
+            case _:
+                pass
 
 
 def _starved(life: Life) -> Iterator[Span]:
@@ -65,6 +67,8 @@ def _starved(life: Life) -> Iterator[Span]:
                 empty = None
             case records.Joined(1):
                 allowed = sent = 0
+            case _:
+                pass
         sent += len(segments)
         if empty is None and allowed and sent >= allowed:
             empty = step.until

@@ -58,6 +58,8 @@ def read_stage(life: Life) -> StageView:
                 _heard(view, message, step)
             case records.Computed(job):
                 _told(view, job, step)
+            case _:
+                pass
         for effect in step.effects:
             match effect:
                 case records.Issued(job, "forward", session, segment):
@@ -65,6 +67,8 @@ def read_stage(life: Life) -> StageView:
                 case records.Sent(_, "segment" | "verdict", session, segment, count):
                     if (visit := view.visits.get((session, segment))) is not None:
                         visit.sent, visit.went = step.at, count
+                case _:
+                    pass
     return view
 
 
@@ -82,8 +86,10 @@ def _heard(view: StageView, message: object, step: LogStep) -> None:
         case Close(session):
             view._alive.pop(session, None)
         case Floor(first):
-            for session in [s for s in view._alive if s < first]:
-                del view._alive[session]
+            for old in [s for s in view._alive if s < first]:
+                del view._alive[old]
+        case _:
+            pass
 
 
 def _issued(view: StageView, job: int, name: Name) -> None:

@@ -50,12 +50,15 @@ def trace(arguments: argparse.Namespace) -> int:
 
 
 def _page(found: Trace, path: Path) -> int:
-    from asyncspec.trace.build import build
-    from asyncspec.trace.summary import summarise
-    from asyncspec.trace.view.view import page
+    from asyncspec.trace.view import page
 
-    timeline = build(found)
-    _write(path, lambda: page(timeline, summarise(timeline)).encode())
+    from asyncspec.trace.build import timeline
+    from asyncspec.trace.reading import read
+    from asyncspec.trace.summary import summarise
+
+    reading = read(found)
+    line = timeline(reading)
+    _write(path, lambda: page(line, summarise(reading, line)).encode())
     return 0
 
 
@@ -76,12 +79,15 @@ def _write(path: Path, make: Callable[[], bytes]) -> None:
 
 
 def _summary(found: Trace, *, as_json: bool) -> int:
-    from asyncspec.trace.build import build
-    from asyncspec.trace.summary import summarise
-    from asyncspec.trace.summary_text import print_summary
     from rich.console import Console
 
-    summary = summarise(build(found))
+    from asyncspec.trace.build import timeline
+    from asyncspec.trace.reading import read
+    from asyncspec.trace.summary import summarise
+    from asyncspec.trace.summary_text import print_summary
+
+    reading = read(found)
+    summary = summarise(reading, timeline(reading))
     if as_json:
         sys.stdout.write(_json(summary) + "\n")
     else:

@@ -1,0 +1,53 @@
+"""A trace understood: what all readers of it share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from asyncspec.trace.answers import Answers, read_answers
+from asyncspec.trace.file import Trace
+from asyncspec.trace.journeys import read_journeys
+from asyncspec.trace.log import Log, read_log
+from asyncspec.trace.paths import Path, read_paths
+from asyncspec.trace.records import Header
+from asyncspec.trace.stages import StageView, read_stage
+from asyncspec.trace.timeline import Journey
+
+
+class Reading(Struct, frozen=True):
+    """Who did what, which of it ended in the answer, and what users got."""
+
+    header: Header
+    log: Log
+    stages: Sequence[StageView]
+    # By session.
+    paths: Mapping[int, Path]
+    journeys: Sequence[Journey]
+    answers: Answers
+
+
+def read(trace: Trace) -> Reading:
+    """Raises nothing for a well-formed trace, however partial."""
+    log = read_log(trace.lines)
+    drafts = [life for life in log.lives if life.node.role == "draft"]
+    stages = [read_stage(life) for life in log.lives if life.node.role != "draft"]
+    paths = read_paths(drafts, stages)
+    last = max((life.rank for life in log.lives), default=0)
+    journeys = read_journeys(drafts, stages, paths, last)
+    index = {(j.session, j.segment): i for i, j in enumerate(journeys)}
+    answers = _merge([read_answers(life, paths, index) for life in drafts])
+    return Reading(trace.header, log, stages, paths, journeys, answers)
+
+
+def _merge(parts: Sequence[Answers]) -> Answers:
+    """The answers of a draft node that was started again."""
+    whole = Answers()
+    for part in parts:
+        whole.requests |= part.requests
+        whole.tokens += part.tokens
+        whole.steps += part.steps
+        whole.rounds += part.rounds
+        whole.owners |= part.owners
+    return whole
