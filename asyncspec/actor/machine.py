@@ -101,10 +101,12 @@ class Compute(Struct, frozen=True):
 
 
 class Emit(Struct, frozen=True):
-    """Certain tokens for the user."""
+    """Certain tokens for the user; the first ``hits`` of them were nodes of the tree."""
 
     request: int
     tokens: tuple[int, ...]
+    hits: int = 0
+    session: SessionId = SessionId(-1)
 
 
 class Finish(Struct, frozen=True):

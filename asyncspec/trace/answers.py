@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -11,7 +12,6 @@ from asyncspec.trace import records
 from asyncspec.trace.log import Life, LogStep
 from asyncspec.trace.paths import Path
 from asyncspec.trace.timeline import Request, Round, Token
-from asyncspec_protocol.messages import Verdict
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Answers:
 
 @dataclass
 class _Progress:
-    """How far a session has been followed."""
+    """How far a session has been followed: tokens in all, and the open round."""
 
     done: int = 0
     started: float = 0.0
     tokens: int = 0
-    number: int = 0
+    rounds: int = 0
 
 
 def read_answers(
@@ -43,33 +43,31 @@ def read_answers(
     """Follow one draft node. ``journeys``: index of a segment's journey."""
     answers = Answers()
     progress: dict[int, _Progress] = {}
+    given: Counter[int] = Counter()
     for step in life.steps:
         if isinstance(step.input, records.Submitted):
             _submitted(answers, step, step.input)
-        session = _session_of(step)
         for effect in step.effects:
             match effect:
-                case records.Emitted(request, tokens):
-                    _emitted(answers, step, request, session, tokens)
-                    if session in paths:
-                        mine = progress.setdefault(session, _Progress(started=step.at))
-                        _place(answers, paths[session], mine, journeys, len(tokens), step)
-                case records.Finished(request, reason, ended, stats):
-                    _finished(answers, step, request, reason, ended, stats)
-                    _end_round(answers, progress.get(ended), ended, step.at, "finish")
+                case records.Emitted(request, tokens, _, session):
+                    answers.owners[session] = request
+                    mine = progress.setdefault(session, _Progress(started=step.at))
+                    path = paths.get(session) or Path(session)
+                    for token in _tokens(step, effect, given[request], path, mine, journeys):
+                        answers.tokens.append(token)
+                        answers.steps.append((step.life, step.index))
+                    given[request] += len(tokens)
+                    _rounds(answers, effect, mine, step.at)
+                case records.Finished(request, reason, session, stats):
+                    old = answers.requests.get(request) or Request(request, 0.0, None, "", 0)
+                    ended = replace(old, finished=step.at, reason=reason, stats=stats)
+                    answers.requests[request] = ended
+                    if session in progress and progress[session].tokens:
+                        _end_round(answers, session, progress[session], step.at, "finish")
                 case _:
                     pass
     _name(answers, life)
     return answers
-
-
-def _session_of(step: LogStep) -> int:
-    """Tokens are emitted where a verdict comes, for its session."""
-    match step.input:
-        case records.Received(_, Verdict(session)):
-            return int(session)
-        case _:
-            return -1
 
 
 def _submitted(answers: Answers, step: LogStep, source: records.Submitted) -> None:
@@ -79,66 +77,44 @@ def _submitted(answers: Answers, step: LogStep, source: records.Submitted) -> No
     )
 
 
-def _emitted(
-    answers: Answers, step: LogStep, request: int, session: int, tokens: tuple[int, ...]
-) -> None:
-    start = sum(token.request == request for token in reversed(answers.tokens))
-    for i, token in enumerate(tokens):
-        answers.tokens.append(Token(request, start + i, token, step.at, depth=i))
-        answers.steps.append((step.life, step.index))
-    if session >= 0:
-        answers.owners[session] = request
-
-
-def _place(
-    answers: Answers,
+def _tokens(
+    step: LogStep,
+    emitted: records.Emitted,
+    start: int,
     path: Path,
     mine: _Progress,
     journeys: Mapping[tuple[int, int], int],
-    count: int,
-    step: LogStep,
-) -> None:
-    """Say of the last ``count`` tokens which segments brought them and whether they were hits."""
-    for place in range(len(answers.tokens) - count, len(answers.tokens)):
-        node = path.at(mine.done)
-        following = path.at(mine.done + 1)
-        _, segment = path.verdicts.get(node, (-1, -1))
-        hit = following >= 0 and following not in path.roots
-        token = answers.tokens[place]
-        journey = journeys.get((path.session, segment), -1)
-        answers.tokens[place] = replace(token, journey=journey, hit=hit)
-        mine.done += 1
-        mine.tokens += 1
-        if following in path.roots:
-            # The token after the prompt opens the first round; it is no miss.
-            end = "" if mine.done == 1 else "miss"
-            _end_round(answers, mine, path.session, step.at, end)
-
-
-def _end_round(answers: Answers, mine: _Progress | None, session: int, at: float, end: str) -> None:
-    if mine is None:
-        return
-    if end:
-        request = answers.owners.get(session, -1)
-        answers.rounds.append(
-            Round(request, session, mine.number, mine.started, at, mine.tokens, end)
+) -> Iterator[Token]:
+    """With the segments that brought them."""
+    for depth, token in enumerate(emitted.tokens):
+        _, segment = path.verdicts.get(path.at(mine.done + depth), (-1, -1))
+        yield Token(
+            emitted.request,
+            start + depth,
+            token,
+            step.at,
+            journeys.get((emitted.session, segment), -1),
+            depth < emitted.hits,
+            depth,
         )
-        mine.number += 1
+
+
+def _rounds(answers: Answers, emitted: records.Emitted, mine: _Progress, at: float) -> None:
+    """A token that was no node ends a round; the one after the prompt opens the first."""
+    first = mine.done == 0
+    mine.done += len(emitted.tokens)
+    mine.tokens += len(emitted.tokens)
+    if first:
+        mine.started, mine.tokens = at, 0
+    elif emitted.hits < len(emitted.tokens):
+        _end_round(answers, emitted.session, mine, at, "miss")
+
+
+def _end_round(answers: Answers, session: int, mine: _Progress, at: float, end: str) -> None:
+    request = answers.owners.get(session, -1)
+    answers.rounds.append(Round(request, session, mine.rounds, mine.started, at, mine.tokens, end))
+    mine.rounds += 1
     mine.started, mine.tokens = at, 0
-
-
-def _finished(
-    answers: Answers,
-    step: LogStep,
-    request: int,
-    reason: str,
-    session: int,
-    stats: dict[str, float],
-) -> None:
-    old = answers.requests.get(request) or Request(request, 0.0, None, "", 0)
-    answers.requests[request] = replace(old, finished=step.at, reason=reason, stats=stats)
-    if session >= 0:
-        answers.owners[session] = request
 
 
 def _name(answers: Answers, life: Life) -> None:

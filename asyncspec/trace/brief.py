@@ -66,8 +66,8 @@ def effect_record(effect: machine.Effect, job: int, nbytes: int) -> records.Effe
                 rows(work),
                 zlib.crc32(_PACK(_without_handles(work))),
             )
-        case machine.Emit(request, tokens):
-            return records.Emitted(request, tokens)
+        case machine.Emit(request, tokens, hits, session):
+            return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):
             return records.Finished(request, reason, session, dict(stats))
         case machine.Report(to, session, passes, computed, dead_rows):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from asyncspec.trace import records
 from asyncspec.trace.log import Life
 from asyncspec.trace.stages import StageView
-from asyncspec_protocol.messages import PruneIndices, Segment, Verdict
+from asyncspec_protocol.messages import Segment, Verdict
 
 
 @dataclass
@@ -25,8 +25,6 @@ class Path:
     # By parent: token to node.
     children: dict[int, dict[int, int]] = field(default_factory=dict)
     verdicts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Roots of rounds: the nodes a miss was followed by.
-    roots: set[int] = field(default_factory=set)
     # After the prompt: node after node.
     nodes: list[int] = field(default_factory=list)
 
@@ -63,9 +61,6 @@ def read_paths(drafts: Sequence[Life], stages: Iterable[StageView]) -> Mapping[i
             paths.setdefault(session, Path(session)).prompt_length = length
         for visit in view.visits.values():
             _add_nodes(paths, visit.message)
-        for step in view.life.steps:
-            if isinstance(step.input, records.Received):
-                _add_root(paths, step.input.message)
     for life in drafts:
         for step in life.steps:
             if isinstance(step.input, records.Received):
@@ -83,14 +78,6 @@ def _add_nodes(paths: dict[int, Path], message: Segment) -> None:
     for node, parent, token in zip(message.ids, message.parents, message.tokens, strict=True):
         # Of two nodes for one token the elder was dead when the younger was issued.
         path.children.setdefault(parent, {})[token] = node
-
-
-def _add_root(paths: dict[int, Path], message: object) -> None:
-    """After a miss nothing is kept, and the youngest node is the new root."""
-    match message:
-        case PruneIndices(session, _, horizon, accepted, ()) if accepted:
-            if accepted[-1] == horizon - 1 and session in paths:
-                paths[session].roots.add(accepted[-1])
 
 
 def _add_verdict(paths: dict[int, Path], message: object) -> None:

@@ -133,10 +133,12 @@ class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
 
 
 class Emitted(Struct, frozen=True, array_like=True, tag="emit", gc=False):
-    """Certain tokens for the user."""
+    """Certain tokens for the user; the first ``hits`` of them were nodes of the tree."""
 
     request: int
     tokens: tuple[int, ...]
+    hits: int = 0
+    session: int = -1
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finish"):

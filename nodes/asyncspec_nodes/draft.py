@@ -215,7 +215,8 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
     moved = sessions.advance(session, now)
     if moved is None:
         return state, ()
-    effects: Effects = (Emit(session.request.request, moved.tokens),)
+    request = session.request.request
+    effects: Effects = (Emit(request, moved.tokens, moved.hits, session.session),)
     if moved.finish is not None:
         state, ended = _end(state, moved.session, moved.finish, now)
         return state, (*effects, *ended)

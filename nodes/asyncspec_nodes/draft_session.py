@@ -149,10 +149,12 @@ def judge(session: DraftSession, verdict: Verdict) -> DraftSession:
 
 
 class Advance(Struct, frozen=True):
-    """The committed path has grown by ``tokens``. ``finish`` is the reason if that was the end."""
+    """The committed path has grown by ``tokens``, of which the first ``hits`` were nodes of the
+    tree. ``finish`` is the reason if that was the end."""
 
     session: DraftSession
     tokens: tuple[int, ...]
+    hits: int
     prune: PruneIndices | None
     finish: str | None
 
@@ -167,12 +169,13 @@ def advance(session: DraftSession, now: float) -> Advance | None:
     path = tuple(session.tree.nodes[n].token for n in walked.accepted)
     tokens = path if walked.bonus is None else (*path, walked.bonus)
     tokens, finish = _until_end(session, tokens)
-    session = _count(session, len(tokens), len(walked.accepted), now)
+    hits = min(len(tokens), len(walked.accepted))
+    session = _count(session, len(tokens), hits, now)
     moved = replace(session, committed=session.committed + tokens)
     if finish is not None:
-        return Advance(moved, tokens, None, finish)
+        return Advance(moved, tokens, hits, None, finish)
     moved = _move(moved, walked.accepted, walked.bonus)
-    return Advance(moved, tokens, _prune(moved), None)
+    return Advance(moved, tokens, hits, _prune(moved), None)
 
 
 def _until_end(
@@ -186,11 +189,10 @@ def _until_end(
     return tokens[:left], "length" if len(tokens) >= left else None
 
 
-def _count(session: DraftSession, tokens: int, accepted: int, now: float) -> DraftSession:
-    """Book ``tokens`` new tokens, of which the first ``accepted`` were nodes of the tree."""
+def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
+    """Book ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
     counters, clock = session.counters, session.clock
     if session.round:
-        hits = min(tokens, accepted)
         counters = replace(
             counters, hits=counters.hits + hits, misses=counters.misses + tokens - hits
         )

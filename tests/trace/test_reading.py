@@ -1,0 +1,182 @@
+"""What a trace tells must be what happened: laws over simulated runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from asyncspec.jobs import Forward, Job
+from asyncspec.trace.accounts import accounts, token_times
+from asyncspec.trace.build import build, timeline
+from asyncspec.trace.critical import Chains
+from asyncspec.trace.file import Trace
+from asyncspec.trace.reading import read
+from asyncspec.trace.records import Reported, Step
+from asyncspec.trace.shares import Share
+from asyncspec.trace.summary import summarise
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Expand, Message
+from cluster import Cluster, ask
+from laws import SMALL, Shaken
+
+delays = st.lists(st.integers(0, 9), min_size=1, max_size=20)
+policies = st.sampled_from(sorted(SMALL))
+
+
+def run(costs: Any, policy: str, stages: int, requests: int = 1) -> Cluster:
+    cluster = Cluster(costs, stages=stages, policies=SMALL, record=True)
+    for number in range(requests):
+        cluster.submit(ask(number, policy=policy, prompt=(1, 2, 3 + number)))
+    cluster.world.run()
+    return cluster
+
+
+@given(delays, policies, st.integers(1, 4), st.integers(1, 2))
+def test_what_users_got(delays: list[int], policy: str, stages: int, requests: int) -> None:
+    cluster = run(Shaken(delays), policy, stages, requests)
+    found = build(cluster.trace())
+    for number, tokens in cluster.world.tokens.items():
+        mine = [token for token in found.tokens if token.request == number]
+        assert [token.token for token in mine] == tokens
+        assert [token.index for token in mine] == list(range(len(tokens)))
+        assert all(token.journey >= 0 for token in mine)
+        for token in mine:
+            judged = found.journeys[token.journey].judged
+            assert judged is not None
+            assert judged <= token.at
+    for request in found.requests:
+        end = cluster.world.finished[request.request]
+        assert (request.reason, request.policy) == (end.reason, policy)
+        assert request.finished is not None
+
+
+@given(delays, policies, st.integers(1, 4))
+def test_counts_are_the_machines_own(delays: list[int], policy: str, stages: int) -> None:
+    cluster = run(Shaken(delays), policy, stages)
+    trace = cluster.trace()
+    found = build(trace)
+    stats = cluster.world.finished[0].stats
+    steps = [line for line in trace.lines if isinstance(line, Step)]
+    own = [effect for step in steps for effect in step.effects if isinstance(effect, Reported)]
+    passes = [span for span in found.spans if span.kind == "compute"]
+    assert sum(span.rows for span in passes) == sum(account.rows for account in own)
+    assert sum(span.dead for span in passes) == sum(account.dead_rows for account in own)
+    # Every stage computes each node of the committed path once, but the last one's token.
+    length = stats["prompt_tokens"] + stats["new_tokens"]
+    assert sum(span.useful for span in passes) == stages * (length - 1)
+    assert len(found.rounds) == stats["rounds"]
+    later = [token for token in found.tokens if token.index]
+    assert sum(token.hit for token in later) == pytest.approx(stats["hit_rate"] * len(later))
+
+
+@given(delays, policies, st.integers(1, 4), st.integers(1, 2))
+def test_a_tokens_time_is_accounted_for(
+    delays: list[int], policy: str, stages: int, requests: int
+) -> None:
+    cluster = run(Shaken(delays), policy, stages, requests)
+    reading = read(cluster.trace())
+    times = token_times(Chains(reading.log), reading.answers)
+    for time in times:
+        for later, earlier in zip(time.pieces, time.pieces[1:], strict=False):
+            assert later.at == earlier.until, "no gap, no overlap"
+        assert sum(piece.seconds for piece in time.pieces) == pytest.approx(time.until - time.at)
+    for account in accounts(times, decoding=False):
+        end = max(t.at for t in reading.answers.tokens if t.request == account.request)
+        submitted = reading.answers.requests[account.request].submitted
+        assert account.seconds == pytest.approx(end - submitted)
+        assert sum(account.resources.values()) == pytest.approx(account.seconds)
+        assert account.resources.get("other", 0.0) <= 0.05 * account.seconds
+
+
+@given(delays, policies, st.integers(1, 4))
+def test_shares_sum_to_one(delays: list[int], policy: str, stages: int) -> None:
+    reading = read(run(Shaken([*delays, 1]), policy, stages).trace())
+    for share in summarise(reading, timeline(reading)).devices:
+        parts = [getattr(share, name) for name in Share.__struct_fields__[3:]]
+        assert sum(parts) == pytest.approx(1.0)
+        assert min(parts) >= -1e-9
+
+
+class Delayed(Struct):
+    """Everything takes some time; one stage or one link takes long."""
+
+    stage: int = -1
+    link_: tuple[int, int] = (-1, -1)
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        return 12.0 if (source, target) == self.link_ else 0.1
+
+    def device(self, rank: Rank, job: Job) -> float:
+        if isinstance(job, Forward):
+            return 6.0 if rank == self.stage else 1.0
+        return 0.5 if isinstance(job, Expand) else 0.0
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
+@pytest.mark.parametrize("stage", [1, 2, 3, 4])
+def test_a_slow_stage_is_named(stage: int, policy: str) -> None:
+    reading = read(run(Delayed(stage=stage), policy, 4).trace())
+    sentence = summarise(reading, timeline(reading)).bottleneck
+    assert sentence.startswith(f"V{stage} is the bottleneck: ")
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
+@pytest.mark.parametrize("link", [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)])
+def test_a_slow_link_is_named(link: tuple[int, int], policy: str) -> None:
+    reading = read(run(Delayed(link_=link), policy, 4).trace())
+    names = [f"V{rank}" if rank else "D0" for rank in link]
+    sentence = summarise(reading, timeline(reading)).bottleneck
+    assert sentence.startswith(f"The link {names[0]} -> {names[1]} is the bottleneck: ")
+
+
+@given(delays, policies, st.data())
+def test_a_partial_trace_is_read_as_far_as_it_goes(
+    delays: list[int], policy: str, data: st.DataObject
+) -> None:
+    lines = list(run(Shaken(delays), policy, 2).trace().lines)
+    count = len(lines)
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, count))
+        del lines[start : start + data.draw(st.integers(0, count // 2))]
+    trace = Trace(run(Shaken([1]), policy, 1).trace().header, tuple(lines))
+    reading = read(trace)
+    summarise(reading, timeline(reading))
+
+
+@given(delays, policies, st.integers(0, 40), st.integers(1, 2))
+def test_a_stage_that_is_lost_and_comes_back(
+    delays: list[int], policy: str, when: int, rank: int
+) -> None:
+    cluster = Cluster(Shaken(delays), stages=2, policies=SMALL, record=True)
+    cluster.submit(ask(policy=policy))
+
+    def restart() -> None:
+        cluster.recorders.pop(Rank(rank))
+        cluster.world.restart(Rank(rank), cluster.stage(Rank(rank)))
+        cluster.world.at(cluster.world.now + 1, cluster.connect_all)
+
+    cluster.world.at(float(when), restart)
+    cluster.world.run()
+    reading = read(cluster.trace())
+    found = timeline(reading)
+    assert [token.token for token in found.tokens] == cluster.world.tokens[0]
+    summarise(reading, found)
+
+
+def test_outcomes_of_segments() -> None:
+    found = build(run(Shaken([2, 1, 3]), "flowspec", 3).trace())
+    outcomes = Counter(journey.outcome for journey in found.journeys)
+    assert outcomes["judged"] > 0
+    assert outcomes["pruned"] > 0
+    assert sum(journey.brought for journey in found.journeys) == len(found.tokens)
+    for journey in found.journeys:
+        moments = [journey.sent]
+        for hop in journey.hops:
+            times = (hop.received, hop.started, hop.ended, hop.sent)
+            moments += [time for time in times if time is not None]
+        assert moments == sorted(moments)
