@@ -1,0 +1,171 @@
+"""What the page is told of a timeline: columns of whole numbers, times in microseconds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from asyncspec.trace.critical import name
+from asyncspec.trace.records import Node
+from asyncspec.trace.timeline import Clock, Journey, Mark, Round, Span, Timeline, Token
+
+KINDS = ("compute", "draft", "cache", "queue", "credit", "send", "step", "silence")
+
+Columns = dict[str, Sequence[object]]
+
+
+class Lane(Struct, frozen=True):
+    """One device. ``detail`` stands under its name."""
+
+    name: str
+    detail: str
+
+
+class Model(Struct, frozen=True):
+    """The page's data. Columns of one table have one length; -1 stands for none."""
+
+    title: str
+    created: str
+    program: str
+    duration: int
+    lanes: Sequence[Lane]
+    kinds: Sequence[str]
+    spans: Columns
+    journeys: Columns
+    tokens: Columns
+    rounds: Columns
+    marks: Columns
+    notes: Sequence[str]
+    # What ``asyncspec trace --summary --json`` prints, or null.
+    summary: object = None
+
+
+def model(timeline: Timeline, summary: object = None) -> Model:
+    """The page's data for a timeline."""
+    lanes = {rank: i for i, rank in enumerate(sorted({node.rank for node in timeline.nodes}))}
+    by_rank = {node.rank: node for node in timeline.nodes}
+    journeys = {(j.session, j.segment): i for i, j in enumerate(timeline.journeys)}
+    return Model(
+        title=timeline.header.title,
+        created=timeline.header.created,
+        program=timeline.header.program,
+        duration=max(1, micro(timeline.duration)),
+        lanes=[Lane(name(rank), _detail(by_rank[rank])) for rank in lanes],
+        kinds=KINDS,
+        spans=_spans([s for s in timeline.spans if s.rank in lanes], lanes, journeys),
+        journeys=_journeys(timeline.journeys, lanes),
+        tokens=_tokens(timeline.tokens),
+        rounds=_rounds(timeline.rounds),
+        marks=_marks([m for m in timeline.marks if m.rank in lanes], lanes),
+        notes=[*_notes(timeline.clocks), *_losses(timeline)],
+        summary=summary,
+    )
+
+
+def micro(seconds: float) -> int:
+    """Whole microseconds."""
+    return round(seconds * 1e6)
+
+
+def _detail(node: Node) -> str:
+    if node.role == "draft":
+        return "draft node"
+    first, end = node.layers
+    return f"layers {first}-{end - 1}" if end else "verify stage"
+
+
+def _spans(
+    spans: Sequence[Span], lanes: dict[int, int], journeys: dict[tuple[int, int], int]
+) -> Columns:
+    return {
+        "lane": [lanes[s.rank] for s in spans],
+        "kind": [KINDS.index(s.kind) for s in spans],
+        "at": [micro(s.at) for s in spans],
+        "until": [micro(s.until) for s in spans],
+        "journey": [journeys.get((s.session, s.segment), -1) for s in spans],
+        "session": [s.session for s in spans],
+        "segment": [s.segment for s in spans],
+        "rows": [s.rows for s in spans],
+        "useful": [s.useful for s in spans],
+        "dead": [s.dead for s in spans],
+        "first": [s.first for s in spans],
+        "last": [s.last for s in spans],
+        "peer": [s.peer for s in spans],
+        "nbytes": [s.nbytes for s in spans],
+    }
+
+
+def _journeys(journeys: Sequence[Journey], lanes: dict[int, int]) -> Columns:
+    return {
+        "session": [j.session for j in journeys],
+        "segment": [j.segment for j in journeys],
+        "nodes": [len(j.ids) for j in journeys],
+        "first": [min(j.ids, default=-1) for j in journeys],
+        "last": [max(j.ids, default=-1) for j in journeys],
+        "useful": [j.useful for j in journeys],
+        "brought": [j.brought for j in journeys],
+        "sent": [micro(j.sent) for j in journeys],
+        "judged": [_moment(j.judged) for j in journeys],
+        "outcome": [j.outcome for j in journeys],
+        # Lane, received, started, ended, sent of every stage it came to.
+        "hops": [
+            [
+                [lanes[h.rank], *map(_moment, (h.received, h.started, h.ended, h.sent))]
+                for h in j.hops
+                if h.rank in lanes
+            ]
+            for j in journeys
+        ],
+    }
+
+
+def _moment(seconds: float | None) -> int:
+    return -1 if seconds is None else micro(seconds)
+
+
+def _tokens(tokens: Sequence[Token]) -> Columns:
+    return {
+        "request": [t.request for t in tokens],
+        "index": [t.index for t in tokens],
+        "token": [t.token for t in tokens],
+        "at": [micro(t.at) for t in tokens],
+        "journey": [t.journey for t in tokens],
+        "hit": [int(t.hit) for t in tokens],
+        "text": [t.text for t in tokens],
+    }
+
+
+def _rounds(rounds: Sequence[Round]) -> Columns:
+    return {
+        "request": [r.request for r in rounds],
+        "number": [r.number for r in rounds],
+        "at": [micro(r.at) for r in rounds],
+        "until": [micro(r.until) for r in rounds],
+        "tokens": [r.tokens for r in rounds],
+        "end": [r.end for r in rounds],
+    }
+
+
+def _marks(marks: Sequence[Mark], lanes: dict[int, int]) -> Columns:
+    shown = [mark for mark in marks if mark.kind != "emit"]
+    return {
+        "lane": [lanes[m.rank] for m in shown],
+        "at": [micro(m.at) for m in shown],
+        "kind": [m.kind for m in shown],
+        "text": [m.text for m in shown],
+    }
+
+
+def _notes(clocks: Sequence[Clock]) -> list[str]:
+    """How far moments of different nodes may be off."""
+    return [
+        f"{name(c.rank)}: clock within {c.uncertainty * 1e3:.2f} ms, "
+        f"drift {c.drift * 1e6:+.0f} ppm ({c.probes} probes)"
+        for c in clocks
+        if c.probes
+    ]
+
+
+def _losses(timeline: Timeline) -> list[str]:
+    return [f"{name(rank)}: {count} events were lost" for rank, count in timeline.dropped]
