@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from asyncspec.trace import records
 from asyncspec.trace.file import Trace
-from asyncspec.trace.log import Life, Log
+from asyncspec.trace.log import Life
 from asyncspec.trace.marks import read_marks
 from asyncspec.trace.reading import Reading, read
 from asyncspec.trace.spans import read_spans
-from asyncspec.trace.timeline import Clock, Journey, Timeline, Token
+from asyncspec.trace.timeline import Journey, Timeline, Token
 
 
 def build(trace: Trace) -> Timeline:
@@ -31,7 +31,7 @@ def timeline(reading: Reading) -> Timeline:
         header=reading.header,
         duration=max(ends),
         nodes=tuple(life.node for life in log.lives),
-        clocks=tuple(replace(c, offset=c.offset - log.zero) for c in _clocks(log)),
+        clocks=tuple(log.clocks[rank] for rank in sorted(log.clocks)),
         requests=tuple(sorted(answers.requests.values(), key=lambda r: r.submitted)),
         spans=tuple(spans),
         journeys=tuple(_credited(reading.journeys, answers.tokens)),
@@ -41,10 +41,6 @@ def timeline(reading: Reading) -> Timeline:
         traffic=tuple(_traffic(log.lives)),
         dropped=tuple(_dropped(log.lives)),
     )
-
-
-def _clocks(log: Log) -> list[Clock]:
-    return [log.clocks[rank] for rank in sorted(log.clocks)]
 
 
 def _credited(journeys: Sequence[Journey], tokens: Sequence[Token]) -> list[Journey]:

@@ -49,8 +49,7 @@ def fit(rank: int, probes: Sequence[Probe]) -> Clock:
         abs(slope * t + middle - o) + _round_trip(p) / 2
         for t, o, p in zip(times, offsets, best, strict=True)
     )
-    # offset(t) = slope * (t - start) + middle, in the form t * (1 + drift) + offset.
-    return Clock(rank, middle - slope * start, slope, uncertainty, len(probes))
+    return Clock(rank, middle, slope, uncertainty, len(probes), start)
 
 
 def _round_trip(probe: Probe) -> float:

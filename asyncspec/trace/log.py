@@ -69,7 +69,7 @@ class Log(Struct, frozen=True):
 
 def shift(clock: Clock | None, at: float) -> float:
     """On the draft node's clock."""
-    return at if clock is None else at + clock.drift * at + clock.offset
+    return at if clock is None else at + clock.offset + clock.drift * (at - clock.reference)
 
 
 def read_log(lines: Sequence[Record]) -> Log:

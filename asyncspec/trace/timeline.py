@@ -12,14 +12,16 @@ from asyncspec.trace.records import Header, Node
 
 
 class Clock(Struct, frozen=True):
-    """How a node's clock maps to the draft node's: ``t * (1 + drift) + offset``, give or take
-    ``uncertainty`` seconds. ``probes`` is how many comparisons this rests on; 0: taken as equal."""
+    """How a node's clock maps to the draft node's: ``t + offset + drift * (t - reference)``, give
+    or take ``uncertainty`` seconds. ``probes`` is how many comparisons this rests on; 0: taken as
+    equal."""
 
     rank: int
     offset: float = 0.0
     drift: float = 0.0
     uncertainty: float = 0.0
     probes: int = 0
+    reference: float = 0.0
 
 
 class Span(Struct, frozen=True):

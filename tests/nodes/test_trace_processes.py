@@ -47,6 +47,38 @@ def test_it_can_be_played_again(
     assert capsys.readouterr().out.count("the same effects") == traced[1] + 1
 
 
+def test_where_the_time_went(traced: tuple[Path, int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trace", str(traced[0]), "--summary", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert "is the bottleneck: " in summary["bottleneck"]
+    (request,) = summary["requests"]
+    known = sum(part for name, part in request["resources"].items() if name != "other")
+    assert known >= 0.95 * request["seconds"]
+    assert known <= 1.0001 * request["seconds"]
+    (decoding,) = summary["decoding"]
+    names = [device["device"] for device in summary["devices"]]
+    assert names == ["D0", "V1", "V2", "V3", "V4"][: traced[1] + 1]
+    assert 0 < decoding["seconds"] < request["seconds"]
+    for clock in summary["clocks"][1:]:
+        # All processes here have the same clock: the truth is an offset of none.
+        assert clock["probes"] > 0
+        assert abs(clock["offset"]) <= clock["uncertainty"] < 0.05
+
+
+def test_other_forms(
+    traced: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = traced
+    page, events = tmp_path / "page.html", tmp_path / "events.json"
+    assert cli.main(["trace", str(path), "-o", str(page)]) == 0
+    assert cli.main(["trace", str(path), "--perfetto", str(events)]) == 0
+    assert capsys.readouterr().out.split() == [str(page), str(events)]
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert json.loads(events.read_bytes())["traceEvents"]
+    assert cli.main(["trace", str(path), "--summary"]) == 0
+    assert "bottleneck" in capsys.readouterr().out
+
+
 def test_a_running_cluster_can_be_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

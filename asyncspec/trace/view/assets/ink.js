@@ -37,7 +37,7 @@ const FILLS = () => [
   ["queue", ink.queueFill, "waits for the device"],
   ["credit", ink.credit, "waits for credit"],
   ["send", ink.send, "network is full"],
-  ["step", ink.step, "the node's own steps"],
+  ["step", ink.step, "the node's own steps, cache"],
 ];
 
 function legend() {

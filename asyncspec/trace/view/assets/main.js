@@ -181,4 +181,4 @@ showTokens();
 showSelection();
 fromHash();
 // For tests, and for whoever scripts the page.
-window.asyncspecTrace = { model, scale, chosen, painted, choose, chooseToken, show, redraw, toX, rowTop, rowHeight };
+window.asyncspecTrace = { model, scale, chosen, painted, choose, chooseToken, show, redraw, toX, toTime, rowTop, rowHeight };

@@ -3,7 +3,7 @@
 const view = document.getElementById("view"), map = document.getElementById("map");
 const painted = { frames: 0, lastFrameMs: 0 };
 const chosen = { journey: -1, token: -1 };
-const FULL = 4; // kinds of work in a column: useful, wrong, dead, draft
+const FULL = 5; // kinds of work in a column: useful, wrong, dead, draft, cache
 
 function fit(canvas, height) {
   const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
@@ -90,15 +90,16 @@ function paintRounds(g) {
   }
 }
 
-// Shares of a pass: useful, wrong, dead; a draft is its own kind.
+// Shares of a pass: useful, wrong, dead; drafts and the cache's upkeep are kinds of their own.
 function shares(span) {
-  if (spans.kind[span] !== KIND.compute) return [0, 0, 0, 1];
+  if (spans.kind[span] === KIND.draft) return [0, 0, 0, 1, 0];
+  if (spans.kind[span] === KIND.cache) return [0, 0, 0, 0, 1];
   const rows = spans.rows[span] || 1, useful = spans.useful[span] / rows, dead = spans.dead[span] / rows;
-  return [useful, 1 - useful - dead, dead, 0];
+  return [useful, 1 - useful - dead, dead, 0, 0];
 }
 
 function workFills() {
-  return [ink.useful, ink.wrongFill, ink.deadFill, ink.draft];
+  return [ink.useful, ink.wrongFill, ink.deadFill, ink.draft, ink.step];
 }
 
 function paintLane(g, lane) {
@@ -203,10 +204,10 @@ function paintMarks(g) {
     if (time < scale.from || time > scale.to || x - last < 3) continue;
     last = x;
     g.globalAlpha = 0.7;
-    g.beginPath(); g.moveTo(x, BAND + 16); g.lineTo(x, bottom); g.stroke();
+    g.beginPath(); g.moveTo(x, BAND + 30); g.lineTo(x, bottom); g.stroke();
     g.globalAlpha = 1;
     g.fillStyle = ink.dead;
-    g.fillText("×", x - 3, BAND + 10);
+    g.fillText("×", x - 3, BAND + 27);
   }
   g.setLineDash([]);
   const seen = new Int32Array(lanes.length).fill(-9);
