@@ -24,7 +24,7 @@ def build(trace: Trace) -> Timeline:
 def timeline(reading: Reading) -> Timeline:
     """A reading as a timeline."""
     log, answers = reading.log, reading.answers
-    spans = read_spans(log, reading.stages, reading.paths)
+    spans = read_spans(log, reading.stages, reading.paths, reading.journeys)
     marks = read_marks(log, answers)
     ends = [*(s.until for s in spans), *(m.at for m in marks), 0.0]
     return Timeline(

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from asyncspec.trace import records
 from asyncspec.trace.log import Life, Log, LogRun
 from asyncspec.trace.paths import Path
 from asyncspec.trace.stages import StageView, Visit
-from asyncspec.trace.timeline import Span
+from asyncspec.trace.timeline import Journey, Span
 from asyncspec_protocol.messages import Credit
 
 _CACHE = ("admit", "compact", "release")
 
 
-def read_spans(log: Log, stages: Sequence[StageView], paths: Mapping[int, Path]) -> list[Span]:
+def read_spans(
+    log: Log,
+    stages: Sequence[StageView],
+    paths: Mapping[int, Path],
+    journeys: Sequence[Journey],
+) -> list[Span]:
     """All spans of all nodes, in order of time."""
     spans: list[Span] = []
     for life in log.lives:
@@ -26,6 +32,8 @@ def read_spans(log: Log, stages: Sequence[StageView], paths: Mapping[int, Path])
     for view in stages:
         for visit in view.visits.values():
             spans += _visit(visit, paths.get(visit.message.session))
+    for journey in journeys:
+        spans += _transfers(journey)
     return sorted(spans, key=lambda span: (span.at, span.until, span.rank))
 
 
@@ -96,3 +104,13 @@ def _visit(visit: Visit, path: Path | None) -> Iterator[Span]:
     # A segment that is sent on in a later step than it ended in has waited for credit.
     if visit.told is not None and visit.sent is not None and visit.sent > visit.told:
         yield Span(visit.rank, "credit", visit.told, visit.sent, *name)
+
+
+def _transfers(journey: Journey) -> Iterator[Span]:
+    """From hand to hand. Where clocks are off by more than it took, it took no time."""
+    ends = [(0, journey.sent, None), *((h.rank, h.sent, h.received) for h in journey.hops)]
+    ends.append((0, None, journey.judged))
+    name = (journey.session, journey.segment)
+    for (rank, sent, _), (peer, _, received) in pairwise(ends):
+        if sent is not None and received is not None:
+            yield Span(rank, "transfer", sent, max(sent, received), *name, peer=peer)

@@ -10,7 +10,17 @@ from asyncspec.trace.critical import name
 from asyncspec.trace.records import Node
 from asyncspec.trace.timeline import Clock, Journey, Mark, Round, Span, Timeline, Token
 
-KINDS = ("compute", "draft", "cache", "queue", "credit", "send", "step", "silence")
+KINDS = (
+    "compute",
+    "draft",
+    "cache",
+    "queue",
+    "credit",
+    "send",
+    "transfer",
+    "step",
+    "silence",
+)
 
 Columns = dict[str, Sequence[object]]
 

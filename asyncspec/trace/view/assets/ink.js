@@ -11,6 +11,7 @@ function readInk() {
     g.moveTo(-2, 2); g.lineTo(2, -2); g.moveTo(0, 8); g.lineTo(8, 0); g.moveTo(6, 10); g.lineTo(10, 6);
   });
   ink.wrongFill = pattern(probe, ink.wrong, (g) => { g.moveTo(0, 4); g.lineTo(8, 4); });
+  ink.sendFill = pattern(probe, ink.send, (g) => { g.moveTo(0, 0); g.lineTo(8, 8); });
   ink.queueFill = pattern(probe, ink.queue, (g) => { g.moveTo(4, 0); g.lineTo(4, 8); });
 }
 
@@ -36,7 +37,8 @@ const FILLS = () => [
   ["draft", ink.draft, "drafting"],
   ["queue", ink.queueFill, "waits for the device"],
   ["credit", ink.credit, "waits for credit"],
-  ["send", ink.send, "network is full"],
+  ["transfer", ink.send, "on its way"],
+  ["send", ink.sendFill, "waits for the network"],
   ["step", ink.step, "the node's own steps, cache"],
 ];
 

@@ -179,7 +179,7 @@ function label(g, span, from, to, top) {
 // Waits, the network and the node's own steps: thin rows, where neighbours in a pixel are one.
 function paintThin(g, lane, row) {
   const top = rowTop(lane, row), height = rowHeight(row);
-  const fills = { [KIND.queue]: ink.queueFill, [KIND.credit]: ink.credit, [KIND.send]: ink.send,
+  const fills = { [KIND.queue]: ink.queueFill, [KIND.credit]: ink.credit, [KIND.send]: ink.sendFill, [KIND.transfer]: ink.send,
     [KIND.step]: ink.step, [KIND.silence]: ink.dead };
   let drawnTo = -1, drawnKind = -1;
   touching(lanes[lane].rows[row], scale.from, scale.to, (span) => {

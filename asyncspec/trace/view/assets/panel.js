@@ -49,6 +49,7 @@ function describeSpan(span) {
   const kind = model.kinds[spans.kind[span]], lines = [];
   const name = spans.segment[span] >= 0 ? `segment ${spans.segment[span]}` : "";
   const titles = { compute: "computes", draft: "drafts", cache: "tidies its cache", send: "waits for the network",
+    transfer: "is sending",
     queue: "waits for the device", credit: "waits for credit", step: "takes a step", silence: "hears nothing" };
   lines.push(`${lanes[spans.lane[span]].name} ${titles[kind]} ${name}`.trim());
   lines.push(`${milliseconds(spans.at[span])} + ${milliseconds(spans.until[span] - spans.at[span])}`);

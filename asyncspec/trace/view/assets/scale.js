@@ -1,6 +1,6 @@
 // The visible window in microseconds, and where things are on the canvas.
 const GUTTER = 104, BAND = 18, AXIS = 32, TOP = BAND + AXIS;
-const DEVICE = 30, WAIT = 8, LINE = 5, STRIP = 16, GAP = 14;
+const DEVICE = 30, WAIT = 8, LINE = 6, STRIP = 16, GAP = 14;
 const LANE = DEVICE + 3 + WAIT + 2 + LINE + 5 + STRIP + GAP;
 const NARROWEST = 20;
 
