@@ -10,9 +10,8 @@ from asyncspec.policy import POLICIES, Policy
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
 from asyncspec.sim.world import Actor, Costs, World
-from asyncspec.trace.file import Trace
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Node, Record
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Node, Record, Trace
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.replay import settings
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.trace import records
-from asyncspec.trace.file import Trace
 from asyncspec.trace.log import Life
 from asyncspec.trace.marks import read_marks
 from asyncspec.trace.reading import Reading, read
+from asyncspec.trace.records import Trace
 from asyncspec.trace.spans import read_spans
 from asyncspec.trace.timeline import Journey, Timeline, Token
 

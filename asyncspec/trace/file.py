@@ -7,18 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from asyncspec.errors import UserError
 from asyncspec.trace import records
-from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record
-
-
-class Trace(Struct, frozen=True):
-    """A file's content. The lines of one node stand in the order in which things happened there."""
-
-    header: Header
-    lines: tuple[Record, ...]
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
 
 
 class TraceWriter:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from asyncspec.trace.answers import Answers, read_answers
-from asyncspec.trace.file import Trace
 from asyncspec.trace.journeys import read_journeys
 from asyncspec.trace.log import Log, read_log
 from asyncspec.trace.paths import Path, read_paths
-from asyncspec.trace.records import Header
+from asyncspec.trace.records import Header, Trace
 from asyncspec.trace.stages import StageView, read_stage
 from asyncspec.trace.timeline import Journey
 

@@ -258,5 +258,13 @@ class End(Struct, frozen=True, tag="end", tag_field="event", gc=False):
 Record = Step | Ran | Blocked | Probe | Silence | Said | Dropped | Node | End
 Line = Header | Record
 
+
+class Trace(Struct, frozen=True):
+    """A file's content. The lines of one node stand in the order in which things happened there."""
+
+    header: Header
+    lines: tuple[Record, ...]
+
+
 ENCODER = msgspec.json.Encoder()
 DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)

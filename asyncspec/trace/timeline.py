@@ -30,7 +30,8 @@ class Span(Struct, frozen=True):
     ``kind``: "compute" (a pass), "draft" (the token source at work), "cache" (admit, compact,
     release), "queue" (a segment waits for the device), "credit" (a segment waits for the next
     stage's credit; on the draft node: it has something to send and no credit), "transfer" (a
-    segment or verdict is on its way to ``peer``), "send" (bytes wait for the network), "step" (the machine itself), "silence" (a peer is not heard of).
+    segment or verdict is on its way to ``peer``), "send" (bytes wait for the network), "step" (the
+    machine itself), "silence" (a peer is not heard of).
     """
 
     rank: int

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.errors import UserError
-from asyncspec.trace.file import Trace, read_trace
+from asyncspec.trace.file import read_trace
+from asyncspec.trace.records import Trace
 from asyncspec_nodes.arguments import Parser
 
 
@@ -50,11 +51,10 @@ def trace(arguments: argparse.Namespace) -> int:
 
 
 def _page(found: Trace, path: Path) -> int:
-    from asyncspec.trace.view import page
-
     from asyncspec.trace.build import timeline
     from asyncspec.trace.reading import read
     from asyncspec.trace.summary import summarise
+    from asyncspec.trace.view import page
 
     reading = read(found)
     line = timeline(reading)

@@ -9,8 +9,8 @@ import pytest
 
 from asyncspec.errors import ClusterError
 from asyncspec.trace import courier
-from asyncspec.trace.file import Trace, TraceWriter, read_trace
-from asyncspec.trace.records import Dropped, Emitted, End, Node, Probe, Step
+from asyncspec.trace.file import TraceWriter, read_trace
+from asyncspec.trace.records import Dropped, Emitted, End, Node, Probe, Step, Trace
 from asyncspec_nodes.client import Client
 from asyncspec_nodes.collect import Collector
 from asyncspec_nodes.replay import replay

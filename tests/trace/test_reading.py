@@ -14,9 +14,8 @@ from asyncspec.jobs import Forward, Job
 from asyncspec.trace.accounts import accounts, token_times
 from asyncspec.trace.build import build, timeline
 from asyncspec.trace.critical import Chains
-from asyncspec.trace.file import Trace
 from asyncspec.trace.reading import read
-from asyncspec.trace.records import Reported, Step
+from asyncspec.trace.records import Reported, Step, Trace
 from asyncspec.trace.shares import Share
 from asyncspec.trace.summary import summarise
 from asyncspec_protocol.ids import Rank

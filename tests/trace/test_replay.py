@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from asyncspec.actor import machine
 from asyncspec.errors import UserError
-from asyncspec.trace.file import Trace
-from asyncspec.trace.records import Node, Received, Record, Step
+from asyncspec.trace.records import Node, Received, Record, Step, Trace
 from asyncspec_nodes.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
