@@ -157,9 +157,6 @@ class Link(asyncio.BufferedProtocol):
     def record(self, tap: Tap | None) -> None:
         """Tell ``tap`` from now on what the network does; None tells nobody."""
         self._tap = tap
-        if self._transport is not None:
-            # With no room for what waits, every byte that waits is noticed.
-            self._transport.set_write_buffer_limits(high=None if tap is None else 0)
 
     def ask_clock(self) -> None:
         """The answer goes to the tap."""

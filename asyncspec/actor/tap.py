@@ -33,7 +33,8 @@ class Tap(Protocol):
         the machine is told."""
 
     def blocked(self, peer: Rank, at: float, until: float, nbytes: int) -> None:
-        """Bytes waited for the network: the kernel had no room for them."""
+        """Bytes waited for the network: more of them than the event loop's high-water mark (64 KiB)
+        found no room in the kernel."""
 
     def probed(self, peer: Rank, asked: float, answered: float, came: float) -> None:
         """A peer's clock showed ``answered`` at some moment between ``asked`` and ``came``."""

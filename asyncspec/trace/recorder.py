@@ -30,7 +30,8 @@ class Recorder:
         self.node = node
         self._most = most
         self._clock = clock
-        self._lines: deque[tuple[float, records.Record]] = deque()
+        # Of structs that the garbage collector does not track, as there are so many.
+        self._lines: deque[records.Record] = deque()
         # Number of the first line that is still here.
         self._first = 0
         self._steps = 0
@@ -56,7 +57,7 @@ class Recorder:
         source = input_record(event, self._ran - 1)
         step = records.Step(self.node.rank, self._steps, at, until, source, tuple(short), error)
         self._steps += 1
-        self._add(until, step)
+        self._add(step)
 
     def ran(self, job: Job, at: float, until: float) -> None:
         """See ``Tap``."""
@@ -71,26 +72,26 @@ class Recorder:
             rows(job),
         )
         self._ran += 1
-        self._add(until, line)
+        self._add(line)
 
     def blocked(self, peer: Rank, at: float, until: float, nbytes: int) -> None:
         """See ``Tap``."""
-        self._add(until, records.Blocked(self.node.rank, peer, at, until, nbytes))
+        self._add(records.Blocked(self.node.rank, peer, at, until, nbytes))
 
     def probed(self, peer: Rank, asked: float, answered: float, came: float) -> None:
         """See ``Tap``."""
-        self._add(came, records.Probe(self.node.rank, peer, asked, answered, came))
+        self._add(records.Probe(self.node.rank, peer, asked, answered, came))
 
     def silent(self, peer: Rank, at: float, until: float) -> None:
         """See ``Tap``."""
-        self._add(until, records.Silence(self.node.rank, peer, at, until))
+        self._add(records.Silence(self.node.rank, peer, at, until))
 
     def said(self, request: int, tokens: tuple[int, ...], text: str) -> None:
         """The text of emitted tokens."""
-        self._add(self._clock(), records.Said(self.node.rank, request, tokens, text))
+        self._add(records.Said(self.node.rank, request, tokens, text))
 
-    def _add(self, at: float, line: records.Record) -> None:
-        self._lines.append((at, line))
+    def _add(self, line: records.Record) -> None:
+        self._lines.append(line)
         if len(self._lines) > self._most:
             self._lines.popleft()
             self._first += 1
@@ -111,8 +112,8 @@ class Recorder:
         if seconds < 0:
             return self._first
         start, number = self._clock() - seconds, self.end
-        for at, _ in reversed(self._lines):
-            if at < start:
+        for line in reversed(self._lines):
+            if _end(line) < start:
                 break
             number -= 1
         return number
@@ -128,5 +129,18 @@ class Recorder:
             number = self._first
         start = number - self._first
         stop = min(len(self._lines), start + most)
-        found.extend(line for _, line in islice(self._lines, start, stop))
+        found.extend(islice(self._lines, start, stop))
         return found, self._first + stop
+
+
+def _end(line: records.Record) -> float:
+    """When it was over; lines without a time go with those around them."""
+    match line:
+        case records.Probe(came=came):
+            return came
+        case records.Said() | records.Dropped():
+            return float("inf")
+        case records.Node(at=at) | records.End(at=at):
+            return at
+        case _:
+            return line.until

@@ -25,6 +25,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(_devices(summary))
     if summary.decoding:
         console.print(_path(summary.decoding))
+    console.print(_acceptance(summary))
     console.print(_hops(summary))
     for clock in summary.clocks:
         if clock.probes:
@@ -63,6 +64,13 @@ def _path(requests: Sequence[Account]) -> Table:
     for kind, seconds in sorted(kinds.items(), key=lambda item: -item[1]):
         if seconds / total >= 0.005:
             table.add_row(kind, f"{seconds:.3f}", f"{seconds / total:.0%}")
+    return table
+
+
+def _acceptance(summary: Summary) -> Table:
+    table = _table("Tokens by depth below the tip", "depth", "tokens", "in the tree")
+    for depth in summary.acceptance:
+        table.add_row(f"{depth.depth}", f"{depth.tokens}", f"{depth.hits / depth.tokens:.0%}")
     return table
 
 

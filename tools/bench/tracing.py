@@ -1,7 +1,8 @@
 """``python tools/bench tracing``: what recording costs, as a ratio within one run.
 
 One cluster, one prompt, asked again and again in the order without, with, with, without; every
-such quartet gives one ratio of decoding times. So drift of the machine cancels out.
+such quartet gives one ratio of decoding times, and one of the CPU time of all nodes, which other
+work on the machine disturbs less. So drift of the machine cancels out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.progress import Progress
 
@@ -38,25 +40,29 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Measure and print."""
-    ratios, lines = asyncio.run(_measure(options))
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    times, work, lines = asyncio.run(_measure(options))
     figures = {
-        "quartets": len(ratios),
-        "median_ratio": middle,
-        "quartiles": [low, high],
-        "events_per_token": lines / (2 * len(ratios) * options.max_new_tokens),
+        "quartets": len(times),
+        "events_per_token": lines / (2 * len(times) * options.max_new_tokens),
+        "decoding_time": _quartiles(times),
+        "cpu_time": _quartiles(work),
     }
     if options.json:
         print(json.dumps(figures))
-    else:
-        print(
-            f"decoding time with a trace / without: {middle:.4f} (quartiles {low:.4f} to "
-            f"{high:.4f}, {len(ratios)} quartets); {figures['events_per_token']:.1f} events a token"
-        )
+        return 0
+    print(f"{figures['quartets']} quartets, {figures['events_per_token']:.1f} events a token")
+    for name in ("decoding_time", "cpu_time"):
+        low, middle, high = figures[name]
+        title = f"{name.replace('_', ' ')} with a trace / without"
+        print(f"{title:38} {middle:.4f} (quartiles {low:.4f} to {high:.4f})")
     return 0
 
 
-async def _measure(options: Namespace) -> tuple[list[float], int]:
+def _quartiles(ratios: list[float]) -> list[float]:
+    return statistics.quantiles(ratios, n=4)
+
+
+async def _measure(options: Namespace) -> tuple[list[float], list[float], int]:
     config = local_config(
         TargetTable(path=str(BUNDLED_TARGET)),
         DraftTable(source=str(BUNDLED_DRAFT)),
@@ -64,7 +70,8 @@ async def _measure(options: Namespace) -> tuple[list[float], int]:
         1,
         traced=False,
     )
-    ratios: list[float] = []
+    times: list[float] = []
+    work: list[float] = []
     lines = 0
     with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("quartets", total=options.quartets)
@@ -75,17 +82,28 @@ async def _measure(options: Namespace) -> tuple[list[float], int]:
             await _ask(client, options)  # warm
             for _ in range(options.quartets):
                 seconds = {False: 0.0, True: 0.0}
+                busy = {False: 0.0, True: 0.0}
                 for traced in (False, True, True, False):
                     async with AsyncExitStack() as recording:
                         if traced:
                             writer = TraceWriter(Path(folder) / "trace")
                             collector = Collector(client, writer, last=0.0)
                             await recording.enter_async_context(collector)
+                        before = _cpu_seconds()
                         seconds[traced] += await _ask(client, options)
+                    # Recording ends with the delivery of the last events.
+                    busy[traced] += _cpu_seconds() - before
                     lines += collector.lines if traced else 0
-                ratios.append(seconds[True] / seconds[False])
+                times.append(seconds[True] / seconds[False])
+                work.append(busy[True] / busy[False])
                 bar.advance(task)
-    return ratios, lines
+    return times, work, lines
+
+
+def _cpu_seconds() -> float:
+    """Of all nodes, since they were started."""
+    nodes = psutil.Process().children()
+    return sum(sum(node.cpu_times()[:2]) for node in nodes)
 
 
 async def _ask(client: Client, options: Namespace) -> float:
