@@ -5,7 +5,7 @@ Handles of tensors are not in a recording; a number stands for each. Machines on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, assert_never
 
 import msgspec
@@ -64,6 +64,16 @@ def replay(
     return tuple(_replay(nodes[rank], steps.get(rank, []), policies) for rank in sorted(nodes))
 
 
+def events(
+    node: Node, steps: Iterable[Step], policies: Mapping[str, Policy] = POLICIES
+) -> Iterator[tuple[machine.Input, tuple[machine.Effect, ...]]]:
+    """A node's inputs and its machine's effects, made again from a whole recording."""
+    player = _Player(_machine(node, policies))
+    for step in steps:
+        event, effects, _ = player.feed(step)
+        yield event, effects
+
+
 def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
     if not node.whole or any(step.number != i for i, step in enumerate(steps)):
         raise UserError(
@@ -101,24 +111,32 @@ class _Player:
 
     def play(self, step: Step) -> Difference | None:
         """Feed one input; what differs, if anything does."""
-        error = ""
-        effects: tuple[machine.Effect, ...] = ()
-        try:
-            event = self._event(step.input)
-            self._state, effects = self._machine.step(self._state, event, step.at)
-        except RemoteProtocolError as refusal:
-            error = refusal.text
-        short = tuple(self._short(effect) for effect in effects)
+        _, effects, error = self.feed(step)
+        short = self._short(effects)
         if short == tuple(map(_comparable, step.effects)) and error == step.error:
             return None
         return Difference(step.rank, step.number, step.effects, short, error)
 
-    def _short(self, effect: machine.Effect) -> records.Effect:
-        number = self._issued
-        if isinstance(effect, machine.Compute):
-            self._jobs[number] = effect.job
-            self._issued += 1
-        return _comparable(effect_record(effect, number, 0))
+    def feed(self, step: Step) -> tuple[machine.Input, tuple[machine.Effect, ...], str]:
+        """The input, its effects, and why it was refused if it was."""
+        event = self._event(step.input)
+        try:
+            self._state, effects = self._machine.step(self._state, event, step.at)
+        except RemoteProtocolError as refusal:
+            return event, (), refusal.text
+        for effect in effects:
+            if isinstance(effect, machine.Compute):
+                self._jobs[self._issued] = effect.job
+                self._issued += 1
+        return event, effects, ""
+
+    def _short(self, effects: tuple[machine.Effect, ...]) -> tuple[records.Effect, ...]:
+        number = self._issued - sum(isinstance(effect, machine.Compute) for effect in effects)
+        short = []
+        for effect in effects:
+            short.append(_comparable(effect_record(effect, number, 0)))
+            number += isinstance(effect, machine.Compute)
+        return tuple(short)
 
     def _event(self, source: records.Input) -> machine.Input:
         match source:

@@ -3,6 +3,9 @@
 One cluster, one prompt, asked again and again in the order without, with, with, without; every
 such quartet gives one ratio of decoding times, and one of the CPU time of all nodes, which other
 work on the machine disturbs less. So drift of the machine cancels out.
+
+Where that is still too noisy for a small difference, there is the cost itself: all steps of one
+traced run are recorded and encoded once more, by the clock, and compared with its decoding time.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import asyncio
 import json
 import statistics
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,12 +24,15 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.trace.file import TraceWriter
+from asyncspec.trace.file import TraceWriter, read_trace
+from asyncspec.trace.recorder import Recorder
+from asyncspec.trace.records import ENCODER, Node, Record, Step
 from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.client import Client
 from asyncspec_nodes.collect import Collector
-from asyncspec_nodes.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.config_tables import Config, DraftTable, TargetTable
 from asyncspec_nodes.local import LocalCluster, local_config
+from asyncspec_nodes.replay import events
 from asyncspec_protocol.messages import Finished, Submit
 
 PROMPT = "Once upon a time there was a little girl who"
@@ -41,11 +49,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Measure and print."""
     times, work, lines = asyncio.run(_measure(options))
+    shares = asyncio.run(_shares(options))
     figures = {
         "quartets": len(times),
         "events_per_token": lines / (2 * len(times) * options.max_new_tokens),
         "decoding_time": _quartiles(times),
         "cpu_time": _quartiles(work),
+        "share_of_decoding_time_by_rank": shares,
     }
     if options.json:
         print(json.dumps(figures))
@@ -55,6 +65,8 @@ def run(options: Namespace) -> int:
         low, middle, high = figures[name]
         title = f"{name.replace('_', ' ')} with a trace / without"
         print(f"{title:38} {middle:.4f} (quartiles {low:.4f} to {high:.4f})")
+    ranks = ", ".join(f"rank {rank} {share:.2%}" for rank, share in enumerate(shares))
+    print(f"recording and encoding alone, of decoding time: {ranks}")
     return 0
 
 
@@ -62,14 +74,13 @@ def _quartiles(ratios: list[float]) -> list[float]:
     return statistics.quantiles(ratios, n=4)
 
 
+def _config(options: Namespace, *, traced: bool) -> Config:
+    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT))
+    return local_config(target, draft, options.stages, 1, traced=traced)
+
+
 async def _measure(options: Namespace) -> tuple[list[float], list[float], int]:
-    config = local_config(
-        TargetTable(path=str(BUNDLED_TARGET)),
-        DraftTable(source=str(BUNDLED_DRAFT)),
-        options.stages,
-        1,
-        traced=False,
-    )
+    config = _config(options, traced=False)
     times: list[float] = []
     work: list[float] = []
     lines = 0
@@ -98,6 +109,38 @@ async def _measure(options: Namespace) -> tuple[list[float], list[float], int]:
                 work.append(busy[True] / busy[False])
                 bar.advance(task)
     return times, work, lines
+
+
+async def _shares(options: Namespace) -> list[float]:
+    """By rank: seconds that recording and encoding a run took, of its decoding time."""
+    config = _config(options, traced=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(LocalCluster(config, lambda report: None))
+            client = await Client.connect(*cluster.address, config.cluster.name)
+            stack.push_async_callback(client.close)
+            await stack.enter_async_context(Collector(client, TraceWriter(path), last=-1.0))
+            seconds = await _ask(client, options)
+        lines = read_trace(path).lines
+    nodes = [line for line in lines if isinstance(line, Node)]
+    return [_once_more(node, lines) / seconds for node in sorted(nodes, key=lambda n: n.rank)]
+
+
+def _once_more(node: Node, lines: Sequence[Record]) -> float:
+    """The least of some tries, in seconds."""
+    steps = [line for line in lines if isinstance(line, Step) and line.rank == node.rank]
+    pairs = list(events(node, steps))
+    tries = []
+    for _ in range(5):
+        recorder = Recorder(node)
+        start = time.perf_counter()
+        for event, effects in pairs:
+            recorder.stepped(event, effects, [0] * len(effects), 0.0, 0.0)
+        records, _ = recorder.read(0, len(pairs))
+        ENCODER.encode_lines(records)
+        tries.append(time.perf_counter() - start)
+    return min(tries)
 
 
 def _cpu_seconds() -> float:
