@@ -133,7 +133,8 @@ class Browser:
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         answer = await answered
         assert "error" not in answer, answer
-        return answer["result"]
+        result: dict[str, Any] = answer["result"]
+        return result
 
     async def _port(self) -> str:
         assert self._process.stderr is not None

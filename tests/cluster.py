@@ -87,8 +87,9 @@ class Cluster:
             found, _ = recorder.read(0, recorder.end)
             lines += [recorder.node, *found, recorder.ended()]
         # Through the encoder, as what cannot be written and read back is no trace.
-        text = ENCODER.encode_lines([header, *lines]).splitlines()
-        return Trace(header, tuple(DECODER.decode(line) for line in text[1:]))
+        text = ENCODER.encode_lines(lines).splitlines()
+        decoded = [DECODER.decode(line) for line in text]
+        return Trace(header, tuple(line for line in decoded if not isinstance(line, Header)))
 
     def connect_all(self) -> None:
         """Bring up every link that is down."""
