@@ -63,7 +63,10 @@ def _line(
         (["--draft", "./nowhere"], "there is no directory ./nowhere"),
         (["--draft", "eagle:head"], "EAGLE drafts are not supported yet"),
         (["--draft", "none", "--policy", "flowspec"], "policy flowspec needs a token source"),
-        (["--trace", "t.json"], "--trace is not supported yet"),
+        (
+            ["--prompt", "a", "--trace", "/nowhere/t.json"],
+            "cannot write the trace /nowhere/t.json: No such",
+        ),
         (["--cluster", "home"], "--cluster goes with --connect"),
         (["--log-dir", "/nowhere/logs"], "--log-dir: there is no directory /nowhere/logs"),
         (["--connect", "here", "--prompt", "a"], "--connect here is not HOST:PORT"),
