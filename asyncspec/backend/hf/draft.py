@@ -14,6 +14,7 @@ import torch
 from asyncspec.backend.hf.attention import FastAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.trie import Trie, Wanted, grow
@@ -160,12 +161,8 @@ class HFDraft:
         if not judge:
             self.shard.hidden(inputs, positions, tree)
             return []
-        logits = self.shard.logits(inputs, positions, tree, torch.tensor(judge)).float()
-        logits = logits[:, : self.vocab]
-        most = min(session.remembered, logits.shape[-1])
-        best = logits.topk(most, dim=-1)
-        log_probs = best.values - logits.logsumexp(-1, keepdim=True)
-        return list(zip(best.indices.tolist(), log_probs.tolist(), strict=True))
+        logits = self.shard.logits(inputs, positions, tree, torch.tensor(judge))
+        return best_successors(logits[:, : self.vocab], session.remembered)
 
 
 def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None = None) -> HFDraft:

@@ -7,10 +7,13 @@ from pathlib import Path
 from asyncspec.errors import CheckpointError
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_PICKLED_FILES = ("pytorch_model*.bin",)
 
 
-def locate(name: str | Path) -> Path:
+def locate(name: str | Path, *, pickled: bool = False) -> Path:
     """The directory of a local checkpoint, or of one fetched from the Hub.
+
+    ``pickled``: weights as ``pytorch_model*.bin`` are wanted as well (EAGLE heads).
 
     Raises ``CheckpointError`` where ``name`` is neither a directory nor a model id that can be
     downloaded (or was, when offline).
@@ -24,8 +27,9 @@ def locate(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    files = [*_HUB_FILES, *(_PICKLED_FILES if pickled else ())]
     try:
-        return Path(snapshot_download(text, allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(text, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         why = str(error).strip().split("\n")[0]
         raise CheckpointError(

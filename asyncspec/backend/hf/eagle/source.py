@@ -1,0 +1,179 @@
+"""An EAGLE head as a token source: EAGLE-2's tree (its section 4) from the target's own features.
+
+The committed rows of a session's cache are made of true features and never computed again. Rows
+of the tree are made of guesses; they serve until the next true features come, and are then
+dropped: what they guessed is known now, and everything below them was built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from asyncspec.backend.hf.attention import FastAttention
+from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.draft import CHUNK, REMEMBER
+from asyncspec.backend.hf.eagle.checkpoint import open_eagle
+from asyncspec.backend.hf.eagle.head import EagleHead, load_head
+from asyncspec.backend.hf.eagle.taps import Features
+from asyncspec.backend.hf.trie import Trie, Wanted, grow
+from asyncspec.grow import Grown
+from asyncspec.jobs import Release, Row, SourceJob
+from asyncspec_protocol.ids import NodeId, SessionId
+from asyncspec_protocol.messages import Expand, Expanded
+
+
+@dataclass(slots=True)
+class _Session:
+    cache: TreeCache
+    # One row per committed token but the first, which no feature precedes: a row is the node of
+    # its token.
+    trie: Trie = field(default_factory=Trie)
+    # [H] each: of the last committed row and of all rows of the tree.
+    guesses: dict[NodeId, torch.Tensor] = field(default_factory=dict)
+    # Successors remembered per node.
+    remembered: int = REMEMBER
+
+
+class HFEagle:
+    """An EAGLE head with a tree cache per session. One thread only."""
+
+    def __init__(self, head: EagleHead, context: int) -> None:
+        self.head = head
+        # Rows that went through the layer, over all sessions.
+        self.rows_computed = 0
+        # Longest sequence of the target. A head's own limit is none: it goes on, guessing worse.
+        self._context = context
+        self._sessions: dict[SessionId, _Session] = {}
+
+    @property
+    def features(self) -> Features:
+        """What ``extend`` has to be given of the target."""
+        return self.head.features
+
+    def known(self, session: SessionId) -> int:
+        """Committed tokens the source knows of a session; 0 before it is extended."""
+        found = self._sessions.get(session)
+        return 0 if found is None else found.trie.length + 1
+
+    def extend(self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Commit ``tokens`` [n]; ``features`` [n, ``features.width``] are those of the position
+        *before* each. The first token of a session is never given: it has no position before it.
+
+        Opens the session if need be. Raises ``ValueError`` where the shapes do not fit, or for a
+        token that is not in the vocabulary.
+        """
+        self._check_rows(features, tokens)
+        held = self._sessions.setdefault(
+            session, _Session(TreeCache(self.head.cache_shape, self._context))
+        )
+        if not len(tokens):
+            return
+        held.trie.forget_tree()
+        held.guesses.clear()
+        with torch.inference_mode():
+            for i in range(0, len(tokens), CHUNK):
+                chunk = tokens[i : i + CHUNK]
+                known = self.head.known(features[i : i + CHUNK].to(self.head.dtype))
+                committed = held.trie.length
+                guesses = self._pass(held, committed, held.trie.append(chunk), known, chunk)
+            # A copy, or the whole chunk would be kept.
+            self._remember(held, [held.trie.tip], guesses[-1:].clone())
+
+    def grow(self, session: SessionId, depth: int, width: int, count: int) -> Grown:
+        """The best ``count`` nodes of ``depth`` levels below the tip, by EAGLE-2's beam of
+        ``width``. Nothing is computed twice between two calls of ``extend``.
+
+        Raises ``ValueError`` for a session that was never extended.
+        """
+        held = self._sessions.get(session)
+        if held is None:
+            raise ValueError(f"session {session} was never extended")
+
+        def compute(wanted: Wanted) -> None:
+            committed = held.trie.length
+            features = torch.stack([held.guesses[parent] for parent, _ in wanted])
+            ids, rows = held.trie.hang(wanted)
+            tokens = [token for _, token in wanted]
+            self._remember(held, ids, self._pass(held, committed, rows, features, tokens))
+
+        depth = min(depth, self._context - self.known(session))
+        width = min(width, self.head.geometry.draft_vocab_size)
+        with torch.inference_mode():
+            if width > held.remembered and held.guesses:
+                held.remembered = width
+                self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
+            return grow(held.trie, depth, width, count, compute)
+
+    def release(self, session: SessionId) -> None:
+        """Forget a session. Unknown sessions are no error."""
+        self._sessions.pop(session, None)
+
+    def run(self, job: SourceJob, features: torch.Tensor | None = None) -> Expanded | None:
+        """As ``TokenSource``, with the features of positions ``[max(base, 1) - 1, base +
+        len(committed) - 1)``: of all committed tokens that are new, moved back by one.
+
+        Raises ``ValueError`` where ``base`` is not what the source knows, and as ``extend``.
+        """
+        if isinstance(job, Release):
+            self.release(job.session)
+            return None
+        known = self.known(job.session)
+        if known != job.base:
+            raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
+        return self._expand(job, features)
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
+        for held in self._sessions.values():
+            held.trie.check()
+            held.cache.check(held.trie.length)
+            nodes = {held.trie.tip, *held.trie.slots.tail} if held.trie.length else set()
+            assert held.guesses.keys() == nodes
+
+    def _expand(self, job: Expand, features: torch.Tensor | None) -> Expanded:
+        grown: Grown = (), (), ()
+        if job.base or job.committed:
+            if features is None:
+                features = torch.empty(0, self.features.width)
+            self.extend(job.session, features, job.committed[0 if job.base else 1 :])
+            grown = self.grow(job.session, job.depth, job.width, job.count)
+        return Expanded(job.session, job.version, self.known(job.session), *grown)
+
+    def _check_rows(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
+        want = (len(tokens), self.features.width)
+        if tuple(features.shape) != want:
+            raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
+        vocab = self.head.geometry.vocab_size
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+
+    def _pass(
+        self,
+        held: _Session,
+        committed: int,
+        rows: Sequence[Row],
+        features: torch.Tensor,
+        tokens: Sequence[int],
+    ) -> torch.Tensor:
+        """The guesses [n, H] of some rows."""
+        self.rows_computed += len(rows)
+        tree = FastAttention(held.cache, committed, rows)
+        positions = torch.from_numpy(tree.row_positions)
+        return self.head.guess(features, torch.tensor(tokens), positions, tree)
+
+    def _remember(self, held: _Session, nodes: Sequence[NodeId], guesses: torch.Tensor) -> None:
+        proposals = self.head.successors(guesses, held.remembered)
+        for node, guess, proposal in zip(nodes, guesses, proposals, strict=True):
+            held.guesses[node] = guess
+            held.trie.learn(node, proposal)
+
+
+def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> HFEagle:
+    """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
+    head = load_head(open_eagle(name, target.facts), target, dtype)
+    return HFEagle(head, target.facts.context_length)

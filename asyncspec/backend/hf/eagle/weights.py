@@ -1,0 +1,86 @@
+"""An EAGLE head's tensors as they are computed with; what it lacks comes from its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
+from asyncspec.backend.hf.eagle.geometry import LAYER
+from asyncspec.backend.hf.eagle.layout import EMBEDDING, HEAD
+from asyncspec.backend.hf.linear import RowLinear
+from asyncspec.backend.hf.pieces import EMBEDDING as TARGET_EMBEDDING
+from asyncspec.backend.hf.pieces import HEAD as TARGET_HEAD
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.errors import CheckpointError
+
+Norm = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Weights:
+    """Reads tensors in one type, each when it is asked for."""
+
+    def __init__(self, head: EagleCheckpoint, target: Checkpoint, dtype: torch.dtype) -> None:
+        self.geometry = head.geometry
+        self.ids = head.ids
+        self.dtype = dtype
+        self._head = head
+        self._target = target
+
+    def of_layer(self, name: str) -> RowLinear:
+        """A linear part of the head's only layer, with its bias if it has one."""
+        return self.linear(LAYER[self.geometry.kind] + name)
+
+    def norm_of_layer(self, name: str) -> Norm:
+        """An RMSNorm of the head's only layer."""
+        return self.norm(LAYER[self.geometry.kind] + name)
+
+    def linear(self, name: str) -> RowLinear:
+        """A linear part, with its bias if it has one."""
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        return _packed(self._read(weight), self._read(bias) if self._has(bias) else None)
+
+    def norm(self, name: str) -> Norm:
+        """An RMSNorm [..., hidden] -> [..., hidden]."""
+        weight, eps = self._read(f"{name}.weight"), self.geometry.eps
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+        return apply
+
+    def embedding(self) -> torch.Tensor:
+        """The head's own embedding, or else its target's: [vocab, hidden]."""
+        return self._read(EMBEDDING) if self._has(EMBEDDING) else self._targets(TARGET_EMBEDDING)
+
+    def judge(self) -> RowLinear:
+        """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
+        if self._has(HEAD):
+            return _packed(self._read(HEAD), None)
+        tied = self._target.config.tie_word_embeddings
+        return _packed(self._targets(TARGET_EMBEDDING if tied else TARGET_HEAD), None)
+
+    def _has(self, name: str) -> bool:
+        return name in self._head.tensors
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._head.tensors[name].read(self.dtype)
+
+    def _targets(self, name: str) -> torch.Tensor:
+        info = self._target.tensors.get(name)
+        facts = self._target.facts
+        want = (facts.vocab_size, facts.hidden_size)
+        if info is None or info.shape != want:
+            found = "no" if info is None else f"a {list(info.shape)}"
+            raise CheckpointError(
+                f"the target {self._target.path} has {found} tensor {name}, expected one of shape "
+                f"{list(want)}, which the EAGLE head {self._head.path} shares with it"
+            )
+        return read_tensor(info, self.dtype)
+
+
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> RowLinear:
+    # Guesses need not be blind to the number of rows.
+    return RowLinear(weight, bias, Recipe(min_rows=1))

@@ -1,0 +1,119 @@
+"""EAGLE heads without a cache: every path computed from its first row, by the formulas alone, in
+float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import linear, silu
+
+from asyncspec.grow import Grown, Proposal, beam
+from backend.eagle_heads import Sizes, State
+
+
+class PlainHead:
+    """A head from its tensors; ``embedding`` and ``judge`` are the target's."""
+
+    def __init__(
+        self,
+        state: State,
+        embedding: torch.Tensor,
+        judge: torch.Tensor,
+        sizes: Sizes | None = None,
+        theta: float = 10_000.0,
+    ) -> None:
+        self.state = {name: tensor.double() for name, tensor in state.items()}
+        self.third = "norm.weight" in state
+        self.layer = "midlayer." if self.third else "layers.0."
+        self.embedding = self.state.get("embed_tokens.weight", embedding.double())
+        self.judge = self.state["lm_head.weight"] if self.third else judge.double()
+        self.ids = torch.arange(len(self.judge)) + state.get("d2t", torch.tensor(0))
+        self.sizes = sizes or Sizes()
+        self.theta = theta
+        self.norm_before_residual = False
+
+    def log_probs(
+        self, features: torch.Tensor, tokens: Sequence[int], path: Sequence[int]
+    ) -> torch.Tensor:
+        """Log-probabilities after ``path``, which follows ``tokens``; ``features`` [n, ...] are
+        the target's before each of ``tokens``."""
+        rows = features.double()
+        if self.third:
+            rows = linear(rows, self.state["fc.weight"])
+        seen = list(tokens)
+        guess = self.guesses(rows, seen)[-1]
+        for token in path:
+            rows = torch.cat([rows, guess[None]])
+            seen.append(token)
+            guess = self.guesses(rows, seen)[-1]
+        feature = self._norm(guess, "norm") if self.third else guess
+        return linear(feature, self.judge).log_softmax(-1)
+
+    def grow(
+        self,
+        features: torch.Tensor,
+        tokens: Sequence[int],
+        depth: int,
+        width: int,
+        count: int,
+    ) -> Grown:
+        """EAGLE-2's tree."""
+        paths: list[list[int]] = []
+
+        def propose(nodes: Sequence[int]) -> list[Proposal]:
+            proposals: list[Proposal] = []
+            for node in nodes:
+                path = [] if node < 0 else paths[node]
+                best = self.log_probs(features, tokens, path).topk(width)
+                found = self.ids[best.indices].tolist()
+                proposals.append((found, best.values.tolist()))
+                paths.extend([*path, token] for token in found)
+            return proposals
+
+        return beam(propose, depth, width, count)
+
+    def guesses(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        """One full causal pass."""
+        embedded = self.embedding[torch.tensor(tokens)]
+        if self.third:
+            normed = self._norm(features, self.layer + "hidden_norm")
+            residual = normed if self.norm_before_residual else features
+            x = torch.cat([self._norm(embedded, self.layer + "input_layernorm"), normed], -1)
+        else:
+            x = self._linear(torch.cat([embedded, features], -1), "fc")
+            residual = x
+        h = residual + self._attention(x)
+        y = self._norm(h, self.layer + "post_attention_layernorm")
+        gate, up = (self._linear(y, f"{self.layer}mlp.{name}_proj") for name in ("gate", "up"))
+        return h + self._linear(silu(gate) * up, self.layer + "mlp.down_proj")
+
+    def _attention(self, x: torch.Tensor) -> torch.Tensor:
+        sizes, rows = self.sizes, len(x)
+        query, key, value = (
+            self._linear(x, f"{self.layer}self_attn.{name}_proj").view(rows, -1, sizes.head_dim)
+            for name in ("q", "k", "v")
+        )
+        query, key = self._rotate(query), self._rotate(key)
+        groups = sizes.heads // sizes.kv_heads
+        key, value = (t.repeat_interleave(groups, 1) for t in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * sizes.head_dim**-0.5
+        later = torch.ones(rows, rows, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, value)
+        return self._linear(mixed.flatten(1), self.layer + "self_attn.o_proj")
+
+    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """Row i turns by i; columns j and j + half are one complex number."""
+        rows, _, width = x.shape
+        speeds = self.theta ** -(torch.arange(0, width, 2).double() / width)
+        angles = torch.outer(torch.arange(rows).double(), speeds)
+        turns = torch.polar(torch.ones_like(angles), angles)
+        turned = torch.complex(*x.chunk(2, -1)) * turns[:, None]
+        return torch.cat([turned.real, turned.imag], -1)
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * self.state[f"{name}.weight"]

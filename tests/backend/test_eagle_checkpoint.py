@@ -1,0 +1,386 @@
+"""EAGLE heads as users have them: of every format, broken, or made for another target."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
+from asyncspec.backend.hf.eagle.head import load_head
+from asyncspec.backend.hf.eagle.source import load_eagle
+from asyncspec.errors import CheckpointError, UserError
+from backend.eagle_heads import HIDDEN, TARGET, Sizes, State, eagle, eagle3, save, save_pickled
+from backend.tiny import VOCAB
+
+pytestmark = pytest.mark.torch
+
+MakeTiny = Callable[..., Path]
+PROPOSES = list(range(3, 93))
+REDUCED: dict[str, Any] = {"draft_vocab_size": 90}
+
+
+@pytest.fixture
+def target(tiny: MakeTiny) -> Checkpoint:
+    return open_checkpoint(tiny("llama", **TARGET))
+
+
+@pytest.fixture
+def opened(target: Checkpoint, tmp_path: Path) -> Callable[..., EagleCheckpoint]:
+    """Saves a head, each in a directory of its own, and opens it."""
+    numbers = count()
+
+    def make(state: State, sizes: Sizes | None = None, **settings: Any) -> EagleCheckpoint:
+        head = save(tmp_path / f"head-{next(numbers)}", state, sizes, **settings)
+        return open_eagle(head, target.facts)
+
+    return make
+
+
+Opened = Callable[..., EagleCheckpoint]
+
+
+def test_what_a_head_reads_of_its_target(opened: Opened, tiny: MakeTiny, tmp_path: Path) -> None:
+    first = opened(eagle()).geometry
+    assert (first.kind, first.features.depths, first.features.width) == ("EAGLE", (), HIDDEN)
+    third = opened(eagle3()).geometry
+    assert (third.kind, third.features.depths) == ("EAGLE-3", (2, 4, 5))
+    assert third.features.width == 3 * HIDDEN
+    deep = open_checkpoint(tiny("llama", num_hidden_layers=12)).facts
+    head = save(tmp_path / "head", eagle3())
+    assert open_eagle(head, deep).geometry.features.depths == (2, 6, 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "depths"),
+    [
+        # Layers whose output is read, and layers whose input is: the same depths.
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, (2, 4, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, (2, 4, 5)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, (2, 4, 8)),
+        ({"eagle_aux_hidden_state_layer_ids": None}, (2, 4, 5)),
+    ],
+)
+def test_depths_of_ones_own(
+    opened: Opened, settings: dict[str, Any], depths: tuple[int, ...]
+) -> None:
+    assert opened(eagle3(), **settings).geometry.features.depths == depths
+
+
+def test_names_of_other_formats(opened: Opened, target: Checkpoint) -> None:
+    """Speculators number the layer and nest its settings; others keep a prefix and leftovers."""
+    renamed = {
+        name.replace("midlayer.", "layers.0."): t
+        for name, t in eagle3(proposes=PROPOSES, embed=True).items()
+    }
+    nested = Sizes().settings()
+    checkpoint = opened(
+        renamed, speculators_model_type="eagle3", transformer_layer_config=nested, **REDUCED
+    )
+    assert checkpoint.geometry.kind == "EAGLE-3"
+    prefixed = {f"model.{name}": tensor for name, tensor in eagle().items()}
+    prefixed["lm_head.weight"] = torch.zeros(VOCAB, HIDDEN)
+    prefixed["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    assert "lm_head.weight" not in opened(prefixed).tensors
+    load_head(checkpoint, target)
+
+
+def test_dtypes(target: Checkpoint, opened: Opened, tiny: MakeTiny) -> None:
+    halves = opened({name: tensor.half() for name, tensor in eagle().items()})
+    assert load_head(halves, target).dtype == torch.float32
+    assert load_head(halves, target, "bfloat16").dtype == torch.bfloat16
+    coarse = open_checkpoint(tiny("llama", **TARGET, dtype=torch.bfloat16))
+    assert load_head(halves, coarse).dtype == torch.bfloat16
+    with pytest.raises(UserError, match="unknown dtype"):
+        load_head(halves, target, "int4")
+
+
+def test_a_target_with_one_matrix_for_both_ends(tiny: MakeTiny, tmp_path: Path) -> None:
+    tied = open_checkpoint(tiny("llama-tied", **TARGET))
+    source = load_eagle(save(tmp_path / "head", eagle(embed=False)), tied)
+    source.extend(1, torch.ones(2, HIDDEN), [1, 2])
+    assert source.grow(1, 2, 2, 2)[1]
+
+
+def test_without_the_targets_matrices(target: Checkpoint, opened: Opened) -> None:
+    import msgspec
+
+    poor = msgspec.structs.replace(target, tensors={})
+    with pytest.raises(CheckpointError, match=r"has no tensor lm_head.weight"):
+        load_head(opened(eagle()), poor)
+    with pytest.raises(CheckpointError, match=r"has no tensor model.embed_tokens.weight"):
+        load_head(opened(eagle3()), poor)
+
+
+def without(name: str) -> Callable[[State], None]:
+    return lambda state: state.__delitem__(name)
+
+
+def shaped(name: str, *shape: int) -> Callable[[State], None]:
+    return lambda state: state.__setitem__(name, torch.zeros(shape))
+
+
+def moved(name: str, at: int, by: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[name][at] += by
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without("fc.weight"), r"no tensor fc.weight \(expected shape \[64, 128\]\)"),
+        (without("layers.0.mlp.up_proj.weight"), r"no tensor layers.0.mlp.up_proj.weight"),
+        (
+            shaped("fc.weight", HIDDEN, HIDDEN),
+            r"tensor fc.weight .* shape \[64, 64\], expected \[64, 128\]",
+        ),
+        (
+            shaped("layers.0.self_attn.k_proj.weight", 64, 64),
+            r"k_proj.weight .* shape \[64, 64\], expected \[32, 64\]",
+        ),
+        (
+            shaped("layers.0.self_attn.q_proj.weight", 32, 64),
+            r"q_proj.weight .* shape \[32, 64\], expected \[64, 64\]",
+        ),
+        (shaped("embed_tokens.weight", VOCAB + 1, HIDDEN), r"embed_tokens.weight .* \[161, 64\]"),
+        (shaped("layers.0.self_attn.q_proj.bias", 64), r"no tensor layers.0.self_attn.k_proj.bias"),
+        (shaped("layers.1.mlp.up_proj.weight", 9, 9), r"layers.1.mlp.up_proj.weight .* one layer"),
+        (shaped("layers.0.input_layernorm.weight", HIDDEN), r"layers.0.input_layernorm.weight"),
+        (shaped("gate.weight", 1), r"a tensor gate.weight that does not belong"),
+        (State.clear, r"no tensor fc.weight"),
+    ],
+)
+def test_wrong_tensors_of_eagle(opened: Opened, change: Callable[[State], None], says: str) -> None:
+    state = eagle()
+    change(state)
+    refused(lambda: opened(state), says)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without("norm.weight"), r"EAGLE-3 .* no tensor norm.weight"),
+        (without("midlayer.hidden_norm.weight"), r"no tensor midlayer.hidden_norm.weight"),
+        (without("d2t"), r"no tensor d2t \(expected shape \[90\]\)"),
+        (shaped("lm_head.weight", VOCAB, HIDDEN), r"lm_head.weight .* expected \[90, 64\]"),
+        (shaped("fc.weight", HIDDEN, HIDDEN), r"fc.weight .* expected \[64, 192\]"),
+        (shaped("fc_norm.0.weight", HIDDEN), r"fc_norm.0.weight"),
+        (moved("d2t", 89, VOCAB), r"d2t .* sends draft token 89 to 252 .* vocabulary of 160"),
+        (moved("d2t", 0, -9), r"d2t .* sends draft token 0 to -6"),
+        (moved("d2t", 1, 1), r"d2t .* two draft tokens to one"),
+        (moved("d2t", 89, 1), r"d2t and t2d .* name different tokens"),
+        (shaped("d2t", 90), r"tensor d2t .* fractions, expected whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("keep", [save, save_pickled])
+def test_wrong_tensors_of_eagle3(
+    target: Checkpoint,
+    tmp_path: Path,
+    keep: Callable[..., Path],
+    change: Callable[[State], None],
+    says: str,
+) -> None:
+    state = eagle3(proposes=PROPOSES)
+    change(state)
+    head = keep(tmp_path / "head", state, **REDUCED)
+    refused(lambda: open_eagle(head, target.facts), says)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"hidden_size": 32}, "target with a hidden size of 32, but the target's is 64"),
+        ({"vocab_size": 99}, "target with a vocabulary of 99, but the target's is 160"),
+        ({"hidden_size": None}, "hidden_size is None, expected a positive number"),
+        ({"intermediate_size": "big"}, "intermediate_size is 'big'"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 3}, "3 key-value heads do not divide 4 heads"),
+        ({"head_dim": 15}, "15 columns"),
+        ({"head_dim": 8}, r"q_proj.weight .* shape \[64, 64\], expected \[32, 64\]"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; only heads of one layer"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
+        ({"rope_theta": "10000"}, "rope_theta is '10000'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "RoPE scaling 'dynamic'"),
+        ({"rope_scaling": 2}, "rope_scaling is 2, expected an object"),
+        ({"hidden_act": 3}, "hidden_act is 3, expected a word"),
+        ({"bias": True}, "no tensor fc.bias"),
+        ({"qkv_bias": True}, "no tensor layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_wrong_settings(opened: Opened, settings: dict[str, Any], says: str) -> None:
+    refused(lambda: opened(eagle(fc_bias=False), **settings), says)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"target_hidden_size": 128}, "a hidden size of 128, but the target's is 64"),
+        ({"norm_before_fc": True}, "norm_before_fc is not supported"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, r"\[2, 4, 9\], but .* 8 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [5, 4, 2]}, "expected ascending"),
+        ({"eagle_aux_hidden_state_layer_ids": "all"}, "expected ascending"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 5]}, r"fc.weight .* expected \[64, 128\]"),
+    ],
+)
+def test_wrong_settings_of_eagle3(opened: Opened, settings: dict[str, Any], says: str) -> None:
+    refused(lambda: opened(eagle3(), **settings), says)
+
+
+def test_a_narrow_head_needs_an_embedding_of_its_own(opened: Opened) -> None:
+    narrow = Sizes(hidden=32, head_dim=8)
+    opened(eagle3(narrow, embed=True), narrow, target_hidden_size=HIDDEN)
+    refused(
+        lambda: opened(eagle3(narrow), narrow, target_hidden_size=HIDDEN),
+        "no tensor embed_tokens.weight, and its hidden size 32 is not the target's 64",
+    )
+
+
+def test_a_target_of_few_layers(tiny: MakeTiny, tmp_path: Path) -> None:
+    shallow = open_checkpoint(tiny("llama")).facts
+    refused(lambda: open_eagle(save(tmp_path / "head", eagle3()), shallow), "5 layers are too few")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"hidden_act": "swish9"}, "hidden_act 'swish9' is unknown"),
+        ({"rope_scaling": {"type": "llama3"}}, "rope_scaling is incomplete"),
+    ],
+)
+def test_settings_transformers_knows_better(
+    opened: Opened, target: Checkpoint, settings: dict[str, Any], says: str
+) -> None:
+    refused(lambda: load_head(opened(eagle(), **settings), target), says)
+
+
+def no_settings(head: Path) -> None:
+    (head / "config.json").unlink()
+
+
+def no_weights(head: Path) -> None:
+    (head / "model.safetensors").unlink()
+
+
+def cut_off(head: Path) -> None:
+    file = head / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def garbage(head: Path) -> None:
+    (head / "model.safetensors").write_bytes((16).to_bytes(8, "little") + b"x" * 64)
+
+
+def garbage_pickle(head: Path) -> None:
+    no_weights(head)
+    (head / "pytorch_model.bin").write_bytes(b"not a pickle")
+
+
+def cut_off_pickle(head: Path) -> None:
+    no_weights(head)
+    file = save_pickled(head, eagle()) / "pytorch_model.bin"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+class _Program:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return os.mkdir, (self.file,)
+
+
+def pickled_program(head: Path) -> None:
+    no_weights(head)
+    program = {"fc.weight": _Program(str(head / "ran"))}
+    (head / "pytorch_model.bin").write_bytes(pickle.dumps(program))
+    torch.save(program, head / "pytorch_model.bin")
+
+
+def pickled_list(head: Path) -> None:
+    no_weights(head)
+    torch.save([torch.zeros(1)], head / "pytorch_model.bin")
+
+
+def quantised_pickle(head: Path) -> None:
+    no_weights(head)
+    save_pickled(head, {name: tensor.to(torch.int8) for name, tensor in eagle().items()})
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (no_settings, "has no config.json"),
+        (no_weights, "neither"),
+        (cut_off, "cut off before tensor"),
+        (garbage, "cannot be read"),
+        (garbage_pickle, "pytorch_model.bin cannot be read"),
+        (cut_off_pickle, "pytorch_model.bin cannot be read"),
+        (pickled_program, "pytorch_model.bin cannot be read"),
+        (pickled_list, "something else than named tensors"),
+        (quantised_pickle, "torch.int8 weights"),
+    ],
+)
+def test_broken_files(
+    target: Checkpoint, tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    head = save(tmp_path / "head", eagle())
+    damage(head)
+    refused(lambda: load_eagle(head, target), says)
+    assert not (head / "ran").exists()
+
+
+def test_old_and_split_pickles(target: Checkpoint, tmp_path: Path) -> None:
+    head = save_pickled(tmp_path / "head", {})
+    (head / "pytorch_model.bin").unlink()
+    items = list(eagle().items())
+    for i, part in enumerate((items[:4], items[4:])):
+        file = head / f"pytorch_model-0000{i}-of-00002.bin"
+        torch.save(dict(part), file, _use_new_zipfile_serialization=False)
+    load_eagle(head, target)
+
+
+def test_no_such_head(target: Checkpoint) -> None:
+    refused(lambda: open_eagle("/no/such/head", target.facts), "no directory")
+
+
+def test_hub_heads_may_be_pickled(
+    target: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    asked: list[str] = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.extend(allow_patterns)
+        return str(save_pickled(tmp_path / "head", eagle()))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert open_eagle("some/head", target.facts).geometry.kind == "EAGLE"
+    assert "pytorch_model*.bin" in asked
+
+
+def refused(action: Callable[[], object], says: str) -> None:
+    with pytest.raises(CheckpointError, match=says) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+
+
+def test_opening_leaves_the_files_alone(opened: Opened, tmp_path: Path) -> None:
+    opened(eagle())
+    assert sorted(p.name for p in (tmp_path / "head-0").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert json.loads((tmp_path / "head-0" / "config.json").read_text())["hidden_size"] == HIDDEN

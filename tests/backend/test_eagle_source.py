@@ -1,0 +1,321 @@
+"""EAGLE heads of every format grow the tree that the formulas give, and compute nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
+from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.grow import Grown
+from asyncspec.jobs import Release
+from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.messages import Expand, Expanded
+from backend import eagle_heads
+from backend.eagle_heads import HIDDEN, TARGET, Sizes, State
+from backend.eagle_plain import PlainHead
+from backend.tiny import VOCAB
+
+pytestmark = pytest.mark.torch
+
+ONE = SessionId(1)
+PROPOSES = sorted(Random(5).sample(range(VOCAB), 90))
+WIDE = Sizes(hidden=48, heads=6, kv_heads=2, head_dim=24)
+"""Narrower than its target, with heads wider than hidden_size / heads."""
+
+TOLERANCE = 1e-3
+"""Guesses are fed back without a norm, so they and their rounding grow with depth."""
+
+MakeTiny = Callable[..., Path]
+
+
+@dataclass
+class Case:
+    """A format."""
+
+    state: Callable[..., State]
+    options: dict[str, Any]
+    sizes: Sizes | None = None
+    settings: dict[str, Any] | None = None
+    pickled: bool = False
+    theta: float = 10_000.0
+
+
+CASES = {
+    "eagle": Case(eagle_heads.eagle, {}, settings={"bias": True}),
+    "eagle-no-bias-key": Case(eagle_heads.eagle, {}),
+    "eagle-llama3": Case(
+        eagle_heads.eagle,
+        {"fc_bias": False},
+        settings={"bias": False, "rope_theta": 500000.0, "rope_scaling": None},
+        theta=500_000.0,
+    ),
+    "eagle-qwen2": Case(eagle_heads.eagle, {"qkv_bias": True}, settings={"qkv_bias": True}),
+    "eagle-shared-embedding": Case(eagle_heads.eagle, {"embed": False}),
+    "eagle-pickled": Case(eagle_heads.eagle, {}, pickled=True),
+    "eagle-other-heads": Case(eagle_heads.eagle, {}, sizes=Sizes(heads=2, kv_heads=1, head_dim=32)),
+    "eagle3": Case(
+        eagle_heads.eagle3,
+        {"proposes": PROPOSES},
+        settings={"draft_vocab_size": 90, "architectures": ["LlamaForCausalLMEagle3"]},
+    ),
+    "eagle3-pickled": Case(
+        eagle_heads.eagle3,
+        {"proposes": PROPOSES},
+        settings={"draft_vocab_size": 90},
+        pickled=True,
+    ),
+    "eagle3-whole-vocabulary": Case(
+        eagle_heads.eagle3, {}, settings={"rope_parameters": {"rope_theta": 1e6}}, theta=1e6
+    ),
+    "eagle3-own-embedding": Case(
+        eagle_heads.eagle3,
+        {"proposes": PROPOSES, "embed": True, "reads": HIDDEN},
+        sizes=WIDE,
+        settings={"draft_vocab_size": 90, "target_hidden_size": HIDDEN},
+    ),
+    "eagle3-norm-before-residual": Case(
+        eagle_heads.eagle3, {}, settings={"norm_before_residual": True}
+    ),
+}
+
+
+@dataclass
+class Twin:
+    """The same head twice, and a text for it."""
+
+    source: HFEagle
+    plain: PlainHead
+    features: torch.Tensor
+    tokens: list[int]
+
+    def extend(self, start: int, end: int, session: SessionId = ONE) -> None:
+        self.source.extend(session, self.features[start:end], self.tokens[start:end])
+        self.source.check()
+
+    def grow(
+        self, depth: int = 4, width: int = 4, count: int = 14, session: SessionId = ONE
+    ) -> Grown:
+        grown = self.source.grow(session, depth, width, count)
+        self.source.check()
+        return grown
+
+    def want(self, end: int, depth: int = 4, width: int = 4, count: int = 14) -> Grown:
+        return self.plain.grow(self.features[:end], self.tokens[:end], depth, width, count)
+
+
+def twin(case: Case, target: Checkpoint, directory: Path) -> Twin:
+    state = case.state(case.sizes, **case.options)
+    save = eagle_heads.save_pickled if case.pickled else eagle_heads.save
+    source = load_eagle(save(directory, state, case.sizes, **(case.settings or {})), target)
+    embedding, judge = (
+        read_tensor(target.tensors[name], torch.float32)
+        for name in ("model.embed_tokens.weight", "lm_head.weight")
+    )
+    plain = PlainHead(state, embedding, judge, case.sizes, case.theta)
+    plain.norm_before_residual = bool((case.settings or {}).get("norm_before_residual"))
+    features = torch.randn(120, source.features.width, generator=torch.Generator().manual_seed(7))
+    random = Random(3)
+    return Twin(source, plain, features, [random.randrange(VOCAB) for _ in range(120)])
+
+
+@pytest.fixture
+def target(tiny: MakeTiny) -> Checkpoint:
+    return open_checkpoint(tiny("llama", **TARGET))
+
+
+@pytest.fixture
+def eagle(target: Checkpoint, tmp_path: Path) -> Twin:
+    return twin(CASES["eagle"], target, tmp_path / "head")
+
+
+def same(got: Grown, want: Grown) -> None:
+    assert paths(got) == paths(want)
+    assert got[2] == pytest.approx(want[2], abs=TOLERANCE)
+
+
+def paths(grown: Grown) -> list[list[int]]:
+    found: list[list[int]] = []
+    for parent, token in zip(grown[0], grown[1], strict=True):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_tree_is_that_of_the_formulas(case: Case, target: Checkpoint, tmp_path: Path) -> None:
+    both = twin(case, target, tmp_path / "head")
+    known = 0
+    for end in (80, 81, 81, 84, 85):
+        both.extend(known, end)
+        same(both.grow(), both.want(end))
+        known = end
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_log_probs_are_those_of_the_formulas(
+    case: Case, target: Checkpoint, tmp_path: Path
+) -> None:
+    both = twin(case, target, tmp_path / "head")
+    both.extend(0, 30)
+    # The whole vocabulary after the tip, and below its best successor.
+    vocab = both.source.head.geometry.draft_vocab_size
+    for path in ([], [both.grow(1, 1, 1)[1][0]]):
+        want = both.plain.log_probs(both.features[:30], both.tokens[:30], path)
+        grown = both.grow(1 + len(path), vocab, vocab * vocab)
+        got = {tuple(p): score for p, score in zip(paths(grown), grown[2], strict=True)}
+        base = got[tuple(path)] if path else 0.0
+        mine = [got[(*path, token)] - base for token in both.plain.ids.tolist()]
+        assert mine == pytest.approx(want.tolist(), abs=TOLERANCE)
+
+
+def test_heads_of_other_weights_differ(target: Checkpoint, tmp_path: Path) -> None:
+    """The comparison above would notice."""
+    one = twin(CASES["eagle"], target, tmp_path / "one")
+    one.extend(0, 10)
+    one.plain.state["fc.bias"] = -one.plain.state["fc.bias"]
+    assert paths(one.grow()) != paths(one.want(10))
+
+
+def test_a_random_walk(eagle: Twin) -> None:
+    """The text follows the tree for a while, or leaves it; trees of many shapes."""
+    random = Random(1)
+    known = 0
+    for _ in range(8):
+        more = random.randint(0 if known else 1, 9)
+        eagle.extend(known, known + more)
+        known += more
+        for _ in range(random.randint(1, 2)):
+            shape = random.randint(1, 5), random.randint(1, 6), random.randint(1, 20)
+            grown = eagle.grow(*shape)
+            same(grown, eagle.want(known, *shape))
+        longest = max(paths(grown), key=len)
+        eagle.tokens[known : known + len(longest)] = longest
+
+
+def test_nothing_is_computed_twice(eagle: Twin) -> None:
+    eagle.extend(0, 100)
+    assert eagle.source.rows_computed == 100
+    first = eagle.grow(4, 4, 12)
+    drafted = eagle.source.rows_computed - 100
+    assert drafted == 3 * 4  # the tip's own successors are known
+    assert eagle.grow(4, 4, 12) == first
+    eagle.grow(2, 3, 5)
+    eagle.extend(100, 100)
+    assert eagle.source.rows_computed == 100 + drafted
+    eagle.grow(5, 4, 12)
+    assert eagle.source.rows_computed == 100 + drafted + 4
+
+
+def test_true_features_replace_guesses(eagle: Twin) -> None:
+    """A drafted token that comes true is computed again, from its true feature, and only it."""
+    eagle.extend(0, 100)
+    grown = eagle.grow()
+    before = eagle.source.rows_computed
+    eagle.tokens[100] = grown[1][0]
+    eagle.extend(100, 101)
+    assert eagle.source.rows_computed == before + 1
+    assert eagle.source.known(ONE) == 102
+    same(eagle.grow(), eagle.want(101))
+
+
+def test_pieces_give_what_the_whole_gives(eagle: Twin) -> None:
+    eagle.extend(0, 100, SessionId(1))
+    for i in range(0, 100, 10):
+        eagle.extend(i, i + 10, SessionId(2))
+        eagle.grow(2, 2, 4, SessionId(2))
+    same(eagle.grow(session=SessionId(2)), eagle.grow(session=SessionId(1)))
+
+
+def test_sessions_are_apart(eagle: Twin) -> None:
+    eagle.extend(0, 40, SessionId(1))
+    eagle.extend(0, 20, SessionId(2))
+    same(eagle.grow(session=SessionId(1)), eagle.want(40))
+    same(eagle.grow(session=SessionId(2)), eagle.want(20))
+    eagle.source.release(SessionId(1))
+    eagle.source.release(SessionId(1))
+    same(eagle.grow(session=SessionId(2)), eagle.want(20))
+    assert (eagle.source.known(SessionId(1)), eagle.source.known(SessionId(2))) == (0, 21)
+    with pytest.raises(ValueError, match="never extended"):
+        eagle.grow(session=SessionId(1))
+
+
+def test_a_wider_question_than_before(eagle: Twin) -> None:
+    eagle.extend(0, 20)
+    eagle.grow()
+    rows = eagle.source.rows_computed
+    same(eagle.grow(1, 50, 50), eagle.want(20, 1, 50, 50))
+    assert sorted(eagle.grow(1, 10_000, 10_000)[1]) == list(range(VOCAB))
+    assert eagle.source.rows_computed == rows
+
+
+def test_a_reduced_vocabulary_is_all_there_is(target: Checkpoint, tmp_path: Path) -> None:
+    both = twin(CASES["eagle3"], target, tmp_path / "head")
+    both.extend(0, 20)
+    assert sorted(both.grow(1, 1000, 1000)[1]) == PROPOSES
+
+
+def test_the_tree_ends_where_the_target_ends(tiny: MakeTiny, tmp_path: Path) -> None:
+    short = open_checkpoint(tiny("llama", **TARGET, max_position_embeddings=16))
+    both = twin(CASES["eagle"], short, tmp_path / "head")
+    both.extend(0, 13)
+    assert max(map(len, paths(both.grow()))) == 2
+    both.extend(13, 15)
+    assert both.grow() == ((), (), ())
+
+
+def test_before_the_second_token_there_is_nothing(eagle: Twin) -> None:
+    eagle.extend(0, 0)
+    assert eagle.grow() == ((), (), ())
+    assert eagle.source.known(ONE) == 1
+
+
+def test_rows_that_do_not_fit(eagle: Twin) -> None:
+    for features in (torch.zeros(3, HIDDEN), torch.zeros(2, HIDDEN + 1), torch.zeros(HIDDEN)):
+        with pytest.raises(ValueError, match="features of shape"):
+            eagle.source.extend(ONE, features, [1, 2])
+    for token in (-1, VOCAB):
+        with pytest.raises(ValueError, match="vocabulary"):
+            eagle.source.extend(ONE, torch.zeros(1, HIDDEN), [token])
+    assert eagle.source.known(ONE) == 0
+
+
+def ask(both: Twin, base: int, committed: Sequence[int]) -> Expanded:
+    start, end = max(base, 1) - 1, base + len(committed) - 1
+    job = Expand(ONE, Version(7), base, tuple(committed), 4, 4, 14)
+    expanded = both.source.run(job, both.features[start:end] if committed else None)
+    assert expanded is not None
+    return expanded
+
+
+def test_as_a_token_source(eagle: Twin) -> None:
+    """Asked like a draft model: the text with its first token, which has no row."""
+    text = [9, *eagle.tokens]
+    assert ask(eagle, 0, ()).tokens == ()
+    expanded = ask(eagle, 0, text[:51])
+    assert (expanded.base, expanded.version) == (51, 7)
+    same((expanded.parents, expanded.tokens, expanded.scores), eagle.want(50))
+    assert ask(eagle, 51, ()).tokens == expanded.tokens
+    expanded = ask(eagle, 51, text[51:54])
+    same((expanded.parents, expanded.tokens, expanded.scores), eagle.want(53))
+    with pytest.raises(ValueError, match="knows 54 tokens, not 51"):
+        ask(eagle, 51, text[51:54])
+    assert eagle.source.run(Release(ONE)) is None
+    assert ask(eagle, 0, text[:1]).tokens == ()
+    assert ask(eagle, 1, text[1:11]).base == 11
+
+
+def test_bfloat16(tiny: MakeTiny, tmp_path: Path) -> None:
+    """A bfloat16 target makes a bfloat16 head; the best successor is among the best."""
+    coarse = open_checkpoint(tiny("llama", **TARGET, dtype=torch.bfloat16))
+    both = twin(CASES["eagle3"], coarse, tmp_path / "head")
+    assert both.source.head.dtype == torch.bfloat16
+    both.extend(0, 40)
+    best = both.grow()[1][0]
+    want = both.plain.log_probs(both.features[:40], both.tokens[:40], [])
+    assert best in both.plain.ids[want.topk(4).indices].tolist()
