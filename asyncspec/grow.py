@@ -1,8 +1,18 @@
-"""How a draft tree grows: EAGLE-2's beam, one draft pass per level (FlowSpec III-B)."""
+"""How a draft tree grows: level by level, one draft pass each, by the rule of the paper at hand.
+
+Two rules cover them all. EAGLE-2 (FlowSpec III-B): of each level the best nodes are expanded
+further, all of their children stay candidates, and in the end the best candidates are taken.
+Fixed width (PipeDec 3.3.3, SpecPipe 3.3.3): of each level only the best nodes stay at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from asyncspec_protocol.messages import Expand, Expanded
 
 TIP = -1
 """Stands for the tip where a candidate is named by its index."""
@@ -10,46 +20,132 @@ TIP = -1
 Proposal = tuple[Sequence[int], Sequence[float]]
 """The likeliest next tokens of one node and their log-probabilities (nats), best first."""
 
-Propose = Callable[[Sequence[int]], Sequence[Proposal]]
-"""Proposals for each of some nodes, named by candidate index (``TIP`` for the tip)."""
+NOTHING: Proposal = ((), ())
+"""No idea what comes next."""
 
 Grown = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 """Parents (index into the same list, or ``TIP``), tokens and cumulative scores."""
 
 
-def beam(propose: Propose, depth: int, width: int, count: int) -> Grown:
-    """Grow ``depth`` levels below the tip and return the best ``count`` nodes, best first.
+class Shape(Struct, frozen=True):
+    """What is to grow below each node it starts from."""
 
-    Of each level the ``width`` best nodes are expanded further; all of their children stay
-    candidates. A child never scores above its parent, so the best nodes form a connected tree,
-    and the tie-break by index keeps parents before children also where scores are equal.
+    # Levels.
+    depth: int
+    # Children per node; ``widths`` says it level by level.
+    width: int
+    # Most nodes in all, the best ones.
+    count: int
+    # Nodes of a level that are expanded further; 0: as many as ``width`` (EAGLE-2).
+    beam: int = 0
+    # Only the beam of a level stays (PipeDec, SpecPipe); else all children stay candidates.
+    fixed_width: bool = False
+    # Children per node of every level, where they differ (SpecInfer's fixed shapes).
+    widths: tuple[int, ...] = ()
+
+    def children(self, level: int) -> int:
+        """Children per node of a level, counted from 0."""
+        return self.widths[level] if self.widths else self.width
+
+
+class Start(Struct, frozen=True):
+    """Where a tree grows from: a known part of it, and the nodes in it to expand."""
+
+    known: Grown = ((), (), ())
+    # Indices into ``known``, or ``TIP``.
+    frontier: tuple[int, ...] = (TIP,)
+
+
+FROM_TIP = Start()
+
+
+class Grower(Protocol):
+    """What a token source does for one tree: nodes are hung, and some are asked about."""
+
+    def hang(self, parent: int, token: int) -> None:
+        """A further candidate: it gets the next index, from 0. Costs nothing yet."""
+
+    def propose(self, nodes: Sequence[int], width: int) -> Sequence[Proposal]:
+        """The ``width`` likeliest successors of each node (``TIP`` or an index): a draft pass."""
+
+
+class PathGrower:
+    """A ``Grower`` over a function from a path of tokens below the tip, and a width."""
+
+    def __init__(self, successors: Callable[[tuple[int, ...], int], Proposal]) -> None:
+        self._successors = successors
+        self._paths: list[tuple[int, ...]] = []
+
+    def hang(self, parent: int, token: int) -> None:
+        """See ``Grower``."""
+        self._paths.append((*self._path(parent), token))
+
+    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
+        """See ``Grower``."""
+        return [self._successors(self._path(node), width) for node in nodes]
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        return () if node == TIP else self._paths[node]
+
+
+def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
+    """Grow a tree and return its nodes: first the known ones that lead to it, then the new ones,
+    best first.
+
+    A child never scores above its parent, so the best nodes form a connected tree, and the
+    tie-break by index keeps parents before children also where scores are equal.
     """
-    if count <= 0:
+    if shape.count <= 0:
         return (), (), ()
-    parents: list[int] = []
-    tokens: list[int] = []
-    scores: list[float] = []
-    frontier: list[int] = [TIP]
-    for _ in range(depth):
-        level_start = len(tokens)
-        for node, (next_tokens, log_probs) in zip(frontier, propose(frontier), strict=True):
+    parents, tokens, scores = list(start.known[0]), list(start.known[1]), list(start.known[2])
+    for parent, token in zip(parents, tokens, strict=True):
+        grower.hang(parent, token)
+    candidates: list[int] = []
+    frontier = list(start.frontier)
+    for level in range(shape.depth):
+        born: list[int] = []
+        for node, (next_tokens, log_probs) in zip(
+            frontier, grower.propose(frontier, shape.children(level)), strict=True
+        ):
             base = 0.0 if node == TIP else scores[node]
             for token, log_prob in zip(next_tokens, log_probs, strict=True):
                 if log_prob > float("-inf"):
+                    born.append(len(tokens))
                     parents.append(node)
                     tokens.append(token)
                     scores.append(base + min(log_prob, 0.0))
-        frontier = _best(range(level_start, len(tokens)), scores, width)
+                    grower.hang(node, token)
+        frontier = _best(born, scores, shape.beam or shape.width)
+        candidates += frontier if shape.fixed_width else born
         if not frontier:
             break
-    chosen = _best(range(len(tokens)), scores, count)
-    new_index = {old: new for new, old in enumerate(chosen)}
+    chosen = _best(candidates, scores, shape.count)
+    order = [*_leading_to(chosen, parents, len(start.known[0])), *chosen]
+    index = {TIP: TIP} | {old: new for new, old in enumerate(order)}
     return (
-        tuple(TIP if parents[i] == TIP else new_index[parents[i]] for i in chosen),
-        tuple(tokens[i] for i in chosen),
-        tuple(scores[i] for i in chosen),
+        tuple(index[parents[i]] for i in order),
+        tuple(tokens[i] for i in order),
+        tuple(scores[i] for i in order),
     )
+
+
+def answer(grower: Grower, job: Expand, length: int) -> Expanded:
+    """Grow what ``job`` asks for; ``length`` is that of the committed path by now."""
+    shape = Shape(job.depth, job.width, job.count, job.beam, job.fixed_width, job.widths)
+    start = Start((job.parents, job.tokens, job.scores), job.frontier or (TIP,))
+    return Expanded(job.session, job.version, length, *beam(grower, shape, start))
 
 
 def _best(candidates: Sequence[int], scores: Sequence[float], count: int) -> list[int]:
     return sorted(candidates, key=lambda i: (-scores[i], i))[:count]
+
+
+def _leading_to(chosen: Sequence[int], parents: Sequence[int], known: int) -> list[int]:
+    """The known nodes above chosen ones, oldest first."""
+    above: set[int] = set()
+    for node in chosen:
+        parent = parents[node]
+        while parent != TIP and parent < known and parent not in above:
+            above.add(parent)
+            parent = parents[parent]
+    return sorted(above)

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from asyncspec.errors import AsyncSpecError
-from asyncspec.grow import TIP, Proposal, beam
+from asyncspec.grow import NOTHING, PathGrower, Proposal, answer
 from asyncspec.jobs import Release, SourceJob
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expanded
 
 # How far a continuation is trusted after a match of so many tokens; longer ones as the last.
 TRUST = {1: 0.3, 2: 0.55, 3: 0.75, 4: 0.85}
@@ -36,15 +36,7 @@ class NGramSource:
         if len(text.tokens) != job.base:
             raise AsyncSpecError(f"the source knows {len(text.tokens)} tokens, not {job.base}")
         text.extend(job.committed)
-        parents, tokens, scores = _grow(text, job)
-        return Expanded(
-            session=job.session,
-            version=job.version,
-            base=len(text.tokens),
-            parents=parents,
-            tokens=tokens,
-            scores=scores,
-        )
+        return answer(PathGrower(text.propose), job, len(text.tokens))
 
 
 class _Text:
@@ -71,17 +63,4 @@ class _Text:
                 best = seen.most_common(width)
                 trust = TRUST.get(length, TRUST[4]) / seen.total()
                 return [t for t, _ in best], [math.log(trust * count) for _, count in best]
-        return (), ()
-
-
-def _grow(text: _Text, job: Expand) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    paths: list[tuple[int, ...]] = []
-
-    def propose(nodes: Sequence[int]) -> list[Proposal]:
-        above = [() if node == TIP else paths[node] for node in nodes]
-        proposals = [text.propose(path, job.width) for path in above]
-        for path, (tokens, _) in zip(above, proposals, strict=True):
-            paths.extend((*path, token) for token in tokens)
-        return proposals
-
-    return beam(propose, job.depth, job.width, job.count)
+        return NOTHING

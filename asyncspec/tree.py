@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.grow import TIP, Grown
+from asyncspec.grow import TIP, Grown, Start
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 
@@ -172,6 +172,21 @@ def merge(
     if not new:
         return tree, ()
     return TokenTree(root=tree.root, nodes=nodes, index=index), tuple(new)
+
+
+def stem(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
+    """What a token source must know to grow on from some nodes: the paths that lead to them."""
+    frontier = tuple(nodes)
+    wanted = {above for node in frontier for above in (node, *ancestors(tree, node))}
+    order = [n for n in tree.nodes if n in wanted and n != tree.root]
+    index = {tree.root: TIP} | {node: i for i, node in enumerate(order)}
+    data = [tree.nodes[node] for node in order]
+    known = (
+        tuple(index[d.parent] for d in data),
+        tuple(d.token for d in data),
+        tuple(d.score for d in data),
+    )
+    return Start(known, tuple(index[node] for node in frontier))
 
 
 def by_score(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:

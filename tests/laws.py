@@ -13,8 +13,11 @@ from asyncspec.jobs import Job
 from asyncspec.liveness import Liveness
 from asyncspec.policy import Policy
 from asyncspec.policy.autoregressive import Autoregressive
+from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.policy.levels import Levels
+from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Message, PruneIndices
@@ -23,8 +26,13 @@ from cluster import Cluster, ask
 # Trees small enough that a thousand of them are soon grown, with the same rules as the real ones.
 SMALL: dict[str, Policy] = {
     "autoregressive": Autoregressive(),
+    "chain": Chain(k=2),
+    "chain-streamed": Chain(k=1),
+    "static-tree": StaticTree(branching=(2, 1, 2)),
     "chunked": Chunked(size=7, depth=3, width=3, segment=3),
     "pruned": Chunked(early=True, size=7, depth=3, width=3, segment=2),
+    "pipedec": Levels(width=3, children=2),
+    "specpipe": Levels(width=4, children=3, levels=2, parts=2, depth=5),
     "flowspec-no-sbd": FlowSpec(
         sbd=False, l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6
     ),

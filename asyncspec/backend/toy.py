@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.grow import TIP, Proposal, beam
+from asyncspec.grow import TIP, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import gumbel, mix, uniform
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expanded
 
 _MASK = (1 << 64) - 1
 
@@ -182,29 +182,8 @@ class ToySource:
         for token in job.committed:
             state = self._model.extend(state, token)
         self._states[job.session] = (length + len(job.committed), state)
-        parents, tokens, scores = self._grow(state, job)
-        return Expanded(
-            session=job.session,
-            version=job.version,
-            base=job.base + len(job.committed),
-            parents=parents,
-            tokens=tokens,
-            scores=scores,
-        )
-
-    def _grow(
-        self, tip: ToyState, job: Expand
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-        states: list[ToyState] = []
-
-        def propose(nodes: Sequence[int]) -> list[Proposal]:
-            above = [tip if node == TIP else states[node] for node in nodes]
-            proposals = [self._propose(state, job.width) for state in above]
-            for state, (tokens, _) in zip(above, proposals, strict=True):
-                states.extend(self._model.extend(state, token) for token in tokens)
-            return proposals
-
-        return beam(propose, job.depth, job.width, job.count)
+        grower = _ToyGrower(state, self._model, self._propose)
+        return answer(grower, job, job.base + len(job.committed))
 
     def _propose(self, state: ToyState, width: int) -> Proposal:
         """Guesses for one node. How sure the source is varies, and it is right as often as it
@@ -219,3 +198,27 @@ class ToySource:
         rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
         order = [*others[:rank], truth, *others[rank:]][:width]
         return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
+
+
+class _ToyGrower:
+    """See ``Grower``: a candidate is the model's state after its path, made when it is needed."""
+
+    def __init__(
+        self, tip: ToyState, model: ToyModel, propose: Callable[[ToyState, int], Proposal]
+    ) -> None:
+        self._model = model
+        self._propose = propose
+        self._candidates: list[tuple[int, int]] = []
+        self._states = {TIP: tip}
+
+    def hang(self, parent: int, token: int) -> None:
+        self._candidates.append((parent, token))
+
+    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
+        return [self._propose(self._state(node), width) for node in nodes]
+
+    def _state(self, node: int) -> ToyState:
+        if node not in self._states:
+            parent, token = self._candidates[node]
+            self._states[node] = self._model.extend(self._state(parent), token)
+        return self._states[node]

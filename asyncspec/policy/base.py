@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from asyncspec.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
 
@@ -44,22 +45,31 @@ class View(Struct, frozen=True):
         return tuple(n for n in self.unsent if n != self.tree.root)
 
     @property
+    def levels(self) -> int:
+        """Levels of the tree below its root."""
+        nodes = self.tree.nodes
+        return max(data.position for data in nodes.values()) - nodes[self.tree.root].position
+
+    @property
+    def deepest(self) -> tuple[NodeId, ...]:
+        """The nodes of the last level, which may be the root alone."""
+        last = self.levels + self.tree.nodes[self.tree.root].position
+        return tuple(n for n, data in self.tree.nodes.items() if data.position == last)
+
+    @property
     def fresh_root(self) -> tuple[NodeId, ...]:
         """The root if it was not sent yet, else nothing."""
         return self.unsent[:1] if self.tree.root in self.unsent else ()
 
 
 class Growth(Struct, frozen=True):
-    """A tree to ask the token source for: EAGLE-2's rule from the tip."""
+    """A tree to ask the token source for."""
 
-    # Levels below the tip.
-    depth: int
-    # Children per node, and nodes of a level that are expanded further.
-    width: int
-    # Nodes wanted.
-    count: int
+    shape: Shape
     # Most nodes to adopt that the tree does not have yet.
     adopt: int
+    # Live nodes it is to hang from; empty: the tip.
+    frontier: tuple[NodeId, ...] = ()
 
 
 class Policy(Protocol):

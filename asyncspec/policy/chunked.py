@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from asyncspec.grow import Shape
 from asyncspec.policy.base import Growth, View
 from asyncspec.segment import share
 from asyncspec.tree import by_level, by_score
@@ -36,7 +37,7 @@ class Chunked(Struct, frozen=True):
         if view.drafts or not view.room:
             return None
         depth = min(self.depth, view.room)
-        return Growth(depth=depth, width=self.width, count=self.size, adopt=self.size)
+        return Growth(Shape(depth, self.width, self.size), adopt=self.size)
 
     def cut(self, view: View) -> tuple[NodeId, ...]:
         if not view.drafts and view.room:

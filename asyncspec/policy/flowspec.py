@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from asyncspec.grow import Shape
 from asyncspec.policy.base import Growth, View
 from asyncspec.policy.chunked import next_piece
 from asyncspec.tree import by_level, by_score
@@ -59,7 +60,7 @@ class FlowSpec(Struct, frozen=True):
         return self._growth(view, depth, known + self.l_deep, self.l_deep)
 
     def _growth(self, view: View, depth: int, count: int, adopt: int) -> Growth:
-        return Growth(depth=min(depth, view.room), width=self.k, count=count, adopt=adopt)
+        return Growth(Shape(min(depth, view.room), self.k, count), adopt=adopt)
 
     def cut(self, view: View) -> tuple[NodeId, ...]:
         if not view.drafts and view.room:

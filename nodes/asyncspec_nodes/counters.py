@@ -20,24 +20,32 @@ from asyncspec_protocol.messages import Closed
 class TurnClock(Struct, frozen=True):
     """The logical clock of one session, in turns since the first token."""
 
+    # The latest turn that brought a verdict.
     now: int = 0
     # The first stage's next free slot.
     free: int = 0
+    # When the token source's last answer was there.
+    drafted: int = 0
     exits: Mapping[SegmentId, int] = {}
 
-    def sent(self, segment: SegmentId, stages: int) -> TurnClock:
-        """A segment was handed to the first of ``stages`` stages."""
-        enters = max(self.now, self.free)
-        return TurnClock(self.now, enters + 1, {**self.exits, segment: enters + stages})
+    def send(self, segment: SegmentId, stages: int, *, drafts: bool) -> TurnClock:
+        """A segment was handed to the first of ``stages`` stages; ``drafts``: it has nodes that
+        had to be drafted first."""
+        enters = max(self.now, self.free, self.drafted if drafts else 0)
+        return replace(self, free=enters + 1, exits={**self.exits, segment: enters + stages})
 
-    def judged(self, segment: SegmentId) -> TurnClock:
+    def judge(self, segment: SegmentId) -> TurnClock:
         """A segment's verdict has come."""
         exits = {k: v for k, v in self.exits.items() if k > segment}
         return replace(self, now=max(self.now, self.exits.get(segment, 0)), exits=exits)
 
-    def drafted(self, asked: int) -> TurnClock:
-        """The answer to what was asked of the token source at turn ``asked`` has come."""
-        return replace(self, now=max(self.now, asked + 1))
+    def ask(self) -> int:
+        """When the token source begins with what it is asked now: it does one thing a turn."""
+        return max(self.now, self.drafted)
+
+    def draft(self, asked: int) -> TurnClock:
+        """The answer to what the token source was asked at turn ``asked`` has come."""
+        return replace(self, drafted=max(self.drafted, asked + 1))
 
 
 class Counters(Struct, frozen=True):
@@ -96,6 +104,8 @@ def summary(
         "tokens_per_second": _ratio(decoded, seconds),
         "tokens_per_round": _ratio(decoded, counters.rounds),
         "tokens_per_turn": _ratio(decoded, counters.turns),
+        "hits": counters.hits,
+        "misses": counters.misses,
         "hit_rate": _ratio(counters.hits, counters.hits + counters.misses),
         "drafted_nodes": counters.drafted,
         "draft_calls": counters.draft_passes,

@@ -27,7 +27,8 @@ class Asked(Struct, frozen=True):
     """What the token source is working on."""
 
     growth: Growth | None
-    # Of the round, the turn and the committed path it was asked in.
+    # Of the version, the round, the turn and the committed path it was asked in.
+    version: Version
     round: int
     turn: int
     length: int
@@ -64,6 +65,8 @@ class DraftSession(Struct, frozen=True):
     asked: Asked | None = None
     source_length: int = 0
     last_depth: int = 0
+    # The last question that brought nothing: as long as the tree is the same it is not repeated.
+    barren: tuple[Growth, Version, NodeId] | None = None
     # 0 while the prompt is processed, then 1, 2, ...
     round: int = 0
     # Of this round: segments sent, trees received.
@@ -143,7 +146,7 @@ def judge(session: DraftSession, verdict: Verdict) -> DraftSession:
         session,
         judged={**session.judged, **alive},
         acknowledged=max(session.acknowledged, verdict.applied),
-        clock=session.clock.judged(verdict.segment),
+        clock=session.clock.judge(verdict.segment),
         counters=replace(session.counters, passes=session.counters.passes + (session.round > 0)),
     )
 
@@ -257,27 +260,48 @@ def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand]
         return None
     if session.round:
         growth = session.policy.grow(view(session, starving=starving))
-        if growth is None:
+        if growth is None or session.barren == (growth, session.version, session.next_node):
             return None
     elif session.source_length:
         return None
     else:
         growth = None  # the source reads the prompt while the stages do
+    asked = Asked(growth, session.version, session.round, session.clock.ask(), session.length)
+    depth = growth.shape.depth if growth else 0
+    return (
+        replace(session, asked=asked, source_length=session.length, last_depth=depth),
+        _expand(session, growth),
+    )
+
+
+def _expand(session: DraftSession, growth: Growth | None) -> Expand:
     everything = session.prefix + session.committed
     job = Expand(
         session=session.session,
         version=session.version,
         base=session.source_length,
         committed=everything[session.source_length :],
-        depth=growth.depth if growth else 0,
-        width=growth.width if growth else 0,
-        count=growth.count if growth else 0,
+        depth=0,
+        width=0,
+        count=0,
     )
-    asked = Asked(growth, session.round, session.clock.now, session.length)
-    depth = growth.depth if growth else 0
-    return (
-        replace(session, asked=asked, source_length=session.length, last_depth=depth),
+    if growth is None:
+        return job
+    shape = growth.shape
+    start = trees.stem(session.tree, growth.frontier)
+    parents, tokens, scores = start.known
+    return replace(
         job,
+        depth=shape.depth,
+        width=shape.width,
+        count=shape.count,
+        beam=shape.beam,
+        fixed_width=shape.fixed_width,
+        widths=shape.widths,
+        parents=parents,
+        tokens=tokens,
+        scores=scores,
+        frontier=start.frontier,
     )
 
 
@@ -306,9 +330,10 @@ def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSe
         session,
         tree=tree,
         next_node=NodeId(session.next_node + len(new)),
+        barren=None if new else (asked.growth, asked.version, session.next_node),
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (asked.round == session.round),
-        clock=session.clock.drafted(asked.turn),
+        clock=session.clock.draft(asked.turn),
         counters=replace(counters, drafted=counters.drafted + len(new)),
     )
 
@@ -344,7 +369,9 @@ def next_segment(
         sent=session.sent.union(ids),
         segments=session.segments + 1,
         next_segment=SegmentId(session.next_segment + 1),
-        clock=session.clock.sent(message.segment, session.stages),
+        clock=session.clock.send(
+            message.segment, session.stages, drafts=ids != (session.tree.root,)
+        ),
         counters=counters,
     )
     return session, message

@@ -64,7 +64,7 @@ class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
 
 
 class Expand(Struct, array_like=True, frozen=True, tag="expand", gc=False):
-    """Asks a token source to grow a tree from the tip. In one process: a computation's input."""
+    """Asks a token source to grow a tree. In one process: a computation's input."""
 
     session: SessionId
     version: Version
@@ -72,11 +72,24 @@ class Expand(Struct, array_like=True, frozen=True, tag="expand", gc=False):
     base: int
     # Tokens committed since the source was last asked.
     committed: tuple[int, ...]
-    # Levels below the tip, children per node and beam per level, nodes wanted (EAGLE-2's rule).
+    # Levels to grow, children per node, and nodes wanted: the best (EAGLE-2's rule).
     depth: int
     width: int
     # 0 only moves the source's own context on (prefill).
     count: int
+    # Nodes of a level that are expanded further; 0: as many as ``width``.
+    beam: int = 0
+    # Only the beam of a level stays (PipeDec's and SpecPipe's rule).
+    fixed_width: bool = False
+    # Children per node of each level, where levels differ (SpecInfer's shapes).
+    widths: tuple[int, ...] = ()
+    # A known part of the tree below the tip, as in ``Expanded``; the answer repeats what of it
+    # leads to new nodes. Empty where growth starts at the tip.
+    parents: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    # Where to grow from: indices into that part, or -1 for the tip. Empty: the tip alone.
+    frontier: tuple[int, ...] = ()
 
 
 class Expanded(Struct, array_like=True, frozen=True, tag="expanded", gc=False):

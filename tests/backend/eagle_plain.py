@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear, silu
 
-from asyncspec.grow import Grown, Proposal, beam
+from asyncspec.grow import Grown, PathGrower, Proposal, Shape, beam
 from backend.eagle_heads import Sizes, State
 
 
@@ -59,19 +59,12 @@ class PlainHead:
         count: int,
     ) -> Grown:
         """EAGLE-2's tree."""
-        paths: list[list[int]] = []
 
-        def propose(nodes: Sequence[int]) -> list[Proposal]:
-            proposals: list[Proposal] = []
-            for node in nodes:
-                path = [] if node < 0 else paths[node]
-                best = self.log_probs(features, tokens, path).topk(width)
-                found = self.ids[best.indices].tolist()
-                proposals.append((found, best.values.tolist()))
-                paths.extend([*path, token] for token in found)
-            return proposals
+        def successors(path: tuple[int, ...], width: int) -> Proposal:
+            best = self.log_probs(features, tokens, list(path)).topk(width)
+            return self.ids[best.indices].tolist(), best.values.tolist()
 
-        return beam(propose, depth, width, count)
+        return beam(PathGrower(successors), Shape(depth, width, count))
 
     def guesses(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """One full causal pass."""

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import HFDraft, load_draft
-from asyncspec.grow import Proposal, beam
+from asyncspec.grow import PathGrower, Proposal, Shape, beam
 from asyncspec.jobs import Release
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
@@ -52,20 +52,14 @@ class Plain:
 
     def grow(self, text: Sequence[int], depth: int, width: int, count: int) -> list[list[int]]:
         """Paths of tokens, one per node, best first."""
-        texts: list[list[int]] = []
 
-        def propose(nodes: Sequence[int]) -> list[Proposal]:
-            proposals: list[Proposal] = []
-            for node in nodes:
-                path = list(text) if node < 0 else texts[node]
-                with torch.inference_mode():
-                    logits = self.model(torch.tensor([path])).logits[0, -1]
-                best = logits.log_softmax(-1).topk(width)
-                proposals.append((best.indices.tolist(), best.values.tolist()))
-                texts.extend([*path, token] for token in proposals[-1][0])
-            return proposals
+        def successors(path: tuple[int, ...], width: int) -> Proposal:
+            with torch.inference_mode():
+                logits = self.model(torch.tensor([[*text, *path]])).logits[0, -1]
+            best = logits.log_softmax(-1).topk(width)
+            return best.indices.tolist(), best.values.tolist()
 
-        parents, tokens, _ = beam(propose, depth, width, count)
+        parents, tokens, _ = beam(PathGrower(successors), Shape(depth, width, count))
         return paths(parents, tokens)
 
 

@@ -7,10 +7,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.trie import Trie, Wanted, grow
-from asyncspec.grow import Proposal, beam
+from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
+from asyncspec.grow import FROM_TIP, Grown, PathGrower, Proposal, Shape, Start, beam
 from asyncspec.jobs import Row
-from asyncspec_protocol.ids import NO_PARENT
 
 VOCAB = 6
 WIDTH = 3
@@ -48,6 +47,9 @@ class Model:
         for node, row in zip(ids, rows, strict=True):
             self.trie.learn(node, successors(self.cache[row.slot]))
 
+    def grower(self) -> TrieGrower:
+        return TrieGrower(self.trie, 100, VOCAB, self.compute)
+
     def _compute(self, committed: int, rows: tuple[Row, ...], tokens: object) -> None:
         assert isinstance(tokens, (tuple, list))
         for row, token in zip(rows, tokens, strict=True):
@@ -68,25 +70,30 @@ class Model:
             st.integers(0, 4),
             st.integers(1, WIDTH),
             st.integers(0, 10),
+            st.lists(st.integers(0, 20), max_size=3),
         ),
         max_size=12,
     )
 )
 def test_same_tree_as_without_memory(
-    steps: list[tuple[list[int], int, int, int, int]],
+    steps: list[tuple[list[int], int, int, int, int, list[int]]],
 ) -> None:
     model = Model()
     text: tuple[int, ...] = ()
     last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     seen: set[tuple[int, ...]] = set()
-    for extra, follow, depth, width, count in steps:
+    for extra, follow, depth, width, count, leaves in steps:
         news = (*_walk(last, follow), *extra)
         model.commit(news)
         text = (*text, *news)
         assert model.trie.length == len(text)
         assert model.cache[: len(text)] == [text[: i + 1] for i in range(len(text))]
-        grown = grow(model.trie, depth, width, count, model.compute)
-        assert grown == _without_memory(text, depth, width, count)
+        shape = Shape(depth, width, count)
+        grown = beam(model.grower(), shape)
+        assert grown == _without_memory(text, shape)
+        start = Start(grown, tuple(sorted({i % len(grown[1]) for i in leaves})) if grown[1] else ())
+        further = beam(model.grower(), shape, start)
+        assert further == _without_memory(text, shape, start)
         model.trie.check()
         assert model.trie.slots.used == len(model.cache)
         assert len(set(model.cache)) == len(model.cache)
@@ -107,27 +114,12 @@ def _walk(grown: tuple[tuple[int, ...], tuple[int, ...]], steps: int) -> tuple[i
     return tuple(path)
 
 
-def _without_memory(
-    text: tuple[int, ...], depth: int, width: int, count: int
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+def _without_memory(text: tuple[int, ...], shape: Shape, start: Start = FROM_TIP) -> Grown:
     if not text:
         return (), (), ()
-    texts: list[tuple[int, ...]] = []
 
-    def propose(nodes: object) -> list[Proposal]:
-        assert isinstance(nodes, list)
-        found: list[Proposal] = []
-        for node in nodes:
-            above = text if node < 0 else texts[node]
-            tokens, scores = successors(above)
-            found.append((tokens[:width], scores[:width]))
-            texts.extend((*above, token) for token in tokens[:width])
-        return found
+    def below(path: tuple[int, ...], width: int) -> Proposal:
+        tokens, scores = successors((*text, *path))
+        return tokens[:width], scores[:width]
 
-    return beam(propose, depth, width, count)
-
-
-def test_an_empty_trie_has_no_tip() -> None:
-    trie = Trie()
-    assert trie.tip == NO_PARENT
-    assert grow(trie, 3, 3, 3, lambda _: None) == ((), (), ())
+    return beam(PathGrower(below), shape, start)

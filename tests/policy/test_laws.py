@@ -61,10 +61,13 @@ def test_growth_stays_within_what_can_be_used(policy: Policy, view: View) -> Non
     growth = policy.grow(view)
     if growth is not None:
         assert policy.drafts
-        assert 1 <= growth.depth <= view.room
-        assert growth.width >= 1
-        assert growth.adopt <= growth.count
-        assert growth.count >= 1
+        shape = growth.shape
+        assert 1 <= shape.depth <= view.room
+        assert shape.width >= 1
+        assert growth.adopt <= shape.count
+        assert shape.count >= 1
+        assert len(shape.widths) in {0, shape.depth}
+        assert set(growth.frontier) <= set(view.tree.nodes)
 
 
 @given(policies, views())

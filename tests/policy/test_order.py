@@ -16,12 +16,12 @@ SEEDS = (1, 2, 3)
 
 
 @lru_cache
-def run(policy: str) -> dict[str, float]:
+def run(policy: str, stages: int = 4, draft_level: float = 0.2) -> dict[str, float]:
     """Sums over seeds, with a draft whose first guess is right at 65 % of the nodes."""
     sums: dict[str, float] = {}
     for seed in SEEDS:
         model = ToyModel(layers=4, vocab=64, seed=seed, reach="parent")
-        cluster = Cluster(EqualTurns(), stages=4, model=model, top=0.65)
+        cluster = Cluster(EqualTurns(draft_level), stages=stages, model=model, top=0.65)
         request = ask(policy=policy, max_new_tokens=TOKENS)
         cluster.submit(request)
         cluster.world.run()
@@ -47,10 +47,9 @@ def test_tokens_per_turn_order_the_policies_as_in_the_paper() -> None:
 def test_the_turn_clock_is_the_virtual_clock(policy: str) -> None:
     """Turns are counted at the draft node by logic alone; with equal stages they are the time.
 
-    Not to the last turn: a segment that was emptied on its way keeps its turn, a draft counts as
-    a whole turn however short it is, and in between a short draft leaves turns that do not align.
+    Not to the last turn: a segment that was emptied on its way keeps its turn.
     """
-    stats = run(policy)
+    stats = run(policy, draft_level=1.0)
     assert stats["turns"] == pytest.approx(stats["decode_seconds"], rel=0.03)
 
 
@@ -62,3 +61,16 @@ def test_score_order_accepts_several_tokens_in_one_turn() -> None:
 def test_continuous_rounds_outlive_synchronous_ones() -> None:
     assert run("flowspec")["tokens_per_round"] > run("chunked")["tokens_per_round"]
     assert run("chunked")["tokens_per_round"] == pytest.approx(run("pruned")["tokens_per_round"])
+
+
+@pytest.mark.parametrize("policy", ["pipedec", "specpipe", "chain-streamed"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_hit_costs_one_turn_and_a_miss_the_whole_pipeline(policy: str, stages: int) -> None:
+    """SpecPipe eq. 2: E[TBT] = t (p + (1 - p) N). So never more than one token a turn."""
+    stats = run(policy, stages)
+    tokens = (TOKENS - 1) * len(SEEDS)
+    # Every round begins with a new root, which has to pass the whole pipeline.
+    expected = tokens + (stages - 1) * stats["rounds"]
+    assert stats["turns"] == expected
+    assert stats["decode_seconds"] == pytest.approx(expected, rel=0.03)
+    assert stats["rounds"] == pytest.approx(stats["misses"], abs=len(SEEDS))

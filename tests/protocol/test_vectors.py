@@ -28,6 +28,11 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "verdict": (m.Verdict(7, 3, 2, (40, 41), (600, 9)),),
     "prune": (m.PruneIndices(7, 4, 52, (40, 51), (41, 44)),),
     "expand": (m.Expand(7, 4, 30, (5, 600), 5, 10, 64),),
+    "expand-frontier": (
+        m.Expand(
+            7, 4, 30, (600,), 1, 8, 64, 64, True, (8,), (-1, 0), (8, 9), (-0.25, -1.5), (1, 0)
+        ),
+    ),
     "expanded": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5)),),
     "hello": (m.Hello(*FACTS),),
     "welcome": (m.Welcome(*FACTS),),
@@ -48,6 +53,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "events": (m.Events(3, 2, False), TensorSpec("uint8", (3,)), memoryview(b"{}\n")),
 }
 
+# Written before fields were appended: they are understood for ever, and written longer today.
+SHORTER = {"expand"}
+
 
 def frame_of(example: tuple[Any, ...]) -> bytes:
     return b"".join(bytes(piece) for piece in write_frame(*example))
@@ -67,8 +75,14 @@ def test_golden(name: str) -> None:
     golden = json.loads((FOLDER / f"{name}.json").read_text())
     frame = bytes.fromhex(golden["frame"])
     example = EXAMPLES[name]
-    assert frame_of(example) == frame
-    assert golden["message"] == json.loads(msgspec.json.encode(example[0]))
+    fields = json.loads(msgspec.json.encode(example[0]))
+    if name in SHORTER:
+        old = golden["message"]
+        assert len(old) < len(fields)
+        assert fields[: len(old)] == old
+    else:
+        assert frame_of(example) == frame
+        assert golden["message"] == fields
     (found,) = FrameReader().feed(frame)
     assert found.message == example[0]
     if len(example) > 1:

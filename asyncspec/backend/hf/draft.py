@@ -17,8 +17,8 @@ from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.trie import Trie, Wanted, grow
-from asyncspec.grow import Grown, Proposal
+from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
+from asyncspec.grow import Proposal, answer
 from asyncspec.jobs import Release, Row, SourceJob
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -63,15 +63,7 @@ class HFDraft:
             return None
         with torch.inference_mode():
             session = self._advance(job)
-            parents, tokens, scores = self._grow(session, job)
-        return Expanded(
-            session=job.session,
-            version=job.version,
-            base=session.length,
-            parents=parents,
-            tokens=tokens,
-            scores=scores,
-        )
+            return answer(self._grower(session), job, session.length)
 
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
@@ -128,7 +120,7 @@ class HFDraft:
             (proposal,) = self._pass(session, slot, (row,), [session.tip_token], [0])
             trie.learn(trie.tip, proposal)
 
-    def _grow(self, session: _Session, job: Expand) -> Grown:
+    def _grower(self, session: _Session) -> TrieGrower:
         def compute(wanted: Wanted) -> None:
             committed = session.trie.length
             ids, rows = session.trie.hang(wanted)
@@ -139,9 +131,7 @@ class HFDraft:
             ):
                 session.trie.learn(node, proposal)
 
-        depth = min(job.depth, self._context - session.length)
-        width = min(job.width, self.vocab)
-        return grow(session.trie, depth, width, job.count, compute)
+        return TrieGrower(session.trie, self._context - session.length, self.vocab, compute)
 
     def _pass(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncspec.grow import TIP, Grown, Proposal, beam
+from asyncspec.grow import NOTHING, TIP, Proposal
 from asyncspec.jobs import Row
 from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.ids import NO_PARENT, NodeId
@@ -123,27 +123,61 @@ Compute = Callable[[Wanted], None]
 """Hangs the wanted nodes in the trie and lets it learn their successors."""
 
 
-def grow(trie: Trie, depth: int, width: int, count: int, compute: Compute) -> Grown:
-    """EAGLE-2's beam below the tip, whose own successors are known; nothing is computed twice."""
-    if trie.tip == NO_PARENT:
-        return (), (), ()
-    candidates: list[tuple[NodeId, int]] = []
+class TrieGrower:
+    """A ``Grower`` over a trie: nothing is computed twice. ``room``: levels below the tip that the
+    model's context has place for; ``most``: successors a node can have at all."""
 
-    def computed(candidate: int) -> NodeId | None:
-        return trie.tip if candidate == TIP else trie.node(*candidates[candidate])
+    def __init__(self, trie: Trie, room: int, most: int, compute: Compute) -> None:
+        self._trie = trie
+        self._most = most
+        self._room = room if trie.tip != NO_PARENT else -1
+        self._compute = compute
+        # By candidate: parent, token, level below the tip.
+        self._candidates: list[tuple[int, int, int]] = []
+        self._nodes: dict[int, NodeId] = {TIP: trie.tip}
 
-    def propose(frontier: Sequence[int]) -> list[Proposal]:
-        wanted = [candidates[c] for c in frontier if computed(c) is None]
-        if wanted:
-            compute(wanted)
-        proposals: list[Proposal] = []
-        for candidate in frontier:
-            node = computed(candidate)
-            assert node is not None
-            proposal = trie.proposal(node, width)
-            assert proposal is not None, "more successors are asked for than were learned"
-            candidates.extend((node, token) for token in proposal[0])
-            proposals.append(proposal)
-        return proposals
+    def hang(self, parent: int, token: int) -> None:
+        """See ``Grower``."""
+        self._candidates.append((parent, token, self._level(parent) + 1))
 
-    return beam(propose, depth, width, count)
+    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
+        """See ``Grower``."""
+        fitting = [node for node in nodes if self._level(node) < self._room]
+        while missing := self._missing(fitting):
+            wanted = [
+                (self._nodes[self._candidates[c][0]], self._candidates[c][1]) for c in missing
+            ]
+            self._compute(wanted)
+        known = set(fitting)
+        return [self._proposal(node, width) if node in known else NOTHING for node in nodes]
+
+    def _level(self, node: int) -> int:
+        return 0 if node == TIP else self._candidates[node][2]
+
+    def _missing(self, nodes: Sequence[int]) -> list[int]:
+        """What one pass can compute of ``nodes`` and what is above them: first what is highest."""
+        missing: dict[int, None] = {}
+        for node in nodes:
+            while self._node(node) is None:
+                parent = self._candidates[node][0]
+                if self._node(parent) is not None:
+                    missing[node] = None
+                    break
+                node = parent
+        return list(missing)
+
+    def _node(self, candidate: int) -> NodeId | None:
+        """Where a candidate is in the trie, if it is computed."""
+        found = self._nodes.get(candidate)
+        if found is None:
+            parent, token, _ = self._candidates[candidate]
+            above = self._node(parent)
+            found = None if above is None else self._trie.node(above, token)
+            if found is not None:
+                self._nodes[candidate] = found
+        return found
+
+    def _proposal(self, candidate: int, width: int) -> Proposal:
+        proposal = self._trie.proposal(self._nodes[candidate], min(width, self._most))
+        assert proposal is not None, "more successors are asked for than were learned"
+        return proposal

@@ -20,8 +20,8 @@ from asyncspec.backend.hf.draft import CHUNK, REMEMBER
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head
 from asyncspec.backend.hf.eagle.taps import Features
-from asyncspec.backend.hf.trie import Trie, Wanted, grow
-from asyncspec.grow import Grown
+from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
+from asyncspec.grow import Grown, Shape, answer, beam
 from asyncspec.jobs import Release, Row, SourceJob
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -90,6 +90,10 @@ class HFEagle:
 
         Raises ``ValueError`` for a session that was never extended.
         """
+        with torch.inference_mode():
+            return beam(self._grower(session, width), Shape(depth, width, count))
+
+    def _grower(self, session: SessionId, width: int) -> TrieGrower:
         held = self._sessions.get(session)
         if held is None:
             raise ValueError(f"session {session} was never extended")
@@ -101,13 +105,11 @@ class HFEagle:
             tokens = [token for _, token in wanted]
             self._remember(held, ids, self._pass(held, committed, rows, features, tokens))
 
-        depth = min(depth, self._context - self.known(session))
-        width = min(width, self.head.geometry.draft_vocab_size)
-        with torch.inference_mode():
-            if width > held.remembered and held.guesses:
-                held.remembered = width
-                self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
-            return grow(held.trie, depth, width, count, compute)
+        most = self.head.geometry.draft_vocab_size
+        if min(width, most) > held.remembered and held.guesses:
+            held.remembered = min(width, most)
+            self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
+        return TrieGrower(held.trie, self._context - self.known(session), most, compute)
 
     def release(self, session: SessionId) -> None:
         """Forget a session. Unknown sessions are no error."""
@@ -136,13 +138,13 @@ class HFEagle:
             assert held.guesses.keys() == nodes
 
     def _expand(self, job: Expand, features: torch.Tensor | None) -> Expanded:
-        grown: Grown = (), (), ()
-        if job.base or job.committed:
-            if features is None:
-                features = torch.empty(0, self.features.width)
-            self.extend(job.session, features, job.committed[0 if job.base else 1 :])
-            grown = self.grow(job.session, job.depth, job.width, job.count)
-        return Expanded(job.session, job.version, self.known(job.session), *grown)
+        if not job.base and not job.committed:
+            return Expanded(job.session, job.version, 0, (), (), ())
+        if features is None:
+            features = torch.empty(0, self.features.width)
+        self.extend(job.session, features, job.committed[0 if job.base else 1 :])
+        with torch.inference_mode():
+            return answer(self._grower(job.session, job.width), job, self.known(job.session))
 
     def _check_rows(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
         want = (len(tokens), self.features.width)

@@ -1,0 +1,43 @@
+"""Linear drafts in flight without a pause: what most pipelines with speculation do today."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncspec.grow import Shape
+from asyncspec.policy.base import Growth, View
+from asyncspec_protocol.ids import NodeId
+
+
+class Chain(Struct, frozen=True):
+    """A chain of the draft's first choices, cut in chunks of ``k`` tokens. Chunks follow each other
+    without waiting for verdicts; a miss flushes all that is in flight.
+
+    With ``k`` = 1 it is the streamed form: every token travels alone, as soon as it is drafted.
+    """
+
+    # Tokens of a chunk.
+    k: int = 4
+    # Most chunks ahead of the last certain token; 0: one for each stage and one being drafted.
+    ahead: int = 0
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    def accepts(self, view: View) -> bool:
+        return True
+
+    def grow(self, view: View) -> Growth | None:
+        chunks = self.ahead or view.stages + 1
+        depth = min(self.k, min(chunks * self.k, view.room) - view.levels)
+        if view.drafted or depth <= 0:
+            return None
+        return Growth(Shape(depth, 1, depth), adopt=depth, frontier=view.deepest)
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        if self.k > 1 and view.room and not view.drafts and not view.drafted:
+            return ()  # the round starts with its first chunk
+        if self.k == 1:
+            return view.unsent[:1]
+        return (*view.fresh_root, *view.drafted[: self.k])

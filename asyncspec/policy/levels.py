@@ -1,0 +1,58 @@
+"""PipeDec and SpecPipe: the tree enters the pipeline level by level, one level a turn.
+
+Both grow the tree from its leaves and keep each level to the same width: of all children of the
+last level the best by cumulative probability (PipeDec 3.3.3, SpecPipe 3.3.3 "fixed-width tree").
+They differ in their parameters and in the systems around them.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncspec.grow import Shape
+from asyncspec.policy.base import Growth, View
+from asyncspec.tree import by_score
+from asyncspec_protocol.ids import NodeId
+
+
+class Levels(Struct, frozen=True):
+    """While a level is computed by one stage, the levels before it are at later ones, and the
+    draft node grows the next. A hit costs one turn, a miss as many as there are stages.
+    """
+
+    # Most nodes of a level (PipeDec and SpecPipe: w).
+    width: int = 32
+    # Most children of a node (c).
+    children: int = 16
+    # Most levels below the root, which is the number of pipeline groups (PipeDec 3.1); 0: as many
+    # as there are stages.
+    depth: int = 0
+    # Levels that enter in one turn (SpecPipe 3.4, "more than one tree-level").
+    levels: int = 1
+    # Segments a level is cut into, so that the stages of one group work side by side (SpecPipe
+    # 3.4, "mini-batch").
+    parts: int = 1
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    def accepts(self, view: View) -> bool:
+        return True
+
+    def grow(self, view: View) -> Growth | None:
+        room = min(self.depth or view.stages * self.levels, view.room) - view.levels
+        if view.drafted or room <= 0:
+            return None
+        levels = min(self.levels, room)
+        shape = Shape(levels, self.children, levels * self.width, self.width, fixed_width=True)
+        return Growth(shape, adopt=shape.count, frontier=view.deepest)
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        if view.fresh_root or not view.drafted:
+            return view.fresh_root  # alone, while its children are drafted
+        nodes = view.tree.nodes
+        end = min(nodes[n].position for n in view.drafted) + self.levels
+        level = (n for n in view.drafted if nodes[n].position < end)
+        part = -(-self.levels * self.width // self.parts)
+        return by_score(view.tree, level)[:part]

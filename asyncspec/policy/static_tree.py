@@ -1,0 +1,40 @@
+"""SpecInfer and STPP: a tree of one fixed shape per round, verified at once."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncspec.grow import Shape
+from asyncspec.policy.base import Growth, View
+from asyncspec_protocol.ids import NodeId
+
+
+class StaticTree(Struct, frozen=True):
+    """Synchronous: the draft node waits for the verdict of the whole tree, the pipeline for the
+    next tree. It is the static baseline of PipeDec (4.2) and SpecPipe (4, A.1)."""
+
+    # Children of every node, level by level (SpecInfer: eight levels, the third one wider).
+    branching: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    def accepts(self, view: View) -> bool:
+        return view.pending == 0 and not view.unsent
+
+    def grow(self, view: View) -> Growth | None:
+        if view.drafts or not view.room:
+            return None
+        widths = self.branching[: view.room]
+        size, level = 0, 1
+        for width in widths:
+            level *= width
+            size += level
+        shape = Shape(len(widths), max(widths), size, size, fixed_width=True, widths=widths)
+        return Growth(shape, adopt=size)
+
+    def cut(self, view: View) -> tuple[NodeId, ...]:
+        if not view.drafts and view.room:
+            return ()  # the round starts with its tree
+        return view.unsent
