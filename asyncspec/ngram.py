@@ -38,6 +38,9 @@ class NGramSource:
         text.extend(job.committed)
         return answer(PathGrower(text.propose), job, len(text.tokens))
 
+    def abandon(self, job: SourceJob) -> None:
+        """See ``TokenSource``. A lookup is over before it could be stopped."""
+
 
 class _Text:
     """A session's tokens, and for every n-gram in it what has followed."""

@@ -100,6 +100,13 @@ class Compute(Struct, frozen=True):
     job: Job
 
 
+class Abandon(Struct, frozen=True):
+    """The result of a queued job is of no use any more: the device ends it as soon as it can, with
+    whatever it has, and it comes back as ``Computed`` all the same."""
+
+    job: Job
+
+
 class Emit(Struct, frozen=True):
     """Certain tokens for the user; the first ``hits`` of them were nodes of the tree."""
 
@@ -138,7 +145,7 @@ class Arm(Struct, frozen=True):
     at: float | None
 
 
-Effect = Send | Compute | Emit | Finish | Report | Arm
+Effect = Send | Compute | Abandon | Emit | Finish | Report | Arm
 
 S = TypeVar("S")
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, assert_never
 from asyncspec.actor.device import Device
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import (
+    Abandon,
     Arm,
     Compute,
     Computed,
@@ -113,6 +114,7 @@ class Runtime(Generic[S]):
         peers: Mapping[Rank, Address],
         sock: socket.socket,
         run_job: Callable[[Any], object | None],
+        abandon_job: Callable[[Any], None],
         tensors: Tensors | None,
         shell: Shell,
         options: LinkOptions | None = None,
@@ -122,6 +124,8 @@ class Runtime(Generic[S]):
         self._machine = machine
         self._sock = sock
         self._run_job = run_job
+        # Called on the event loop while a job may be running on the device's thread.
+        self._abandon_job = abandon_job
         self._tensors = tensors
         self._shell = shell
         self._mesh = Mesh(me, peers, self, options or LinkOptions(), security or Security())
@@ -211,6 +215,8 @@ class Runtime(Generic[S]):
                 return self._send(to, message, rows)
             case Compute(job):
                 self._device.submit(job)
+            case Abandon(job):
+                self._abandon_job(job)
             case Emit():
                 self._shell.emit(effect)
             case Finish(stats=stats, session=session):

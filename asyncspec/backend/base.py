@@ -24,6 +24,10 @@ class StageBackend(Protocol):
     def run(self, job: StageJob) -> object | None:
         """Perform a job. Only ``Forward`` has a result."""
 
+    def abandon(self, job: StageJob) -> None:
+        """The result of a job that was given out is of no use: end it soon, with whatever result.
+        The one method that is called from another thread."""
+
     def pack(self, rows: Rows) -> WireTensor:
         """Hidden states for the wire. The bytes must stay as they are until they are sent."""
 
@@ -40,3 +44,7 @@ class TokenSource(Protocol):
 
     def run(self, job: SourceJob) -> Expanded | None:
         """Grow a tree (``Expand``), or forget a session (``Release``)."""
+
+    def abandon(self, job: SourceJob) -> None:
+        """Nothing more needs to grow for this job: answer soon with what there is. The one method
+        that is called from another thread."""

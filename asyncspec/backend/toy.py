@@ -135,6 +135,9 @@ class ToyStage:
         sampling = self._sampling[job.session]
         return tuple(model.draw(hidden[r], job.rows[r].position + 1, sampling) for r in job.judge)
 
+    def abandon(self, job: StageJob) -> None:
+        """See ``StageBackend``. A pass is over before it could be stopped."""
+
     def pack(self, rows: Rows) -> WireTensor:
         """See ``StageBackend``."""
         handle = cast("Sequence[int]", rows.handle)
@@ -184,6 +187,9 @@ class ToySource:
         self._states[job.session] = (length + len(job.committed), state)
         grower = _ToyGrower(state, self._model, self._propose)
         return answer(grower, job, job.base + len(job.committed))
+
+    def abandon(self, job: SourceJob) -> None:
+        """See ``TokenSource``. A tree is grown before it could be stopped."""
 
     def _propose(self, state: ToyState, width: int) -> Proposal:
         """Guesses for one node. How sure the source is varies, and it is right as often as it

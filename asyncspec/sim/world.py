@@ -8,13 +8,14 @@ policies, anything Hypothesis draws for a proof.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import (
+    Abandon,
     Arm,
     Compute,
     Computed,
@@ -35,7 +36,7 @@ from asyncspec.jobs import Forward, Job, Rows
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Closed, Message
+from asyncspec_protocol.messages import Closed, Expand, Message
 
 
 class Costs(Protocol):
@@ -48,6 +49,18 @@ class Costs(Protocol):
         """A job on a node's device."""
 
 
+class Underway(Struct):
+    """A job at a device: queued or running."""
+
+    job: Job
+    start: float
+    end: float
+    # Number of the event at its end, and what happens then.
+    number: int
+    done: Callable[[], None]
+    abandoned: bool = False
+
+
 class Actor(Struct):
     """A node of the world: a machine, its state and its device."""
 
@@ -57,6 +70,7 @@ class Actor(Struct):
     busy_until: float = 0.0
     busy_seconds: float = 0.0
     passes: int = 0
+    underway: list[Underway] = field(default_factory=list)
     # Grows when the node is restarted: what its old life had under way is void.
     life: int = 0
 
@@ -167,6 +181,8 @@ class World:
                 return self._send(rank, to, account, None)
             case Compute(job):
                 self._compute(rank, actor, job)
+            case Abandon(job):
+                self._abandon(actor, job)
             case Emit(request, tokens):
                 if request in self.finished:
                     raise LocalProtocolError(f"tokens after the end of request {request}")
@@ -202,24 +218,40 @@ class World:
 
     def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
         """Jobs run in order; a job sees the device as the jobs before it have left it."""
-        seconds = self._costs.device(rank, job)
         start = max(actor.busy_until, self.now)
-        actor.busy_until = start + seconds
-        actor.busy_seconds += seconds
+        end = start + self._costs.device(rank, job)
+        actor.busy_until = end
         actor.passes += isinstance(job, Forward)
         life = actor.life
-        pending = deque([job])
 
         def done() -> None:
-            result = actor.device(pending.popleft())
+            entry = actor.underway.pop(0)
+            seconds = entry.end - entry.start
+            actor.busy_seconds += seconds
+            result = actor.device(_cut_short(job) if entry.abandoned else job)
             if self.actors[rank].life != life:
                 return
             if rank in self._taps:
-                self._taps[rank].ran(job, start, start + seconds)
+                self._taps[rank].ran(job, entry.start, entry.end)
             if result is not None:
                 self.feed(rank, Computed(job, result, seconds))
 
-        self.at(actor.busy_until, done)
+        actor.underway.append(Underway(job, start, end, self.at(end, done), done))
+
+    def _abandon(self, actor: Actor, job: Job) -> None:
+        """End a job now, or as soon as it has begun; what is queued behind it moves up."""
+        saved = 0.0
+        for entry in actor.underway:
+            entry.start -= saved if entry.start > self.now else 0.0
+            entry.end -= saved
+            if entry.job is job and not entry.abandoned:
+                entry.abandoned = True
+                saved = entry.end - max(entry.start, self.now)
+                entry.end -= saved
+            if saved:
+                self._disarmed.add(entry.number)
+                entry.number = self.at(entry.end, entry.done)
+        actor.busy_until -= saved
 
     def _arm(self, rank: Rank, timer: str, when: float | None) -> None:
         self._disarm(rank, timer)
@@ -241,6 +273,11 @@ class World:
 def frame_bytes(message: Message) -> int:
     """Length of a message on the wire. What a tensor would add is the cost model's business."""
     return sum(len(piece) for piece in write_frame(message))
+
+
+def _cut_short(job: Job) -> Job:
+    """An abandoned draft still moves the source's context on, but grows nothing."""
+    return replace(job, count=0) if isinstance(job, Expand) else job
 
 
 def _counter() -> Iterator[int]:

@@ -46,13 +46,15 @@ def _computed(event: machine.Computed, job: int) -> records.Computed:
     return records.Computed(job, event.seconds, tokens=result if plain else None)  # type: ignore[arg-type]
 
 
-def effect_record(effect: machine.Effect, job: int, nbytes: int) -> records.Effect:
-    """An effect in short. ``job``: its number if it is a job; ``nbytes``: written for it."""
+def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.Effect:
+    """An effect in short. ``number``: a job's number; ``nbytes``: written for it."""
     if isinstance(effect, machine.Send):
         return _sent(effect.to, effect.message, nbytes)
     if isinstance(effect, machine.Compute):
-        return _issued(effect.job, job)
+        return _issued(effect.job, number)
     match effect:
+        case machine.Abandon(job):
+            return records.Abandoned(kind_of_job(job), job.session, getattr(job, "segment", -1))
         case machine.Emit(request, tokens, hits, session):
             return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):

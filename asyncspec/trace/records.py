@@ -161,6 +161,14 @@ class Reported(Struct, frozen=True, array_like=True, tag="report", gc=False):
     nbytes: int
 
 
+class Abandoned(Struct, frozen=True, array_like=True, tag="abandon", gc=False):
+    """A job's result is of no use any more: the device was told to end it."""
+
+    kind: str
+    session: int
+    segment: int = -1
+
+
 class Armed(Struct, frozen=True, array_like=True, tag="arm", gc=False):
     """A deadline was set, or taken back (None)."""
 
@@ -168,7 +176,7 @@ class Armed(Struct, frozen=True, array_like=True, tag="arm", gc=False):
     at: float | None = None
 
 
-Effect = Sent | Issued | Emitted | Finished | Reported | Armed
+Effect = Sent | Issued | Abandoned | Emitted | Finished | Reported | Armed
 
 
 # --- what happened ------------------------------------------------------------------------------

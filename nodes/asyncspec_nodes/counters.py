@@ -39,6 +39,10 @@ class TurnClock(Struct, frozen=True):
         exits = {k: v for k, v in self.exits.items() if k > segment}
         return replace(self, now=max(self.now, self.exits.get(segment, 0)), exits=exits)
 
+    def flush(self) -> TurnClock:
+        """After a miss nothing that waits or is being drafted counts any more."""
+        return replace(self, free=min(self.free, self.now), drafted=min(self.drafted, self.now))
+
     def ask(self) -> int:
         """When the token source begins with what it is asked now: it does one thing a turn."""
         return max(self.now, self.drafted)

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import (
+    Abandon,
     Arm,
     Cancelled,
     Compute,
@@ -165,7 +166,10 @@ def _go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     state, sent = _send(state)
     effects.extend(sent)
     for session in state.sessions.values():
-        if asked := sessions.ask(session, starving=_starving(state)):
+        if stopped := sessions.stop_asking(session):
+            state = _put(state, stopped[0])
+            effects.append(Abandon(stopped[1]))
+        elif asked := sessions.ask(session, starving=_starving(state)):
             state = _put(state, asked[0])
             effects.append(Compute(asked[1]))
     return state, tuple(effects)
@@ -349,7 +353,9 @@ def _end(
 
 def _close(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
     closes = tuple(Send(rank, Close(session.session)) for rank in _stages(state))
-    release = (Compute(Release(session.session)),) if session.policy.drafts else ()
+    release: Effects = (Compute(Release(session.session)),) if session.policy.drafts else ()
+    if session.asked is not None and not session.asked.abandoned:
+        release = (Abandon(session.asked.job), *release)
     return _without(state, session.session), (*closes, *release)
 
 

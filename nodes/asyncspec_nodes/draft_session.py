@@ -26,12 +26,15 @@ from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Segment,
 class Asked(Struct, frozen=True):
     """What the token source is working on."""
 
+    job: Expand
     growth: Growth | None
     # Of the version, the round, the turn and the committed path it was asked in.
     version: Version
     round: int
     turn: int
     length: int
+    # The source was told to stop: the tree it grows hangs below a tip that is gone.
+    abandoned: bool = False
 
 
 class DraftSession(Struct, frozen=True):
@@ -222,6 +225,7 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
             session,
             next_node=NodeId(root + 1),
             round=session.round + 1,
+            clock=session.clock.flush(),
             segments=0,
             drafts=0,
             last_depth=0,
@@ -266,11 +270,13 @@ def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand]
         return None
     else:
         growth = None  # the source reads the prompt while the stages do
-    asked = Asked(growth, session.version, session.round, session.clock.ask(), session.length)
+    job = _expand(session, growth)
+    now = session.clock.ask()
+    asked = Asked(job, growth, session.version, session.round, now, session.length)
     depth = growth.shape.depth if growth else 0
     return (
         replace(session, asked=asked, source_length=session.length, last_depth=depth),
-        _expand(session, growth),
+        job,
     )
 
 
@@ -305,6 +311,15 @@ def _expand(session: DraftSession, growth: Growth | None) -> Expand:
     )
 
 
+def stop_asking(session: DraftSession) -> tuple[DraftSession, Expand] | None:
+    """After a miss what the source grows is dead before it is there; None where it is not so."""
+    asked = session.asked
+    missed = asked is not None and asked.growth is not None and asked.round != session.round
+    if asked is None or not missed or asked.abandoned:
+        return None
+    return replace(session, asked=replace(asked, abandoned=True)), asked.job
+
+
 def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSession:
     """Merge a freshly drafted tree. The tip may have moved on since it was asked for."""
     asked = session.asked
@@ -333,7 +348,7 @@ def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSe
         barren=None if new else (asked.growth, asked.version, session.next_node),
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (asked.round == session.round),
-        clock=session.clock.draft(asked.turn),
+        clock=session.clock if asked.abandoned else session.clock.draft(asked.turn),
         counters=replace(counters, drafted=counters.drafted + len(new)),
     )
 

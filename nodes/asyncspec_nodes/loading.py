@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from asyncspec.actor.runtime import Tensors
+from asyncspec.backend.base import TokenSource
 from asyncspec.errors import UserError
 from asyncspec.jobs import SourceJob
 from asyncspec.ngram import NGramSource
@@ -25,7 +26,7 @@ from asyncspec_nodes.rules import Rules
 from asyncspec_nodes.service import TextCodec
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
-from asyncspec_protocol.messages import PROTOCOL_VERSION, Expanded, Hello, Role
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
 
 
 class Loaded(Struct, frozen=True):
@@ -35,6 +36,7 @@ class Loaded(Struct, frozen=True):
     machine: DraftMachine | VerifyMachine
     initial: object
     run_job: Callable[[Any], object | None]
+    abandon_job: Callable[[Any], None]
     tensors: Tensors | None = None
     guarantee: str = ""
     # Draft node only: what clients' text is made of, and what they may ask for.
@@ -69,6 +71,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
         machine=machine,
         initial=machine.initial(),
         run_job=stage.run,
+        abandon_job=stage.abandon,
         tensors=stage,
         guarantee=stage.guarantee,
     )
@@ -85,7 +88,7 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
     reporter.loading("tokenizer")
     tokenizer = load_tokenizer(target.path)
     reporter.loading(f"draft {_short(config.draft.source)}")
-    run_job = load_source(config, target)
+    source = load_source(config, target)
     machine = DraftMachine(
         DraftConfig(
             stages=config.stages,
@@ -98,18 +101,19 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
         me=_hello(config, DRAFT, "draft", (0, 0), target),
         machine=machine,
         initial=machine.initial(),
-        run_job=run_job or _no_source,
+        run_job=source.run if source else _no_source,
+        abandon_job=source.abandon if source else _no_source,
         codec=tokenizer,
         rules=Rules(
             context_length=target.facts.context_length,
             eos=frozenset(target.facts.eos_token_ids),
             policy=config.draft.policy,
-            drafts=run_job is not None,
+            drafts=source is not None,
         ),
     )
 
 
-def load_source(config: Config, target: Any) -> Callable[[SourceJob], Expanded | None] | None:
+def load_source(config: Config, target: Any) -> TokenSource | None:
     """What proposes tokens; None for "none"."""
     source = config.draft.source
     if source == "none":
@@ -120,14 +124,14 @@ def load_source(config: Config, target: Any) -> Callable[[SourceJob], Expanded |
             )
         return None
     if source == "ngram":
-        return NGramSource().run
+        return NGramSource()
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.draft import load_draft
     from asyncspec.backend.hf.vocab import check_vocab
 
     draft = open_checkpoint(source)
     check_vocab(target.path, draft.path)
-    return load_draft(draft, dtype=config.target.dtype, vocab=target.facts.vocab_size).run
+    return load_draft(draft, dtype=config.target.dtype, vocab=target.facts.vocab_size)
 
 
 def _no_source(job: SourceJob) -> None:

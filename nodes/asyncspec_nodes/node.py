@@ -119,6 +119,7 @@ def _runtime(
         peers={Rank(n.rank): (n.host, n.port) for n in config.node},
         sock=sock,
         run_job=loaded.run_job,
+        abandon_job=loaded.abandon_job,
         tensors=loaded.tensors,
         shell=shell,
         options=LinkOptions(timeout_seconds=config.limits.silence_seconds),

@@ -44,6 +44,9 @@ class Running(Struct, frozen=True):
 
     waiting: Waiting
     judged: tuple[int, ...]
+    job: Forward
+    # The device was told that nobody needs this pass any more.
+    abandoned: bool = False
 
 
 class StageSession(Struct, frozen=True):
@@ -104,7 +107,7 @@ def plan(
         hidden=waiting.hidden,
         judge=judged,
     )
-    return replace(session, slots=slots), Running(waiting=waiting, judged=judged), job
+    return replace(session, slots=slots), Running(waiting=waiting, judged=judged, job=job), job
 
 
 def _judged(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:

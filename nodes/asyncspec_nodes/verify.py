@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import (
+    Abandon,
     Cancelled,
     Compute,
     Computed,
@@ -246,8 +247,20 @@ def _prune(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effe
     session, job = prune(session, message)
     state = replace(state, sessions={**state.sessions, message.session: session})
     effects: Effects = () if job is None else (Compute(job),)
+    state, abandoned = _abandon(state)
     state, granted = _thin_queue(state)
-    return state, (*effects, *granted)
+    return state, (*abandoned, *effects, *granted)
+
+
+def _abandon(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """A pass all of whose rows are dead only keeps the device from what is alive."""
+    running = state.running
+    if running is None or running.abandoned:
+        return state, ()
+    session = state.sessions.get(running.waiting.session)
+    if session is not None and survivors(session, running.waiting.ids):
+        return state, ()
+    return replace(state, running=replace(running, abandoned=True)), (Abandon(running.job),)
 
 
 def _thin_queue(state: VerifyState) -> tuple[VerifyState, Effects]:
@@ -288,8 +301,9 @@ def _close(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
         state = replace(state, closing={**state.closing, session_id: session})
     else:
         release = (*release, _report(session))
+    state, abandoned = _abandon(state)
     state, granted = _thin_queue(state)
-    return state, (*release, *granted)
+    return state, (*abandoned, *release, *granted)
 
 
 def _floor(state: VerifyState, first: SessionId) -> tuple[VerifyState, Effects]:
@@ -301,8 +315,9 @@ def _floor(state: VerifyState, first: SessionId) -> tuple[VerifyState, Effects]:
         closed_early=frozenset(s for s in state.closed_early if s >= first),
         sessions={k: v for k, v in state.sessions.items() if k >= first},
     )
+    state, abandoned = _abandon(state)
     state, granted = _thin_queue(state)
-    return state, (*(Compute(Release(session)) for session in over), *granted)
+    return state, (*abandoned, *(Compute(Release(session)) for session in over), *granted)
 
 
 def _report(session: StageSession) -> Report:
@@ -376,6 +391,8 @@ def _computed(
 
 def _verdict(session: StageSession, running: Running, result: object) -> Effects:
     """The verdict of a pass, for the nodes that are still alive."""
+    if running.abandoned:
+        return ()
     if not isinstance(result, tuple) or len(result) != len(running.judged):
         raise LocalProtocolError("the device judged other rows than it was asked to")
     ids = running.waiting.ids
@@ -445,8 +462,9 @@ def _lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     released = tuple(Compute(Release(session)) for session in state.sessions)
     freed = len(state.queue)
     state = replace(state, peers=state.peers - {peer}, sessions={}, closing={}, queue=(), parked=())
+    state, abandoned = _abandon(state)
     state, granted = _grant(state, freed)
     down: Effects = ()
     if peer == config.after and not config.last and DRAFT in state.peers:
         down = (Send(DRAFT, _ready(state)),)
-    return state, (*released, *granted, *down)
+    return state, (*abandoned, *released, *granted, *down)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from asyncspec.actor.machine import Compute, Computed, Effect, Input, Joined, Received, Send
-from asyncspec.jobs import Forward
+from asyncspec.actor.machine import (
+    Abandon,
+    Compute,
+    Computed,
+    Effect,
+    Input,
+    Joined,
+    Received,
+    Send,
+)
+from asyncspec.jobs import Forward, Job
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
@@ -45,6 +54,11 @@ def sent(effects: list[Effect], kind: type[T], to: int | None = None) -> list[T]
 def passes(effects: list[Effect]) -> list[Forward]:
     """Forward passes that were asked for."""
     return [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward)]
+
+
+def abandoned(effects: list[Effect]) -> list[Job]:
+    """Jobs that nobody waits for any more."""
+    return [e.job for e in effects if isinstance(e, Abandon)]
 
 
 def stage(rank: int = 1, stages: int = 1, prompt_length: int = 1, window: int = 8) -> Driven:

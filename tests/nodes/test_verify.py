@@ -18,7 +18,7 @@ from asyncspec_protocol.messages import (
     Segment,
     Verdict,
 )
-from nodes.drive import Driven, done, opening, passes, prune, segment, sent, stage
+from nodes.drive import Driven, abandoned, done, opening, passes, prune, segment, sent, stage
 
 
 def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
@@ -93,6 +93,25 @@ def test_rows_that_die_during_their_pass_are_not_sent_on_and_counted() -> None:
     assert onward.tensor == Rows(result, (0, 2))
     assert onward.message.applied == 0
     assert first.state.sessions[0].dead_rows == 1
+
+
+def test_a_pass_whose_rows_have_all_died_is_abandoned_once() -> None:
+    last = stage()
+    (root,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
+    last.feed(done(root, (5,)))
+    (job,) = passes(last.feed(Received(DRAFT, segment(1, {1: 0, 2: 0}))))
+    assert not abandoned(last.feed(prune(1, 3, (), (2,))))
+    assert abandoned(last.feed(prune(2, 4, (3,), ()))) == [job]
+    assert not abandoned(last.feed(prune(3, 4, (3,), ())))
+    assert not sent(last.feed(done(job, ())), Verdict)
+    assert last.state.running is None
+    assert last.state.sessions[0].dead_rows == 2
+
+
+def test_closing_a_session_abandons_its_pass() -> None:
+    first = stage(1, 2)
+    (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1}))))
+    assert abandoned(first.feed(Received(DRAFT, Close(SessionId(0))))) == [job]
 
 
 def test_the_stamp_is_the_smallest_version_on_the_way() -> None:

@@ -140,6 +140,7 @@ class LocalCluster:
             peers=self.ports,
             sock=sock,
             run_job=run,
+            abandon_job=lambda job: None,
             tensors=tensors,
             shell=self.shells[rank],
             options=QUICK,

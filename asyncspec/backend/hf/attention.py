@@ -7,7 +7,7 @@ cache is used). What is common to all layers, the masks, is made once per pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,10 @@ NAME = "asyncspec"
 """Under which our attention function is known to transformers."""
 
 
+class Abandoned(Exception):
+    """Nobody waits for the result of this pass any more."""
+
+
 class TreeAttention:
     """A segment's rows, their slots and who sees what. Subclasses are the kernels."""
 
@@ -31,6 +35,8 @@ class TreeAttention:
         self.end = -(-(int(slots.max()) + 1) // BLOCK) * BLOCK
         cache.reserve(self.end)
         self.cache = cache
+        # Asked before every layer: True ends the pass, all of whose rows have died meanwhile.
+        self.stop: Callable[[], bool] = lambda: False
         self.committed = committed
         self.rows = rows
         self.row_positions = np.array([row.position for row in rows], np.int64)
@@ -50,7 +56,12 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv."""
+        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv.
+
+        Raises ``Abandoned`` where ``stop`` says so.
+        """
+        if self.stop():
+            raise Abandoned
         self.cache.write(layer, self.slots, key, value)
         heads, count, width = query.shape
         kv_heads = key.shape[0]

@@ -54,6 +54,7 @@ class HFDraft:
         self._context = shard.facts.context_length
         self._shape = shard.cache_shape("fast")
         self._sessions: dict[SessionId, _Session] = {}
+        self._useless: SourceJob | None = None
 
     def run(self, job: SourceJob) -> Expanded | None:
         """See ``TokenSource``. Raises ``ValueError`` where ``base`` is not what the source
@@ -63,7 +64,11 @@ class HFDraft:
             return None
         with torch.inference_mode():
             session = self._advance(job)
-            return answer(self._grower(session), job, session.length)
+            return answer(self._grower(session, job), job, session.length)
+
+    def abandon(self, job: SourceJob) -> None:
+        """See ``TokenSource``."""
+        self._useless = job
 
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
@@ -120,7 +125,7 @@ class HFDraft:
             (proposal,) = self._pass(session, slot, (row,), [session.tip_token], [0])
             trie.learn(trie.tip, proposal)
 
-    def _grower(self, session: _Session) -> TrieGrower:
+    def _grower(self, session: _Session, job: Expand) -> TrieGrower:
         def compute(wanted: Wanted) -> None:
             committed = session.trie.length
             ids, rows = session.trie.hang(wanted)
@@ -131,7 +136,8 @@ class HFDraft:
             ):
                 session.trie.learn(node, proposal)
 
-        return TrieGrower(session.trie, self._context - session.length, self.vocab, compute)
+        room = self._context - session.length
+        return TrieGrower(session.trie, room, self.vocab, compute, lambda: self._useless is job)
 
     def _pass(
         self,

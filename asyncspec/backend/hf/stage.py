@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.attention import FastAttention, TreeAttention
+from asyncspec.backend.hf.attention import Abandoned, FastAttention, TreeAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draw import draw
@@ -41,6 +41,7 @@ class HFStage:
         self.guarantee = guarantee
         self._shape = shard.cache_shape(mode)
         self._sessions: dict[SessionId, _Session] = {}
+        self._useless: StageJob | None = None
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``. Raises ``ValueError`` for a job that cannot be meant."""
@@ -55,8 +56,15 @@ class HFStage:
                 case Compact(session, start, keep):
                     self._session(session).cache.compact(start, keep)
                 case Forward():
-                    return self._forward(job)
+                    try:
+                        return self._forward(job)
+                    except Abandoned:
+                        return ()
         return None
+
+    def abandon(self, job: StageJob) -> None:
+        """See ``StageBackend``."""
+        self._useless = job
 
     def pack(self, rows: Rows) -> WireTensor:
         """See ``StageBackend``."""
@@ -80,6 +88,7 @@ class HFStage:
         inputs = self._inputs(job)
         positions = torch.from_numpy(np.array([row.position for row in job.rows], np.int64))
         tree = self._attention(session.cache, job.committed, job.rows)
+        tree.stop = lambda: self._useless is job
         session.committed = job.committed
         if not job.judge:
             hidden = self.shard.hidden(inputs, positions, tree)

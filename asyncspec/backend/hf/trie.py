@@ -125,10 +125,19 @@ Compute = Callable[[Wanted], None]
 
 class TrieGrower:
     """A ``Grower`` over a trie: nothing is computed twice. ``room``: levels below the tip that the
-    model's context has place for; ``most``: successors a node can have at all."""
+    model's context has place for; ``most``: successors a node can have at all;
+    ``stop`` says that nobody waits for more."""
 
-    def __init__(self, trie: Trie, room: int, most: int, compute: Compute) -> None:
+    def __init__(
+        self,
+        trie: Trie,
+        room: int,
+        most: int,
+        compute: Compute,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._trie = trie
+        self._stop = stop
         self._most = most
         self._room = room if trie.tip != NO_PARENT else -1
         self._compute = compute
@@ -144,6 +153,8 @@ class TrieGrower:
         """See ``Grower``."""
         fitting = [node for node in nodes if self._level(node) < self._room]
         while missing := self._missing(fitting):
+            if self._stop():
+                return [NOTHING] * len(nodes)
             wanted = [
                 (self._nodes[self._candidates[c][0]], self._candidates[c][1]) for c in missing
             ]

@@ -7,7 +7,7 @@ dropped: what they guessed is known now, and everything below them was built on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class HFEagle:
         # Longest sequence of the target. A head's own limit is none: it goes on, guessing worse.
         self._context = context
         self._sessions: dict[SessionId, _Session] = {}
+        self._useless: SourceJob | None = None
 
     @property
     def features(self) -> Features:
@@ -93,7 +94,9 @@ class HFEagle:
         with torch.inference_mode():
             return beam(self._grower(session, width), Shape(depth, width, count))
 
-    def _grower(self, session: SessionId, width: int) -> TrieGrower:
+    def _grower(
+        self, session: SessionId, width: int, stop: Callable[[], bool] = lambda: False
+    ) -> TrieGrower:
         held = self._sessions.get(session)
         if held is None:
             raise ValueError(f"session {session} was never extended")
@@ -109,7 +112,7 @@ class HFEagle:
         if min(width, most) > held.remembered and held.guesses:
             held.remembered = min(width, most)
             self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
-        return TrieGrower(held.trie, self._context - self.known(session), most, compute)
+        return TrieGrower(held.trie, self._context - self.known(session), most, compute, stop)
 
     def release(self, session: SessionId) -> None:
         """Forget a session. Unknown sessions are no error."""
@@ -129,6 +132,10 @@ class HFEagle:
             raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
         return self._expand(job, features)
 
+    def abandon(self, job: SourceJob) -> None:
+        """See ``TokenSource``."""
+        self._useless = job
+
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
         for held in self._sessions.values():
@@ -144,7 +151,8 @@ class HFEagle:
             features = torch.empty(0, self.features.width)
         self.extend(job.session, features, job.committed[0 if job.base else 1 :])
         with torch.inference_mode():
-            return answer(self._grower(job.session, job.width), job, self.known(job.session))
+            grower = self._grower(job.session, job.width, lambda: self._useless is job)
+            return answer(grower, job, self.known(job.session))
 
     def _check_rows(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
         want = (len(tokens), self.features.width)
