@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Growth, Policy, View
+from asyncspec.policy.catalogue import Catalogue
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.levels import Levels
 from asyncspec.policy.static_tree import StaticTree
 
-POLICIES: dict[str, Policy] = {
-    "autoregressive": Autoregressive(),
-    "chain": Chain(),
-    "chain-streamed": Chain(k=1),
-    "static-tree": StaticTree(),
-    "chunked": Chunked(),
-    "pruned": Chunked(early=True),
-    "pipedec": Levels(width=32, children=16),
-    "specpipe": Levels(width=64, children=8),
-    "flowspec-no-sbd": FlowSpec(sbd=False),
-    "flowspec": FlowSpec(),
-}
+POLICIES = Catalogue(
+    {
+        "autoregressive": Autoregressive(),
+        "chain": Chain(),
+        "chain-streamed": Chain(k=1),
+        "static-tree": StaticTree(),
+        "chunked": Chunked(),
+        "pruned": Chunked(early=True),
+        "pipedec": Levels(width=32, children=16),
+        "specpipe": Levels(width=64, children=8),
+        "flowspec-no-sbd": FlowSpec(sbd=False),
+        "flowspec": FlowSpec(),
+    }
+)
 
 __all__ = ["POLICIES", "Growth", "Policy", "View"]

@@ -11,7 +11,9 @@ from asyncspec_protocol.ids import NodeId
 class Autoregressive(Struct, frozen=True):
     """The baseline every other policy has to beat, and the simplest loop to read."""
 
-    drafts: bool = False
+    @property
+    def drafts(self) -> bool:
+        return False
 
     def accepts(self, view: View) -> bool:
         return True

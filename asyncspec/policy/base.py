@@ -7,13 +7,16 @@ same for all of them, so comparing two papers is a switch.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from asyncspec.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 class View(Struct, frozen=True):

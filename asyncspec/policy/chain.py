@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, View
+from asyncspec.policy.base import Count, Growth, Positive, View
 from asyncspec_protocol.ids import NodeId
 
 
@@ -17,9 +17,9 @@ class Chain(Struct, frozen=True):
     """
 
     # Tokens of a chunk.
-    k: int = 4
+    k: Positive = 4
     # Most chunks ahead of the last certain token; 0: one for each stage and one being drafted.
-    ahead: int = 0
+    ahead: Count = 0
 
     @property
     def drafts(self) -> bool:

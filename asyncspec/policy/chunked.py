@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, View
+from asyncspec.policy.base import Growth, Positive, View
 from asyncspec.segment import share
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
@@ -20,11 +20,11 @@ class Chunked(Struct, frozen=True):
 
     early: bool = False
     # Nodes of a tree, levels, and children per node (FlowSpec: L_init, d_0, k).
-    size: int = 80
-    depth: int = 5
-    width: int = 10
+    size: Positive = 80
+    depth: Positive = 5
+    width: Positive = 10
     # Longest segment, the root not counted (FlowSpec: L_seg).
-    segment: int = 16
+    segment: Positive = 16
 
     @property
     def drafts(self) -> bool:

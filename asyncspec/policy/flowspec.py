@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, View
+from asyncspec.policy.base import Growth, Positive, View
 from asyncspec.policy.chunked import next_piece
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
@@ -22,18 +22,18 @@ class FlowSpec(Struct, frozen=True):
 
     # Score-based order of a tree's nodes; False is the paper's "w/o SBD" (level order).
     sbd: bool = True
-    l_init: int = 80
-    l_seg: int = 16
-    k: int = 10
-    d_init: int = 5
+    l_init: Positive = 80
+    l_seg: Positive = 16
+    k: Positive = 10
+    d_init: Positive = 5
     # Context-aware expansion: nodes of the fresh tree and its levels.
-    l_exp: int = 64
-    d_exp: int = 5
+    l_exp: Positive = 64
+    d_exp: Positive = 5
     # Score-aware expansion: nodes to add and levels to go deeper.
-    l_deep: int = 48
-    d_deep: int = 1
+    l_deep: Positive = 48
+    d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
-    d_most: int = 12
+    d_most: Positive = 12
 
     @property
     def drafts(self) -> bool:

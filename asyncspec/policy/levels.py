@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, View
+from asyncspec.policy.base import Count, Growth, Positive, View
 from asyncspec.tree import by_score
 from asyncspec_protocol.ids import NodeId
 
@@ -21,17 +21,17 @@ class Levels(Struct, frozen=True):
     """
 
     # Most nodes of a level (PipeDec and SpecPipe: w).
-    width: int = 32
+    width: Positive = 32
     # Most children of a node (c).
-    children: int = 16
+    children: Positive = 16
     # Most levels below the root, which is the number of pipeline groups (PipeDec 3.1); 0: as many
     # as there are stages.
-    depth: int = 0
+    depth: Count = 0
     # Levels that enter in one turn (SpecPipe 3.4, "more than one tree-level").
-    levels: int = 1
+    levels: Positive = 1
     # Segments a level is cut into, so that the stages of one group work side by side (SpecPipe
     # 3.4, "mini-batch").
-    parts: int = 1
+    parts: Positive = 1
 
     @property
     def drafts(self) -> bool:

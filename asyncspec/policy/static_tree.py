@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, View
+from asyncspec.policy.base import Growth, Positive, View
 from asyncspec_protocol.ids import NodeId
 
 
@@ -14,7 +16,7 @@ class StaticTree(Struct, frozen=True):
     next tree. It is the static baseline of PipeDec (4.2) and SpecPipe (4, A.1)."""
 
     # Children of every node, level by level (SpecInfer: eight levels, the third one wider).
-    branching: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
+    branching: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 1, 3, 1, 1, 1, 1, 1)
 
     @property
     def drafts(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
+from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes import record_cli, run_options, trace_cli
 from asyncspec_nodes.arguments import Parser
 
@@ -29,8 +30,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _policies(arguments: argparse.Namespace) -> int:
     width = max(map(len, POLICIES))
     for name, policy in POLICIES.items():
-        drafts = "drafts" if policy.drafts else "needs no draft"
-        sys.stdout.write(f"{name:{width}}  {_first_line(policy)} ({drafts})\n")
+        sys.stdout.write(f"{name:{width}}  {_first_line(policy)}\n")
+        if settings := parameters(policy):
+            written = ",".join(f"{key}={value}" for key, value in settings.items())
+            sys.stdout.write(f"{'':{width}}  {name}:{written}\n")
     return 0
 
 

@@ -14,9 +14,8 @@ def check(config: Config) -> None:
     _check_ranks(config)
     _check_addresses(config)
     _check_layers(config)
-    if config.draft.policy not in POLICIES:
-        names = ", ".join(POLICIES)
-        raise UserError(f"unknown policy {config.draft.policy!r} in [draft]; there are {names}")
+    if problem := POLICIES.problem(config.draft.policy):
+        raise UserError(f"[draft] policy: {problem}")
 
 
 def _check_ranks(config: Config) -> None:

@@ -58,10 +58,9 @@ def settings_problem(
 
 def policy_problem(name: str, *, drafts: bool) -> str | None:
     """A policy that does not exist, or that needs a token source where there is none."""
-    policy = POLICIES.get(name)
-    if policy is None:
-        return f"unknown policy {name!r}; there are {', '.join(POLICIES)}"
-    if policy.drafts and not drafts:
+    if problem := POLICIES.problem(name):
+        return problem
+    if POLICIES[name].drafts and not drafts:
         return f"policy {name} needs a token source; use autoregressive, or a draft other than none"
     return None
 

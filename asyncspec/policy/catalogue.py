@@ -1,0 +1,73 @@
+"""Policies by name, and with other parameters: ``pipedec:width=16,children=8``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from asyncspec.errors import UserError
+from asyncspec.policy.base import Policy
+
+
+class Catalogue(Mapping[str, Policy]):
+    """A mapping from names to policies that also understands parameters after a name. Values of
+    parameters that are lists are joined by ``x``: ``static-tree:branching=2x2x1``.
+    """
+
+    def __init__(self, named: Mapping[str, Policy]) -> None:
+        self._named = dict(named)
+
+    def __getitem__(self, spec: str) -> Policy:
+        """Raises ``UserError`` for parameters that cannot be, ``KeyError`` for an unknown name."""
+        name, _, changes = spec.partition(":")
+        policy = self._named[name]
+        return _changed(name, policy, changes) if changes else policy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def __contains__(self, spec: object) -> bool:
+        return isinstance(spec, str) and self.problem(spec) is None
+
+    def problem(self, spec: str) -> str | None:
+        """Why there is no such policy, as a sentence for the user; None where there is one."""
+        try:
+            self[spec]
+        except UserError as error:
+            return str(error)
+        except KeyError:
+            return f"unknown policy {spec.partition(':')[0]!r}; there are {', '.join(self)}"
+        return None
+
+
+def parameters(policy: Policy) -> dict[str, str]:
+    """A policy's parameters as they are written in a name."""
+    fields: dict[str, object] = msgspec.to_builtins(policy)
+    return {name: _written(value) for name, value in fields.items()}
+
+
+def _changed(name: str, policy: Policy, changes: str) -> Policy:
+    fields: dict[str, object] = msgspec.to_builtins(policy)
+    for change in changes.split(","):
+        key, equals, value = change.partition("=")
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise UserError(f"policy {name} has no parameter {key!r}; there are: {known}")
+        if not equals:
+            raise UserError(f"policy {name}: parameter {key} needs a value, as in {key}=4")
+        fields[key] = value.split("x") if isinstance(fields[key], list | tuple) else value
+    try:
+        return msgspec.convert(fields, type(policy), strict=False)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).replace("`", "").partition(" - at $.")
+        raise UserError(f"policy {name}: {where}: {what[0].lower()}{what[1:]}") from None
+
+
+def _written(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "x".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

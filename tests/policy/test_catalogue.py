@@ -1,0 +1,49 @@
+"""Policies by what a user writes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.policy import POLICIES
+from asyncspec.policy.catalogue import parameters
+from asyncspec.policy.levels import Levels
+from asyncspec.policy.static_tree import StaticTree
+
+
+@given(st.sampled_from(sorted(POLICIES)))
+def test_written_out_it_is_the_same_policy(name: str) -> None:
+    written = ",".join(f"{key}={value}" for key, value in parameters(POLICIES[name]).items())
+    assert POLICIES[f"{name}:{written}" if written else name] == POLICIES[name]
+
+
+def test_parameters_after_a_name() -> None:
+    assert POLICIES["pipedec:width=16,children=4"] == Levels(width=16, children=4)
+    assert POLICIES["static-tree:branching=2x1x2"] == StaticTree(branching=(2, 1, 2))
+    assert "pipedec:width=16" in POLICIES
+    assert "pipedec:width=0" not in POLICIES
+    assert 3 not in POLICIES
+    assert len(POLICIES) == len(list(POLICIES))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("best", "unknown policy 'best'; there are autoregressive, chain"),
+        ("best:width=3", "unknown policy 'best'; there are"),
+        (
+            "pipedec:childs=2",
+            "policy pipedec has no parameter 'childs'; there are: width, children",
+        ),
+        ("pipedec:", None),
+        ("pipedec:width", "policy pipedec: parameter width needs a value, as in width=4"),
+        ("pipedec:width=0", "policy pipedec: width: expected int >= 1"),
+        ("chunked:early=maybe", "policy chunked: early: expected bool, got str"),
+        ("static-tree:branching=2xx1", "policy static-tree: branching[1]: expected int, got str"),
+        ("autoregressive:k=1", "policy autoregressive has no parameter 'k'; there are: none"),
+    ],
+)
+def test_what_cannot_be(spec: str, says: str | None) -> None:
+    problem = POLICIES.problem(spec)
+    assert problem is None if says is None else problem is not None and problem.startswith(says)
