@@ -54,6 +54,8 @@ class Start(Struct, frozen=True):
     known: Grown = ((), (), ())
     # Indices into ``known``, or ``TIP``.
     frontier: tuple[int, ...] = (TIP,)
+    # Known nodes compete with the new ones for their places.
+    compete: bool = False
 
 
 FROM_TIP = Start()
@@ -100,7 +102,7 @@ def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
     parents, tokens, scores = list(start.known[0]), list(start.known[1]), list(start.known[2])
     for parent, token in zip(parents, tokens, strict=True):
         grower.hang(parent, token)
-    candidates: list[int] = []
+    candidates = list(range(len(tokens))) if start.compete else []
     frontier = list(start.frontier)
     for level in range(shape.depth):
         born: list[int] = []
@@ -129,11 +131,20 @@ def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
     )
 
 
+def shape_of(job: Expand) -> Shape:
+    """What a job asks for."""
+    return Shape(job.depth, job.width, job.count, job.beam, job.fixed_width, job.widths)
+
+
+def start_of(job: Expand) -> Start:
+    """Where a job's growth starts."""
+    return Start((job.parents, job.tokens, job.scores), job.frontier or (TIP,))
+
+
 def answer(grower: Grower, job: Expand, length: int) -> Expanded:
     """Grow what ``job`` asks for; ``length`` is that of the committed path by now."""
-    shape = Shape(job.depth, job.width, job.count, job.beam, job.fixed_width, job.widths)
-    start = Start((job.parents, job.tokens, job.scores), job.frontier or (TIP,))
-    return Expanded(job.session, job.version, length, *beam(grower, shape, start))
+    grown = beam(grower, shape_of(job), start_of(job))
+    return Expanded(job.session, job.version, length, *grown)
 
 
 def _best(candidates: Sequence[int], scores: Sequence[float], count: int) -> list[int]:
@@ -141,11 +152,11 @@ def _best(candidates: Sequence[int], scores: Sequence[float], count: int) -> lis
 
 
 def _leading_to(chosen: Sequence[int], parents: Sequence[int], known: int) -> list[int]:
-    """The known nodes above chosen ones, oldest first."""
+    """The known nodes above chosen ones that are not chosen themselves, oldest first."""
     above: set[int] = set()
     for node in chosen:
         parent = parents[node]
-        while parent != TIP and parent < known and parent not in above:
+        while parent != TIP and parent not in above:
             above.add(parent)
             parent = parents[parent]
-    return sorted(above)
+    return sorted(node for node in above.difference(chosen) if node < known)

@@ -10,11 +10,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from asyncspec.errors import AsyncSpecError
 from asyncspec.grow import NOTHING, PathGrower, Proposal, answer
 from asyncspec.jobs import Release, SourceJob
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expanded
+from asyncspec_protocol.messages import Expand, Expanded
 
 # How far a continuation is trusted after a match of so many tokens; longer ones as the last.
 TRUST = {1: 0.3, 2: 0.55, 3: 0.75, 4: 0.85}
@@ -32,11 +31,20 @@ class NGramSource:
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
+        length = self.begin(job)
+        return answer(self.grower(job), job, length)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
         text = self._sessions.setdefault(job.session, _Text(self._lengths))
         if len(text.tokens) != job.base:
-            raise AsyncSpecError(f"the source knows {len(text.tokens)} tokens, not {job.base}")
+            raise ValueError(f"the source knows {len(text.tokens)} tokens, not {job.base}")
         text.extend(job.committed)
-        return answer(PathGrower(text.propose), job, len(text.tokens))
+        return len(text.tokens)
+
+    def grower(self, job: Expand) -> PathGrower:
+        """See ``Part``."""
+        return PathGrower(self._sessions[job.session].propose)
 
     def abandon(self, job: SourceJob) -> None:
         """See ``TokenSource``. A lookup is over before it could be stopped."""

@@ -14,12 +14,12 @@ from typing import Literal, cast
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.grow import TIP, Proposal, answer
+from asyncspec.grow import TIP, Grower, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import gumbel, mix, uniform
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expanded
+from asyncspec_protocol.messages import Expand, Expanded
 
 _MASK = (1 << 64) - 1
 
@@ -179,14 +179,23 @@ class ToySource:
         if isinstance(job, Release):
             self._states.pop(job.session, None)
             return None
+        length = self.begin(job)
+        return answer(self.grower(job), job, length)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
         length, state = self._states.get(job.session, (0, self._model.start()))
         if length != job.base:
             raise ValueError(f"the source knows {length} tokens, not {job.base}")
         for token in job.committed:
             state = self._model.extend(state, token)
-        self._states[job.session] = (length + len(job.committed), state)
-        grower = _ToyGrower(state, self._model, self._propose)
-        return answer(grower, job, job.base + len(job.committed))
+        length += len(job.committed)
+        self._states[job.session] = (length, state)
+        return length
+
+    def grower(self, job: Expand) -> Grower:
+        """See ``Part``."""
+        return _ToyGrower(self._states[job.session][1], self._model, self._propose)
 
     def abandon(self, job: SourceJob) -> None:
         """See ``TokenSource``. A tree is grown before it could be stopped."""

@@ -62,9 +62,13 @@ class HFDraft:
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
+        length = self.begin(job)
+        return answer(self.grower(job), job, length)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
         with torch.inference_mode():
-            session = self._advance(job)
-            return answer(self._grower(session, job), job, session.length)
+            return self._advance(job).length
 
     def abandon(self, job: SourceJob) -> None:
         """See ``TokenSource``."""
@@ -125,15 +129,18 @@ class HFDraft:
             (proposal,) = self._pass(session, slot, (row,), [session.tip_token], [0])
             trie.learn(trie.tip, proposal)
 
-    def _grower(self, session: _Session, job: Expand) -> TrieGrower:
+    def grower(self, job: Expand) -> TrieGrower:
+        """See ``Part``."""
+        session = self._sessions[job.session]
+
         def compute(wanted: Wanted) -> None:
             committed = session.trie.length
             ids, rows = session.trie.hang(wanted)
             tokens = [token for _, token in wanted]
             every = range(len(rows))
-            for node, proposal in zip(
-                ids, self._pass(session, committed, rows, tokens, every), strict=True
-            ):
+            with torch.inference_mode():
+                proposals = self._pass(session, committed, rows, tokens, every)
+            for node, proposal in zip(ids, proposals, strict=True):
                 session.trie.learn(node, proposal)
 
         room = self._context - session.length
