@@ -30,28 +30,29 @@ function pattern(target, colour, draw) {
   return target.createPattern(tile, "repeat");
 }
 
+const thinFills = () => ({
+  queue: ink.queueFill, credit: ink.credit, send: ink.sendFill, transfer: ink.send, step: ink.step,
+  silence: ink.dead,
+});
+
 const FILLS = () => [
-  ["useful", ink.useful, "useful rows"],
-  ["wrong", ink.wrongFill, "wrong guesses"],
-  ["dead", ink.deadFill, "dead rows"],
-  ["draft", ink.draft, "drafting"],
-  ["queue", ink.queueFill, "waits for the device"],
-  ["credit", ink.credit, "waits for credit"],
-  ["transfer", ink.send, "on its way"],
-  ["send", ink.sendFill, "waits for the network"],
-  ["step", ink.step, "the node's own steps, cache"],
+  [ink.useful, "useful rows"], [ink.wrongFill, "wrong guesses"], [ink.deadFill, "dead rows"],
+  [ink.draft, "drafting"], [ink.queueFill, "waits for the device"], [ink.credit, "waits for credit"],
+  [ink.send, "on its way"], [ink.sendFill, "waits for the network"], [ink.step, "own steps, cache"],
+  [(g) => { g.fillStyle = markInk(PRUNE); drawMark(g, PRUNE, 8, 6); }, "prune"],
+  [(g) => { g.fillStyle = ink.dead; g.font = "13px system-ui, sans-serif"; g.fillText("×", 4, 11); }, "miss"],
+  [(g) => { g.fillStyle = markInk("joined"); drawMark(g, "joined", 8, 6); }, "other events"],
 ];
 
 function legend() {
-  const list = document.getElementById("legend");
+  const list = document.getElementById("legend"), ratio = window.devicePixelRatio || 1;
   list.replaceChildren();
-  for (const [name, fill, text] of FILLS()) {
+  for (const [fill, text] of FILLS()) {
     const item = document.createElement("li"), swatch = document.createElement("canvas");
-    swatch.width = 16; swatch.height = 12;
+    swatch.width = 16 * ratio; swatch.height = 12 * ratio;
     const g = swatch.getContext("2d");
-    g.fillStyle = fill;
-    g.fillRect(0, 0, 16, 12);
-    item.dataset.kind = name;
+    g.scale(ratio, ratio);
+    if (typeof fill === "function") fill(g); else { g.fillStyle = fill; g.fillRect(0, 0, 16, 12); }
     item.append(swatch, text);
     list.append(item);
   }
