@@ -18,18 +18,32 @@ function workOf(span) {
 // Rows of a lane: the device; what waits for it; the network, the node's own steps and the rest.
 const WAITS = ["queue", "credit"], LINES = model.kinds.filter(
   (kind) => !["compute", "draft", "cache", ...WAITS].includes(kind));
+const THIN = [null, WAITS, LINES];
 const ROW_OF = model.kinds.map((kind) => (WAITS.includes(kind) ? 1 : LINES.includes(kind) ? 2 : 0));
 
 const lanes = model.lanes.map((lane) => ({ ...lane, lists: [[], [], []] }));
 for (let i = 0; i < spans.at.length; i++) lanes[spans.lane[i]].lists[ROW_OF[spans.kind[i]]].push(i);
 for (const lane of lanes) {
-  const thin = (kinds) => (span) => kinds.map((kind) => (KIND[kind] === spans.kind[span] ? 1 : 0));
+  const only = (kinds) => (span) => kinds.map((kind) => (KIND[kind] === spans.kind[span] ? 1 : 0));
   lane.rows = [
-    sealRow(lane.lists[0], WORK.length, workOf),
-    sealRow(lane.lists[1], WAITS.length, thin(WAITS)),
-    sealRow(lane.lists[2], LINES.length, thin(LINES)),
+    sealRow(spans, lane.lists[0], WORK.length, workOf),
+    sealRow(spans, lane.lists[1], WAITS.length, only(WAITS)),
+    sealRow(spans, lane.lists[2], LINES.length, only(LINES)),
   ];
 }
+
+// Moments on a lane, by time: prunes, of which there are many; the others. A miss has a line of its
+// own instead.
+const PRUNE = "prune";
+lanes.forEach((lane, number) => {
+  const those = (fits) => {
+    const list = [];
+    marks.kind.forEach((kind, i) => { if (marks.lane[i] === number && fits(kind)) list.push(i); });
+    return { list, at: Float64Array.from(list, (i) => marks.at[i]) };
+  };
+  lane.prunes = those((kind) => kind === PRUNE);
+  lane.moments = those((kind) => kind !== PRUNE && kind !== "miss");
+});
 
 // A journey's spans, in order of time. Asked once a selection: a pass over all is quick enough.
 function spansOf(journey) {
@@ -53,7 +67,7 @@ const misses = missed.map((i) => rounds.until[i]);
 
 // Requests that run at the same time have their rounds in rows of their own, as far as there is room.
 const MOST_ROUND_ROWS = 4;
-const roundRow = (() => {
+const roundRows = (() => {
   const lives = new Map(), ends = [], rows = new Map();
   rounds.request.forEach((request, i) => {
     const life = lives.get(request) ?? { from: Infinity, to: 0 };
@@ -65,7 +79,9 @@ const roundRow = (() => {
     ends[row] = life.to;
     rows.set(request, row);
   }
-  return { of: (i) => rows.get(rounds.request[i]), count: Math.max(1, ends.length) };
+  const count = Math.max(1, ends.length), lists = Array.from({ length: count }, () => []);
+  rounds.request.forEach((request, i) => lists[rows.get(request)].push(i));
+  return lists.map((list) => sealRow(rounds, list, 0, () => []));
 })();
 
 function milliseconds(time) {

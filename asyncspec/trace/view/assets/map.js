@@ -3,9 +3,9 @@ const map = document.getElementById("map"), MAP = 40;
 let mapImage = null;
 
 function paintMap() {
-  const width = map.clientWidth, g = fit(map, MAP);
-  if (!mapImage || mapImage.clientWidth !== width || mapImage.ratio !== map.width) mapImage = drawMap(width);
-  g.drawImage(mapImage.canvas, 0, 0, width, MAP);
+  const width = map.clientWidth, g = fit(map, MAP), ratio = window.devicePixelRatio || 1;
+  if (mapImage?.width !== Math.round(plotWidth() * ratio) || mapImage.ratio !== ratio) mapImage = drawMap(ratio);
+  mapImage.draw(g, GUTTER, 3);
   g.fillStyle = ink.soft;
   g.fillText("whole run", 12, 24);
   const share = (time) => GUTTER + ((time + MARGIN) / (model.duration + 2 * MARGIN)) * plotWidth();
@@ -21,16 +21,14 @@ function paintMap() {
   g.lineWidth = 1;
 }
 
-function drawMap(width) {
-  const canvas = document.createElement("canvas"), g = canvas.getContext("2d");
-  canvas.width = map.width;
-  canvas.height = map.height;
-  g.scale(map.width / width, map.height / MAP);
-  const bins = Math.max(1, Math.floor(plotWidth() / 2)), sums = new Float32Array(bins * WORK.length);
+function drawMap(ratio) {
+  const whole = new Pixels(plotWidth(), MAP - 6, ratio);
+  const count = Math.max(1, Math.floor(plotWidth() / 2)), sums = new Float32Array(count * WORK.length);
   for (const { rows } of lanes) {
-    const { shares } = columnsOf(rows[0], -MARGIN, model.duration + MARGIN, bins);
+    const { shares } = columnsOf(rows[0], -MARGIN, model.duration + MARGIN, count);
     for (let i = 0; i < sums.length; i++) sums[i] += shares[i] / lanes.length;
   }
-  heap(g, sums, plotWidth() / bins, 3, MAP - 6, workFills());
-  return { canvas, clientWidth: width, ratio: map.width };
+  const bins = { size: whole.width / count, offset: 0 };
+  whole.heap(sums, bins, 0, MAP - 6, WORK.map((part) => ink.textures[part]));
+  return whole;
 }

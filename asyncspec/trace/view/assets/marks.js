@@ -1,68 +1,107 @@
 // What is no work: rounds above the lanes, misses through them, moments on them, a segment's way.
-const PRUNE = "prune", BAD = new Set(["lost", "error", "dropped"]);
+const BAD = new Set(["lost", "error", "dropped"]);
 const markTop = (lane) => laneTop(lane) - 6;
 
 function paintRounds(g) {
-  const several = roundRow.count > 1;
-  for (let i = 0; i < rounds.at.length; i++) {
-    if (rounds.until[i] < scale.from || rounds.at[i] > scale.to) continue;
-    const from = toX(rounds.at[i]), to = toX(rounds.until[i]), top = 2 + ROUND * roundRow.of(i);
-    g.fillStyle = i % 2 ? ink.lane : ink.line;
-    g.fillRect(from, top, Math.max(1, to - from - 1), ROUND - 1);
-    if (rounds.end[i] === "miss") {
-      g.fillStyle = ink.dead;
-      g.fillRect(to - 2, top, 2, ROUND - 1);
-    }
-    if (i === chosen.round) {
-      g.strokeStyle = ink.focus;
-      g.lineWidth = 2;
-      g.strokeRect(from + 1, top, Math.max(2, to - from - 3), ROUND - 2);
-      g.lineWidth = 1;
-    }
-    const left = Math.max(from, GUTTER) + 5, count = rounds.tokens[i];
-    if (to - left < 18) continue;
-    const long = `${several ? `#${rounds.request[i]}: ` : ""}${plural(count, "token")}`;
-    g.fillStyle = ink.soft;
-    g.fillText(to - left > g.measureText(long).width + 6 ? long : `${count}`, left, top + 11);
+  roundRows.forEach((row, number) => {
+    let last = -9;
+    touching(row, scale.from, scale.to, (round) => {
+      const from = toX(rounds.at[round]), to = toX(rounds.until[round]);
+      // Those that end in one pixel are one.
+      if (to - last < 1 && round !== chosen.round) return;
+      last = to;
+      paintRound(g, round, from, to, 2 + ROUND * number);
+    });
+  });
+}
+
+function paintRound(g, round, from, to, top) {
+  g.fillStyle = round % 2 ? ink.lane : ink.line;
+  g.fillRect(from, top, Math.max(1, to - from - 1), ROUND - 1);
+  if (rounds.end[round] === "miss") {
+    g.fillStyle = ink.dead;
+    g.fillRect(to - 2, top, 2, ROUND - 1);
   }
+  if (round === chosen.round) {
+    g.strokeStyle = ink.focus;
+    g.lineWidth = 2;
+    g.strokeRect(from + 1, top, Math.max(2, to - from - 3), ROUND - 2);
+    g.lineWidth = 1;
+  }
+  const left = Math.max(from, GUTTER) + 5, room = Math.min(to, scale.width) - left, count = rounds.tokens[round];
+  if (room < 18) return;
+  const long = `${roundRows.length > 1 ? `#${rounds.request[round]}: ` : ""}${plural(count, "token")}`;
+  g.fillStyle = ink.soft;
+  if (room > g.measureText(long).width + 6) g.fillText(long, left, top + 11);
+  else if (room > g.measureText(`${count}`).width + 6) g.fillText(`${count}`, left, top + 11);
 }
 
 function roundAt(x, y) {
-  const time = toTime(x), row = Math.floor((y - 2) / ROUND);
-  if (y > BAND) return -1;
-  return rounds.at.findIndex((at, i) => roundRow.of(i) === row && at <= time && time <= rounds.until[i]);
+  const row = roundRows[Math.floor((y - 2) / ROUND)], time = toTime(x);
+  let found = -1;
+  if (row) touching(row, time, time, (round) => { found = round; });
+  return found;
+}
+
+// Calls `visit(place, x)` for ascending moments in the window, one in `apart` pixels at most.
+function scattered(moments, apart, visit) {
+  const end = lowerBound(moments, scale.to);
+  for (let i = lowerBound(moments, scale.from); i < end; ) {
+    const x = toX(moments[i]);
+    work.marks += 1;
+    visit(i, x);
+    i = lowerBound(moments, toTime(x + apart), i + 1);
+  }
 }
 
 function paintMisses(g) {
-  const bottom = canvasHeight() - GAP;
+  const top = BAND + 30, bottom = canvasHeight() - GAP;
   g.strokeStyle = g.fillStyle = ink.dead;
   g.setLineDash([3, 4]);
-  let last = -9;
-  for (let i = lowerBound(misses, scale.from); i < misses.length && misses[i] <= scale.to; i++) {
-    const x = Math.round(toX(misses[i])) + 0.5;
-    if (x - last < 3) continue;
-    last = x;
-    g.globalAlpha = 0.7;
-    g.beginPath(); g.moveTo(x, BAND + 30); g.lineTo(x, bottom); g.stroke();
-    g.globalAlpha = 1;
-    g.fillText("×", x - 3.5, BAND + 27);
-  }
+  g.globalAlpha = 0.7;
+  g.beginPath();
+  // Where there are many, their crosses say it: lines that stand closer would hide the rest.
+  scattered(misses, 12, (_, x) => { g.moveTo(Math.round(x) + 0.5, top); g.lineTo(Math.round(x) + 0.5, bottom); });
+  g.stroke();
+  g.globalAlpha = 1;
   g.setLineDash([]);
+  scattered(misses, 6, (_, x) => g.fillText("×", Math.round(x) - 3, BAND + 27));
 }
 
-// Prunes first: what is rarer is drawn over them. A miss has a line of its own.
+// Prunes first: what is rarer is drawn over them.
 function paintMarks(g) {
-  const first = lowerBound(marks.at, scale.from), end = lowerBound(marks.at, scale.to);
-  for (const prunes of [true, false]) {
-    const seen = new Int32Array(lanes.length).fill(-9);
-    for (let i = first; i < end; i++) {
-      const kind = marks.kind[i], lane = marks.lane[i], x = Math.round(toX(marks.at[i]));
-      if (kind === "miss" || (kind === PRUNE) !== prunes || x - seen[lane] < 2) continue;
-      seen[lane] = x;
-      g.fillStyle = markInk(kind);
-      drawMark(g, kind, x, markTop(lane) + 3);
+  lanes.forEach(({ prunes, moments }, lane) => {
+    const y = markTop(lane) + 3;
+    g.fillStyle = ink.ink;
+    if (lowerBound(prunes.at, scale.to) - lowerBound(prunes.at, scale.from) > plotWidth() / 10) {
+      paintCrowd(g, prunes.at, y + 2);
+    } else {
+      scattered(prunes.at, 2, (_, x) => drawMark(g, PRUNE, Math.round(x), y));
     }
+    scattered(moments.at, 2, (i, x) => {
+      const kind = marks.kind[moments.list[i]];
+      g.fillStyle = markInk(kind);
+      drawMark(g, kind, Math.round(x), y);
+    });
+  });
+}
+
+// Too many moments to tell apart: how many there are, as columns.
+function paintCrowd(g, moments, bottom) {
+  const size = 3, bins = binsOf(plotWidth(), size), step = (bins.to - bins.from) / bins.count, counts = [];
+  let place = lowerBound(moments, bins.from);
+  for (let i = 1; i <= bins.count; i++) {
+    const next = lowerBound(moments, bins.from + i * step, place);
+    counts.push(next - place);
+    place = next;
   }
+  work.marks += bins.count;
+  g.fillStyle = ink.soft;
+  const most = Math.max(...counts);
+  counts.forEach((count, i) => {
+    const height = Math.ceil((5 * count) / most);
+    g.fillRect(GUTTER - bins.offset + i * size, bottom - height, size, height);
+  });
 }
 
 const markInk = (kind) => (kind === PRUNE ? ink.ink : BAD.has(kind) ? ink.dead : ink.focus);
@@ -79,10 +118,9 @@ function drawMark(g, kind, x, y) {
 function marksAt(x, y) {
   const lane = Math.floor((y - markTop(0) + 2) / LANE);
   if (!lanes[lane] || y > laneTop(lane)) return [];
-  const slack = (5 * (scale.to - scale.from)) / plotWidth(), time = toTime(x), found = [];
-  for (let i = lowerBound(marks.at, time - slack); i < marks.at.length && marks.at[i] <= time + slack; i++) {
-    if (marks.lane[i] === lane) found.push(i);
-  }
+  const slack = (5 * (scale.to - scale.from)) / plotWidth(), time = toTime(x);
+  const found = [lanes[lane].prunes, lanes[lane].moments].flatMap(({ list, at }) =>
+    list.slice(lowerBound(at, time - slack), lowerBound(at, time + slack)));
   return found.sort((a, b) => Math.abs(marks.at[a] - time) - Math.abs(marks.at[b] - time));
 }
 

@@ -1,29 +1,38 @@
-// A row of spans that answers at any zoom: which spans touch a window, by binary search; how its
-// time was spent, from running sums. So a frame costs what its pixels cost, whatever the run holds.
+// A row of a table that answers at any zoom: which of its entries touch a window, by search; how
+// its time was spent, from running sums. So a frame costs what its pixels cost, whatever the run
+// holds. `work` counts what the last frame looked at.
+const work = { spans: 0, columns: 0, marks: 0 };
 
-// `parts(span)`: the shares of the span's time, `count` numbers that sum to 1.
-function sealRow(list, count, parts) {
+// `table` has columns `at` and `until`; `list` are indices into it, by their start. `parts(entry)`:
+// the shares of its time, `count` numbers that sum to 1.
+function sealRow(table, list, count, parts) {
   const size = list.length;
-  // Where spans overlap, the later one counts from the end of the earlier. `reach` is the latest
+  // Where entries overlap, the later one counts from the end of the earlier. `reach` is the latest
   // end so far; both ascend, so both can be searched.
   const begins = new Float64Array(size), reach = new Float64Array(size);
   const sums = new Float64Array((size + 1) * count);
   let end = -Infinity;
   for (let i = 0; i < size; i++) {
-    const span = list[i], shares = parts(span);
-    begins[i] = Math.max(spans.at[span], end);
-    end = reach[i] = Math.max(spans.until[span], end);
+    const entry = list[i], shares = parts(entry);
+    begins[i] = Math.max(table.at[entry], end);
+    end = reach[i] = Math.max(table.until[entry], end);
     const spent = reach[i] - begins[i];
     for (let part = 0; part < count; part++) {
       sums[(i + 1) * count + part] = sums[i * count + part] + spent * shares[part];
     }
   }
-  return { list, count, begins, reach, sums };
+  return { table, list, count, begins, reach, sums };
 }
 
-// First place at or after `low` whose value is at least `wanted`, in ascending values.
+// First place at or after `low` whose value is at least `wanted`, in ascending values. What is near
+// `low` is found at once.
 function lowerBound(values, wanted, low = 0) {
-  let high = values.length;
+  let high = low;
+  for (let step = 1; high < values.length && values[high] < wanted; step *= 2) {
+    low = high + 1;
+    high += step;
+  }
+  high = Math.min(high, values.length);
   while (low < high) {
     const middle = (low + high) >> 1;
     if (values[middle] < wanted) low = middle + 1; else high = middle;
@@ -31,29 +40,31 @@ function lowerBound(values, wanted, low = 0) {
   return low;
 }
 
-// How many spans of a row a window may touch.
+// How many entries of a row a window may touch.
 const crowd = (row, from, to) => lowerBound(row.begins, to) - lowerBound(row.reach, from);
 
-// Calls `visit(span)` for the spans of a row that touch [from, to].
+// Calls `visit(entry)` for the entries of a row that touch [from, to].
 function touching(row, from, to, visit) {
-  const { list, reach } = row;
+  const { table, list, reach } = row;
   for (let i = lowerBound(reach, from); i < list.length; i++) {
-    const span = list[i];
-    if (spans.at[span] > to) break;
-    if (spans.until[span] >= from) visit(span);
+    const entry = list[i];
+    if (table.at[entry] > to) break;
+    work.spans += 1;
+    if (table.until[entry] >= from) visit(entry);
   }
 }
 
-// A window cut in `columns` of equal time: the share of each part in each, and how many spans had
+// A window cut in `columns` of equal time: the share of each part in each, and how many entries had
 // begun before each column (one number more, for the end).
 function columnsOf(row, from, to, columns) {
   const { count, begins, reach, sums } = row, step = (to - from) / columns;
   const shares = new Float32Array(columns * count), begun = new Uint32Array(columns + 1);
   let place = 0, before = new Float64Array(count), now = new Float64Array(count);
+  work.columns += columns;
   for (let column = 0; column <= columns; column++) {
     const time = from + column * step;
     place = begun[column] = lowerBound(begins, time, place);
-    // Of the last span that had begun, only what lies before this moment.
+    // Of the last entry that had begun, only what lies before this moment.
     const last = place - 1, length = last < 0 ? 0 : reach[last] - begins[last];
     const left = length > 0 ? Math.max(0, reach[last] - time) / length : 0;
     for (let part = 0; part < count; part++) {

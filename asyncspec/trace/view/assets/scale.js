@@ -1,5 +1,5 @@
 // The visible window in microseconds, and where things are on the canvas.
-const GUTTER = 104, ROUND = 15, BAND = 4 + ROUND * roundRow.count, AXIS = 32, TOP = BAND + AXIS;
+const GUTTER = 104, ROUND = 15, BAND = 4 + ROUND * roundRows.length, AXIS = 32, TOP = BAND + AXIS;
 // Many devices get thinner lanes, so that they are seen together.
 const [DEVICE, WAIT, LINE, STRIP, GAP] = lanes.length > 6 ? [22, 6, 5, 10, 10] : [30, 8, 6, 16, 14];
 const LANE = DEVICE + 3 + WAIT + 2 + LINE + 5 + STRIP + GAP;
