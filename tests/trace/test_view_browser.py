@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,78 @@ async def test_light_and_dark(file: Path) -> None:
                 seen.append((selector, colours[1]))
         # All of them follow the scheme, also those that were made in the other one.
         assert len(set(seen)) == len(seen)
+        assert tab.problems == []
+
+
+COLOURS = """(i) => {
+    const {model, toX, rowTop, rowHeight} = asyncspecTrace, s = model.spans;
+    const view = document.getElementById("view"), ratio = view.width / view.clientWidth;
+    const copy = document.createElement("canvas");
+    copy.width = view.width; copy.height = view.height;
+    const g = copy.getContext("2d", {willReadFrequently: true});
+    g.drawImage(view, 0, 0);
+    // The right half: the left bears a number. What lies over its middle may be the way.
+    const from = toX((s.at[i] + s.until[i]) / 2), to = toX(s.until[i]) - 6, found = new Set();
+    const box = [from, rowTop(s.lane[i], 0) + 1, to - from, rowHeight(0) / 2 - 4];
+    const {data} = g.getImageData(...box.map((part) => Math.round(part * ratio)));
+    for (let at = 0; at < data.length; at += 4) found.add(data.slice(at, at + 3).join());
+    return [...found].sort();
+}"""
+"""The colours of a pass."""
+
+
+async def colours_of(tab: Browser, span: int) -> list[str]:
+    found = await tab.run(f"({COLOURS})({span})")
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize("ratio", [1, 1.5, 2])
+@pytest.mark.parametrize(("kind", "colours"), [("useful", 1), ("wrong", 2), ("dead", 2)])
+async def test_what_is_not_useful_is_textured(
+    tmp_path: Path, kind: str, colours: int, ratio: float
+) -> None:
+    line = recorded()
+    number, one = next((i, s) for i, s in enumerate(line.spans) if s.kind == "compute" and s.rows)
+    # Of one kind throughout, and with nothing that crosses it.
+    of = {"useful": (one.rows, 0), "wrong": (0, 0), "dead": (0, one.rows)}[kind]
+    spans = list(line.spans)
+    spans[number] = replace(one, useful=of[0], dead=of[1])
+    path = tmp_path / "trace.html"
+    path.write_text(page(replace(line, spans=tuple(spans), marks=(), rounds=())), encoding="utf-8")
+    async with Browser() as tab:
+        size = {"width": 1200, "height": 900, "mobile": False}
+        await tab.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=ratio, **size)
+        await tab.open(path)
+        await tab.run(f"asyncspecTrace.show({one.at * 1e6 - 1e5}, {one.until * 1e6 + 1e5})")
+        await tab.run("asyncspecTrace.redraw()")
+        await tab.frame()
+        # Sharp whatever the screen: no colour between the two.
+        assert len(await colours_of(tab, number)) == colours
+        assert tab.problems == []
+
+
+async def test_the_chosen_way_is_lit(file: Path) -> None:
+    async with Browser() as tab:
+        await tab.open(file)
+        passes = await tab.run(
+            "(() => { const s = asyncspecTrace.model.spans;"
+            "return s.at.map((_, i) => i).filter((i) => s.kind[i] === 0 && s.journey[i] >= 0)"
+            ".map((i) => [i, s.journey[i], s.at[i], s.until[i]]); })()"
+        )
+        # Two passes of different segments, next to each other.
+        (one, journey, at, _), (other, _, _, until) = next(
+            (a, b) for a, b in pairwise(passes) if a[1] != b[1]
+        )
+        look = f"(asyncspecTrace.show({at - 1e5}, {until + 1e5}), asyncspecTrace.redraw())"
+        await tab.run(look)
+        await tab.frame()
+        before = await colours_of(tab, one), await colours_of(tab, other)
+        await tab.run(f"asyncspecTrace.select({{journey: {journey}}})")
+        await tab.run(look)
+        await tab.frame()
+        assert await colours_of(tab, one) == before[0]
+        assert await colours_of(tab, other) != before[1]
         assert tab.problems == []
 
 

@@ -15,7 +15,8 @@ function readInk() {
   const rgb = (name) => data.subarray(4 * NAMES.indexOf(name), 4 * NAMES.indexOf(name) + 3);
   const plain = (name) => texture(rgb(name), rgb("panel"), () => false);
   ink.textures = {
-    useful: plain("useful"), draft: plain("draft"), cache: plain("step"),
+    useful: plain("useful"), draft: plain("draft"),
+    cache: texture(rgb("step"), rgb("panel"), (x, y) => (y & 3) === 1),
     wrong: texture(rgb("wrong"), rgb("panel"), (x, y) => (x & 3) < 1 && (y & 7) === ((x & 4) ? 5 : 1)),
     dead: texture(rgb("dead"), rgb("panel"), (x, y) => ((x + y) & 7) < 2),
     queue: texture(rgb("queue"), rgb("panel"), (x) => (x & 7) === 4),
@@ -41,7 +42,7 @@ function texture(colour, paper, light) {
 const LEGEND = [
   ["useful", "useful rows"], ["wrong", "wrong guesses"], ["dead", "dead rows"], ["draft", "drafting"],
   ["queue", "waits for the device"], ["credit", "waits for credit"], ["transfer", "on its way"],
-  ["send", "waits for the network"], ["step", "own steps, cache"],
+  ["send", "waits for the network"], ["step", "own steps"], ["cache", "cache"],
   [(g) => { g.fillStyle = markInk(PRUNE); drawMark(g, PRUNE, 8, 6); }, "prune"],
   [(g) => { g.fillStyle = ink.dead; g.font = "13px system-ui, sans-serif"; g.fillText("×", 4, 11); }, "miss"],
   [(g) => { g.fillStyle = markInk("joined"); drawMark(g, "joined", 8, 6); }, "other events"],
@@ -63,6 +64,6 @@ function legend() {
 
 function drawSwatch(g, words, ratio) {
   const pixels = new Pixels(16, 12, ratio);
-  pixels.line(new Int8Array(pixels.width), { size: 1, offset: 0 }, 0, 12, [words]);
+  pixels.line(new Int8Array(pixels.width), 0, 12, [words]);
   pixels.draw(g, 0, 0);
 }

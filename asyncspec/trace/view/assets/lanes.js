@@ -3,6 +3,9 @@
 // the window moves, so nothing flickers.
 let picture = null;
 
+// A column a pixel.
+const EACH = { size: 1, offset: 0 };
+
 // Stretches of time `size` pixels wide; the first begins `offset` pixels left of the window.
 function binsOf(width, size) {
   const step = ((scale.to - scale.from) * size) / width, first = Math.floor(scale.from / step);
@@ -28,18 +31,21 @@ function paintLane(lane) {
   paintDevice(lane, rows[0], around, wide);
   paintThin(lane, 1, around);
   paintThin(lane, 2, around);
-  const coarse = binsOf(picture.width, Math.round(4 * picture.ratio));
-  const { shares } = columnsOf(rows[0], coarse.from, coarse.to, coarse.count);
-  picture.heap(shares, coarse, stripTop(lane) - TOP, STRIP, WORK.map((part) => ink.textures[part]));
+  heapOf(rows[0], 4, stripTop(lane) - TOP, STRIP, WORK.map((part) => ink.textures[part]));
   paintChosen(lane);
   return wide;
+}
+
+// A row's sums, in columns of `size` pixels of the page.
+function heapOf(row, size, top, height, textures) {
+  const bins = binsOf(picture.width, Math.round(size * picture.ratio));
+  picture.heap(columnsOf(row, bins.from, bins.to, bins.count), bins, top, height, textures);
 }
 
 function paintDevice(lane, row, inks, wide) {
   const textures = WORK.map((part) => inks[part]), top = rowTop(lane, 0) - TOP;
   if (crowd(row, scale.from, scale.to) > picture.width) {
-    const pairs = binsOf(picture.width, Math.round(2 * picture.ratio));
-    picture.heap(columnsOf(row, pairs.from, pairs.to, pairs.count).shares, pairs, top, DEVICE, textures);
+    heapOf(row, 2, top, DEVICE, textures);
     return;
   }
   const shares = new Float32Array(picture.width * WORK.length);
@@ -48,7 +54,7 @@ function paintDevice(lane, row, inks, wide) {
     if (to - from < 1.5) spread(shares, from, to, workOf(span)); else block(shares, from, to, workOf(span));
     if (to - from > 26 * picture.ratio) wide.push(span);
   });
-  picture.heap(shares, { size: 1, offset: 0 }, top, DEVICE, textures, 2);
+  picture.heap(shares, EACH, top, DEVICE, textures, 2);
 }
 
 // Where a span lies, in pixels of the picture.
@@ -72,39 +78,22 @@ function block(shares, from, to, parts) {
   for (let x = Math.max(0, Math.round(from)); x < Math.min(picture.width, end); x++) shares.set(parts, x * parts.length);
 }
 
-// Waits, the network and the node's own steps: rows where neighbours in a pixel are one.
+// Waits, the network and the node's own steps, in thin rows. What takes no time has its pixel too.
 function paintThin(lane, number, inks) {
   const row = lanes[lane].rows[number], kinds = THIN[number];
   const place = [rowTop(lane, number) - TOP, rowHeight(number), kinds.map((kind) => inks[kind])];
   if (crowd(row, scale.from, scale.to) > picture.width) {
-    const bins = binsOf(picture.width, 1);
-    picture.line(rulers(row, columnsOf(row, bins.from, bins.to, bins.count), kinds), bins, ...place);
+    heapOf(row, 2, ...place);
     return;
   }
   const ruling = new Int8Array(picture.width).fill(-1);
   touching(row, scale.from, scale.to, (span) => rule(ruling, span, kinds));
-  picture.line(ruling, { size: 1, offset: 0 }, ...place);
+  picture.line(ruling, ...place);
 }
 
 function rule(ruling, span, kinds) {
   const [from, to] = extent(span), start = Math.floor(from);
   ruling.fill(kinds.indexOf(model.kinds[spans.kind[span]]), Math.max(0, start), Math.max(0, start + 1, Math.round(to)));
-}
-
-// Which kind has most of each column; -1 where there is nothing. What took no time counts where it
-// is alone.
-function rulers(row, { shares, begun }, kinds) {
-  const ruling = new Int8Array(begun.length - 1).fill(-1);
-  for (let column = 0; column < ruling.length; column++) {
-    let most = 0;
-    for (let part = 0; part < row.count; part++) {
-      const share = shares[column * row.count + part];
-      if (share > most) { most = share; ruling[column] = part; }
-    }
-    if (most > 0 || begun[column + 1] === begun[column]) continue;
-    ruling[column] = kinds.indexOf(model.kinds[spans.kind[row.list[begun[column + 1] - 1]]]);
-  }
-  return ruling;
 }
 
 // The chosen segment's own spans, in full colour over the faded rest.
@@ -120,9 +109,9 @@ function paintChosen(lane) {
     else block(shares, Math.floor(from), Math.max(to, Math.floor(from) + 1), workOf(span));
   }
   if (!any) return;
-  const bins = { size: 1, offset: 0 }, full = (kind) => ink.textures[kind];
-  picture.heap(shares, bins, rowTop(lane, 0) - TOP, DEVICE, WORK.map(full), 2);
-  for (const row of [1, 2]) picture.line(rulings[row], bins, rowTop(lane, row) - TOP, rowHeight(row), THIN[row].map(full));
+  const full = (kind) => ink.textures[kind];
+  picture.heap(shares, EACH, rowTop(lane, 0) - TOP, DEVICE, WORK.map(full), 2);
+  for (const row of [1, 2]) picture.line(rulings[row], rowTop(lane, row) - TOP, rowHeight(row), THIN[row].map(full));
 }
 
 // A segment's number, or what else the device does.

@@ -18,7 +18,7 @@ window.addEventListener("hashchange", fromHash);
 
 // For tests, and for whoever scripts the page.
 window.asyncspecTrace = {
-  model, scale, lanes, show, redraw, toX, toTime, rowTop, rowHeight, markTop, columnsOf, crowd, touching,
+  model, scale, lanes, show, redraw, toX, toTime, rowTop, rowHeight, markTop, columnsOf,
   get work() { return { ...work }; },
   get frames() { return painted.frames; },
   get lastFrameMs() { return painted.lastFrameMs; },

@@ -25,7 +25,7 @@ function drawMap(ratio) {
   const whole = new Pixels(plotWidth(), MAP - 6, ratio);
   const count = Math.max(1, Math.floor(plotWidth() / 2)), sums = new Float32Array(count * WORK.length);
   for (const { rows } of lanes) {
-    const { shares } = columnsOf(rows[0], -MARGIN, model.duration + MARGIN, count);
+    const shares = columnsOf(rows[0], -MARGIN, model.duration + MARGIN, count);
     for (let i = 0; i < sums.length; i++) sums[i] += shares[i] / lanes.length;
   }
   const bins = { size: whole.width / count, offset: 0 };

@@ -4,14 +4,18 @@ const markTop = (lane) => laneTop(lane) - 6;
 
 function paintRounds(g) {
   roundRows.forEach((row, number) => {
-    let last = -9;
-    touching(row, scale.from, scale.to, (round) => {
-      const from = toX(rounds.at[round]), to = toX(rounds.until[round]);
+    const top = 2 + ROUND * number, draw = (place) => {
+      const round = row.list[place], to = toX(rounds.until[round]);
+      paintRound(g, round, toX(rounds.at[round]), to, top);
+      return to;
+    };
+    for (let i = lowerBound(row.reach, scale.from); i < row.list.length && row.starts[i] <= scale.to; ) {
+      work.marks += 1;
       // Those that end in one pixel are one.
-      if (to - last < 1 && round !== chosen.round) return;
-      last = to;
-      paintRound(g, round, from, to, 2 + ROUND * number);
-    });
+      i = lowerBound(row.reach, toTime(draw(i) + 1), i + 1);
+    }
+    const chosenPlace = chosen.round < 0 ? -1 : row.list.indexOf(chosen.round);
+    if (chosenPlace >= 0) draw(chosenPlace);
   });
 }
 

@@ -26,9 +26,9 @@ class Pixels {
     }
   }
 
-  // Columns of shares as stacked areas: their height is the share of time. `bins` tells which
-  // column belongs to a pixel. What has any of the first part shows it by `least` pixels, as that
-  // is often a sliver and what one looks for.
+  // Columns of shares as stacked areas: their height is the share of time, rounded up. `bins` tells
+  // which column belongs to a pixel. Of the first part `least` pixels show at least, as it is often
+  // a sliver and what one looks for.
   heap(shares, bins, top, height, textures, least = 1) {
     const parts = textures.length, tall = Math.round(height * this.ratio);
     for (let x = 0; x < this.width; x++) {
@@ -38,7 +38,7 @@ class Pixels {
         const share = shares[place + part];
         if (!(share > 0.002)) continue;
         sum += share;
-        const wanted = Math.round(Math.min(1, sum) * tall);
+        const wanted = Math.ceil(Math.min(1, sum) * tall);
         const high = part ? wanted : Math.max(wanted, Math.min(tall, Math.round(least * this.ratio)));
         if (high > low) this.column(x, top, height, low, high, textures[part]);
         low = Math.max(low, high);
@@ -46,12 +46,11 @@ class Pixels {
     }
   }
 
-  // One texture a column; -1: none.
-  line(ruling, bins, top, height, textures) {
+  // One texture a pixel; -1: none.
+  line(ruling, top, height, textures) {
     const tall = Math.round(height * this.ratio);
     for (let x = 0; x < this.width; x++) {
-      const part = ruling[Math.floor((x + bins.offset) / bins.size)];
-      if (part >= 0) this.column(x, top, height, 0, tall, textures[part]);
+      if (ruling[x] >= 0) this.column(x, top, height, 0, tall, textures[ruling[x]]);
     }
   }
 

@@ -9,19 +9,20 @@ function sealRow(table, list, count, parts) {
   const size = list.length;
   // Where entries overlap, the later one counts from the end of the earlier. `reach` is the latest
   // end so far; both ascend, so both can be searched.
+  const starts = Float64Array.from(list, (entry) => table.at[entry]);
   const begins = new Float64Array(size), reach = new Float64Array(size);
   const sums = new Float64Array((size + 1) * count);
   let end = -Infinity;
   for (let i = 0; i < size; i++) {
     const entry = list[i], shares = parts(entry);
-    begins[i] = Math.max(table.at[entry], end);
+    begins[i] = Math.max(starts[i], end);
     end = reach[i] = Math.max(table.until[entry], end);
     const spent = reach[i] - begins[i];
     for (let part = 0; part < count; part++) {
       sums[(i + 1) * count + part] = sums[i * count + part] + spent * shares[part];
     }
   }
-  return { table, list, count, begins, reach, sums };
+  return { table, list, count, starts, begins, reach, sums };
 }
 
 // First place at or after `low` whose value is at least `wanted`, in ascending values. What is near
@@ -40,30 +41,28 @@ function lowerBound(values, wanted, low = 0) {
   return low;
 }
 
-// How many entries of a row a window may touch.
-const crowd = (row, from, to) => lowerBound(row.begins, to) - lowerBound(row.reach, from);
+// How many entries of a row `touching` would look at.
+const crowd = (row, from, to) => lowerBound(row.starts, to) - lowerBound(row.reach, from);
 
 // Calls `visit(entry)` for the entries of a row that touch [from, to].
 function touching(row, from, to, visit) {
-  const { table, list, reach } = row;
-  for (let i = lowerBound(reach, from); i < list.length; i++) {
-    const entry = list[i];
-    if (table.at[entry] > to) break;
+  const { table, list, starts, reach } = row;
+  for (let i = lowerBound(reach, from); i < list.length && starts[i] <= to; i++) {
     work.spans += 1;
-    if (table.until[entry] >= from) visit(entry);
+    if (table.until[list[i]] >= from) visit(list[i]);
   }
 }
 
-// A window cut in `columns` of equal time: the share of each part in each, and how many entries had
-// begun before each column (one number more, for the end).
+// A window cut in `columns` of equal time: the share of each part in each, one column after the
+// other.
 function columnsOf(row, from, to, columns) {
   const { count, begins, reach, sums } = row, step = (to - from) / columns;
-  const shares = new Float32Array(columns * count), begun = new Uint32Array(columns + 1);
+  const shares = new Float32Array(columns * count);
   let place = 0, before = new Float64Array(count), now = new Float64Array(count);
   work.columns += columns;
   for (let column = 0; column <= columns; column++) {
     const time = from + column * step;
-    place = begun[column] = lowerBound(begins, time, place);
+    place = lowerBound(begins, time, place);
     // Of the last entry that had begun, only what lies before this moment.
     const last = place - 1, length = last < 0 ? 0 : reach[last] - begins[last];
     const left = length > 0 ? Math.max(0, reach[last] - time) / length : 0;
@@ -74,5 +73,5 @@ function columnsOf(row, from, to, columns) {
     }
     [before, now] = [now, before];
   }
-  return { shares, begun };
+  return shares;
 }
