@@ -18,6 +18,8 @@ SCRIPTS = (
     "lanes.js",
     "paint.js",
     "marks.js",
+    "rounds.js",
+    "way.js",
     "map.js",
     "tips.js",
     "panel.js",

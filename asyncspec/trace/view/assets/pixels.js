@@ -54,10 +54,11 @@ class Pixels {
     }
   }
 
-  // Onto a canvas, with its upper left corner there.
+  // Onto a canvas, with its upper left corner there: pixel on pixel.
   draw(g, x, y) {
+    const snap = (place) => Math.round(place * this.ratio) / this.ratio;
     this.context.putImageData(this.image, 0, 0);
     g.imageSmoothingEnabled = false;
-    g.drawImage(this.canvas, x, y, this.width / this.ratio, this.height / this.ratio);
+    g.drawImage(this.canvas, snap(x), snap(y), this.width / this.ratio, this.height / this.ratio);
   }
 }
