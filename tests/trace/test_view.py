@@ -41,8 +41,9 @@ def test_columns_have_one_length() -> None:
     found = model(recorded())
     for table in (found.spans, found.journeys, found.tokens, found.rounds, found.marks):
         assert len({len(column) for column in table.values()}) == 1
-    assert found.spans["at"] == sorted(found.spans["at"])
-    assert len(found.spans["at"]) > 100
+    starts = [at for at in found.spans["at"] if isinstance(at, int)]
+    assert starts == sorted(starts)
+    assert len(found.spans["at"]) == len(starts) > 100
     assert set(found.spans["kind"]) <= set(range(len(KINDS)))
     assert [lane.name for lane in found.lanes] == ["D0", "V1", "V2", "V3"]
 
