@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from importlib import resources
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.trace.build import build, timeline
 from asyncspec.trace.reading import read
@@ -16,7 +18,7 @@ from asyncspec.trace.summary import summarise
 from asyncspec.trace.timeline import Timeline
 from asyncspec.trace.view import page
 from asyncspec.trace.view.model import KINDS, model
-from asyncspec.trace.view.page import embed
+from asyncspec.trace.view.page import SCRIPTS, embed
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 
@@ -39,11 +41,45 @@ def test_columns_have_one_length() -> None:
     found = model(recorded())
     for table in (found.spans, found.journeys, found.tokens, found.rounds, found.marks):
         assert len({len(column) for column in table.values()}) == 1
-    starts: list[Any] = list(found.spans["at"])
+    starts = [at for at in found.spans["at"] if isinstance(at, int)]
     assert starts == sorted(starts)
-    assert len(found.spans["at"]) > 100
+    assert len(found.spans["at"]) == len(starts) > 100
     assert set(found.spans["kind"]) <= set(range(len(KINDS)))
     assert [lane.name for lane in found.lanes] == ["D0", "V1", "V2", "V3"]
+
+
+def test_what_the_page_is_told_of_segments_and_losses() -> None:
+    line = replace(recorded(), dropped=((2, 5),))
+    found = model(line)
+    for journey, hops in zip(line.journeys, found.journeys["hops"], strict=True):
+        assert isinstance(hops, list)
+        assert [hop[0] for hop in hops] == [hop.rank for hop in journey.hops]
+        assert [hop[5:] for hop in hops] == [[h.came, h.computed, h.went] for h in journey.hops]
+        for hop, seen in zip(journey.hops, hops, strict=True):
+            moments = (hop.received, hop.started, hop.ended, hop.sent)
+            assert seen[1:5] == [-1 if t is None else round(t * 1e6) for t in moments]
+    (warning,) = found.warnings
+    assert warning.startswith("V2: 5 lines")
+    assert model(recorded()).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "detail"),
+    [((0, 4), "layers 0-3"), ((4, 5), "layer 4"), ((0, 0), "verify stage")],
+)
+def test_names_of_lanes(layers: tuple[int, int], detail: str) -> None:
+    line = recorded(stages=1)
+    nodes = tuple(replace(node, layers=layers) for node in line.nodes)
+    lanes = model(replace(line, nodes=nodes)).lanes
+    assert [(lane.name, lane.detail) for lane in lanes] == [("D0", "draft node"), ("V1", detail)]
+
+
+def test_every_script_is_in_the_page() -> None:
+    folder = resources.files("asyncspec.trace.view") / "assets"
+    assert {f.name for f in folder.iterdir() if f.name.endswith(".js")} == set(SCRIPTS)
+    html = page(recorded())
+    for name in (*SCRIPTS, "page.css"):
+        assert (folder / name).read_text(encoding="utf-8") in html
 
 
 def test_the_page_holds_the_model_and_nothing_from_elsewhere() -> None:
@@ -63,8 +99,8 @@ def test_the_page_holds_the_model_and_nothing_from_elsewhere() -> None:
 @given(st.text())
 def test_no_text_ends_the_data(text: str) -> None:
     line = recorded("autoregressive", 1)
-    token = msgspec.structs.replace(line.tokens[0], text=text + "</script><b>@script@")
-    html = page(msgspec.structs.replace(line, tokens=(token,)))
+    token = replace(line.tokens[0], text=text + "</script><b>@script@")
+    html = page(replace(line, tokens=(token,)))
     assert data_of(html)["tokens"]["text"] == [token.text]  # type: ignore[index]
 
 

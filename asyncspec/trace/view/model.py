@@ -46,6 +46,8 @@ class Model(Struct, frozen=True):
     tokens: Columns
     rounds: Columns
     marks: Columns
+    # What makes the picture incomplete; what limits its precision.
+    warnings: Sequence[str]
     notes: Sequence[str]
     # What ``asyncspec trace --summary --json`` prints, or null.
     summary: object = None
@@ -68,7 +70,8 @@ def model(timeline: Timeline, summary: object = None) -> Model:
         tokens=_tokens(timeline.tokens),
         rounds=_rounds(timeline.rounds),
         marks=_marks([m for m in timeline.marks if m.rank in lanes], lanes),
-        notes=[*_notes(timeline.clocks), *_losses(timeline)],
+        warnings=_warnings(timeline),
+        notes=_notes(timeline.clocks),
         summary=summary,
     )
 
@@ -82,7 +85,9 @@ def _detail(node: Node) -> str:
     if node.role == "draft":
         return "draft node"
     first, end = node.layers
-    return f"layers {first}-{end - 1}" if end else "verify stage"
+    if end <= first:
+        return "verify stage"
+    return f"layers {first}-{end - 1}" if end - first > 1 else f"layer {first}"
 
 
 def _spans(
@@ -118,10 +123,15 @@ def _journeys(journeys: Sequence[Journey], lanes: dict[int, int]) -> Columns:
         "sent": [micro(j.sent) for j in journeys],
         "judged": [_moment(j.judged) for j in journeys],
         "outcome": [j.outcome for j in journeys],
-        # Lane, received, started, ended, sent of every stage it came to.
+        # Of every stage it came to: lane; received, started, ended, sent; rows that came, were
+        # computed, went on.
         "hops": [
             [
-                [lanes[h.rank], *map(_moment, (h.received, h.started, h.ended, h.sent))]
+                [
+                    lanes[h.rank],
+                    *map(_moment, (h.received, h.started, h.ended, h.sent)),
+                    *(h.came, h.computed, h.went),
+                ]
                 for h in j.hops
                 if h.rank in lanes
             ]
@@ -142,6 +152,7 @@ def _tokens(tokens: Sequence[Token]) -> Columns:
         "at": [micro(t.at) for t in tokens],
         "journey": [t.journey for t in tokens],
         "hit": [int(t.hit) for t in tokens],
+        "depth": [t.depth for t in tokens],
         "text": [t.text for t in tokens],
     }
 
@@ -177,5 +188,8 @@ def _notes(clocks: Sequence[Clock]) -> list[str]:
     ]
 
 
-def _losses(timeline: Timeline) -> list[str]:
-    return [f"{name(rank)}: {count} events were lost" for rank, count in timeline.dropped]
+def _warnings(timeline: Timeline) -> list[str]:
+    return [
+        f"{name(rank)}: {count} lines of its recording were lost, so what they told is missing here"
+        for rank, count in timeline.dropped
+    ]

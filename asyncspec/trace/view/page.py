@@ -9,7 +9,26 @@ import msgspec
 from asyncspec.trace.timeline import Timeline
 from asyncspec.trace.view.model import Model, model
 
-SCRIPTS = ("data.js", "scale.js", "ink.js", "paint.js", "panel.js", "tokens.js", "main.js")
+SCRIPTS = (
+    "rows.js",
+    "data.js",
+    "scale.js",
+    "pixels.js",
+    "ink.js",
+    "lanes.js",
+    "paint.js",
+    "marks.js",
+    "rounds.js",
+    "way.js",
+    "map.js",
+    "tips.js",
+    "panel.js",
+    "summary.js",
+    "tokens.js",
+    "choose.js",
+    "input.js",
+    "main.js",
+)
 """In the order in which they build on each other."""
 
 

@@ -1,58 +1,69 @@
-// Colours (Okabe and Ito's, told apart by the colour-blind) and patterns (told apart by anybody).
+// Colours (Okabe and Ito's, told apart by the colour-blind) and textures (told apart by anybody).
 const ink = {};
 const NAMES = ["paper", "ink", "soft", "line", "panel", "lane", "useful", "wrong", "dead", "draft",
   "queue", "credit", "send", "step", "focus"];
+const FADED = 0.28;
 
 function readInk() {
   const style = getComputedStyle(document.documentElement);
-  for (const name of NAMES) ink[name] = style.getPropertyValue(`--${name}`).trim();
-  const probe = document.createElement("canvas").getContext("2d");
-  ink.deadFill = pattern(probe, ink.dead, (g) => {
-    g.moveTo(-2, 2); g.lineTo(2, -2); g.moveTo(0, 8); g.lineTo(8, 0); g.moveTo(6, 10); g.lineTo(10, 6);
+  const g = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  NAMES.forEach((name, i) => {
+    g.fillStyle = ink[name] = style.getPropertyValue(`--${name}`).trim();
+    g.fillRect(i, 0, 1, 1);
   });
-  ink.wrongFill = pattern(probe, ink.wrong, (g) => { g.moveTo(0, 4); g.lineTo(8, 4); });
-  ink.sendFill = pattern(probe, ink.send, (g) => { g.moveTo(0, 0); g.lineTo(8, 8); });
-  ink.queueFill = pattern(probe, ink.queue, (g) => { g.moveTo(4, 0); g.lineTo(4, 8); });
+  const { data } = g.getImageData(0, 0, NAMES.length, 1);
+  const rgb = (name) => data.subarray(4 * NAMES.indexOf(name), 4 * NAMES.indexOf(name) + 3);
+  const plain = (name) => texture(rgb(name), rgb("panel"), () => false);
+  ink.textures = {
+    useful: plain("useful"), draft: plain("draft"),
+    cache: texture(rgb("step"), rgb("panel"), (x, y) => (y & 3) === 1),
+    wrong: texture(rgb("wrong"), rgb("panel"), (x, y) => (x & 3) < 1 && (y & 7) === ((x & 4) ? 5 : 1)),
+    dead: texture(rgb("dead"), rgb("panel"), (x, y) => ((x + y) & 7) < 2),
+    queue: texture(rgb("queue"), rgb("panel"), (x) => (x & 7) === 4),
+    send: texture(rgb("send"), rgb("panel"), (x, y) => ((x - y) & 3) === 0),
+    credit: plain("credit"), transfer: plain("send"), step: plain("step"), silence: plain("dead"),
+  };
+  ink.faded = {};
+  for (const [name, words] of Object.entries(ink.textures)) {
+    ink.faded[name] = words.map((word) => (word & 0xffffff) | (Math.round(255 * FADED) << 24));
+  }
 }
 
-function pattern(target, colour, draw) {
-  const size = 8, tile = document.createElement("canvas");
-  tile.width = tile.height = size;
-  const g = tile.getContext("2d");
-  g.fillStyle = colour;
-  g.fillRect(0, 0, size, size);
-  g.strokeStyle = ink.panel;
-  g.globalAlpha = 0.55;
-  g.lineWidth = 1.6;
-  g.beginPath();
-  draw(g);
-  g.stroke();
-  return target.createPattern(tile, "repeat");
+// Eight by eight pixels, repeated: a colour, lightened where `light(x, y)` says so. Each is one
+// number, red in its lowest byte.
+function texture(colour, paper, light) {
+  return Uint32Array.from({ length: 64 }, (_, i) => {
+    const share = light(i & 7, i >> 3) ? 0.6 : 0;
+    const [red, green, blue] = [0, 1, 2].map((c) => Math.round(colour[c] + (paper[c] - colour[c]) * share));
+    return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  });
 }
 
-const FILLS = () => [
-  ["useful", ink.useful, "useful rows"],
-  ["wrong", ink.wrongFill, "wrong guesses"],
-  ["dead", ink.deadFill, "dead rows"],
-  ["draft", ink.draft, "drafting"],
-  ["queue", ink.queueFill, "waits for the device"],
-  ["credit", ink.credit, "waits for credit"],
-  ["transfer", ink.send, "on its way"],
-  ["send", ink.sendFill, "waits for the network"],
-  ["step", ink.step, "the node's own steps, cache"],
+const LEGEND = [
+  ["useful", "useful rows"], ["wrong", "wrong guesses"], ["dead", "dead rows"], ["draft", "drafting"],
+  ["queue", "waits for the device"], ["credit", "waits for credit"], ["transfer", "on its way"],
+  ["send", "waits for the network"], ["step", "own steps"], ["cache", "cache"],
+  [(g) => { g.fillStyle = markInk(PRUNE); drawMark(g, PRUNE, 8, 6); }, "prune"],
+  [(g) => { g.fillStyle = ink.dead; g.font = "13px system-ui, sans-serif"; g.fillText("×", 4, 11); }, "miss"],
+  [(g) => { g.fillStyle = markInk("joined"); drawMark(g, "joined", 8, 6); }, "other events"],
 ];
 
 function legend() {
-  const list = document.getElementById("legend");
+  const list = document.getElementById("legend"), ratio = window.devicePixelRatio || 1;
   list.replaceChildren();
-  for (const [name, fill, text] of FILLS()) {
+  for (const [what, text] of LEGEND) {
     const item = document.createElement("li"), swatch = document.createElement("canvas");
-    swatch.width = 16; swatch.height = 12;
+    swatch.width = 16 * ratio; swatch.height = 12 * ratio;
     const g = swatch.getContext("2d");
-    g.fillStyle = fill;
-    g.fillRect(0, 0, 16, 12);
-    item.dataset.kind = name;
+    g.scale(ratio, ratio);
+    if (typeof what === "function") what(g); else drawSwatch(g, ink.textures[what], ratio);
     item.append(swatch, text);
     list.append(item);
   }
+}
+
+function drawSwatch(g, words, ratio) {
+  const pixels = new Pixels(16, 12, ratio);
+  pixels.line(new Int8Array(pixels.width), 0, 12, [words]);
+  pixels.draw(g, 0, 0);
 }

@@ -1,4 +1,4 @@
-// What stands beside the picture: the selection, the summary, the notes. Text is only ever text.
+// The selection, in words: a segment, and what every stage did with it. Text is only ever text.
 function element(tag, text, parent) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;
@@ -6,95 +6,13 @@ function element(tag, text, parent) {
   return made;
 }
 
-function definitions(pairs) {
-  const list = document.createElement("dl");
+function definitions(parent, pairs) {
+  const list = element("dl", undefined, parent);
   for (const [name, value] of pairs) {
     element("dt", name, list);
     element("dd", value, list);
   }
-  return list;
 }
-
-const OUTCOMES = {
-  judged: "a verdict came back", pruned: "all of it was pruned", lost: "the session ended before",
-  prompt: "part of the prompt",
-};
-
-function nodeRange(first, last) {
-  return first < 0 ? "none" : first === last ? `${first}` : `${first} to ${last}`;
-}
-
-function describeJourney(journey) {
-  const pairs = [
-    ["session", `${journeys.session[journey]}`],
-    ["nodes", `${journeys.nodes[journey]} (${nodeRange(journeys.first[journey], journeys.last[journey])}), ` +
-      `${journeys.useful[journey]} useful`],
-    ["outcome", OUTCOMES[journeys.outcome[journey]] ?? journeys.outcome[journey]],
-    ["tokens brought", `${journeys.brought[journey]}`],
-    ["sent", milliseconds(journeys.sent[journey])],
-  ];
-  for (const [lane, received, started, ended] of journeys.hops[journey]) {
-    const waited = started < 0 ? "never computed" : `waited ${milliseconds(started - received)}, ` +
-      `computed ${milliseconds(ended - started)}`;
-    pairs.push([lanes[lane].name, waited]);
-  }
-  if (journeys.judged[journey] >= 0) {
-    const total = journeys.judged[journey] - journeys.sent[journey];
-    pairs.push(["judged", `${milliseconds(journeys.judged[journey])}, after ${milliseconds(total)}`]);
-  }
-  return pairs;
-}
-
-function describeSpan(span) {
-  const kind = model.kinds[spans.kind[span]], lines = [];
-  const name = spans.segment[span] >= 0 ? `segment ${spans.segment[span]}` : "";
-  const titles = { compute: "computes", draft: "drafts", cache: "tidies its cache", send: "waits for the network",
-    transfer: "is sending",
-    queue: "waits for the device", credit: "waits for credit", step: "takes a step", silence: "hears nothing" };
-  lines.push(`${lanes[spans.lane[span]].name} ${titles[kind]} ${name}`.trim());
-  lines.push(`${milliseconds(spans.at[span])} + ${milliseconds(spans.until[span] - spans.at[span])}`);
-  if (kind === "compute") {
-    const rows = spans.rows[span], useful = spans.useful[span], dead = spans.dead[span];
-    lines.push(`${rows} rows: ${useful} useful, ${rows - useful - dead} wrong, ${dead} dead`);
-    lines.push(`nodes ${nodeRange(spans.first[span], spans.last[span])}`);
-  }
-  if (kind === "draft") lines.push(`${spans.rows[span]} nodes asked for`);
-  if (spans.nbytes[span] > 0) lines.push(`${spans.nbytes[span].toLocaleString("en")} bytes`);
-  if (spans.peer[span] >= 0) lines.push(`peer ${spans.peer[span] ? "V" + spans.peer[span] : "D0"}`);
-  if (spans.session[span] >= 0) lines.push(`session ${spans.session[span]}`);
-  return lines.join("\n");
-}
-
-function showSelection() {
-  const place = document.getElementById("selected");
-  place.replaceChildren();
-  if (chosen.journey < 0) {
-    element("p", "Click a block or a token, or press n.", place);
-    return;
-  }
-  const title = element("p", `Segment ${journeys.segment[chosen.journey]}`, place);
-  title.style.color = "inherit";
-  title.style.fontWeight = "600";
-  place.append(definitions(describeJourney(chosen.journey)));
-}
-
-function showSummary() {
-  const { summary } = model;
-  document.getElementById("title").textContent = model.title || "asyncspec trace";
-  document.getElementById("subtitle").textContent =
-    `${lanes.length - 1} stages, ${tokens.at.length} tokens, ${rounds.at.length} rounds, ` +
-    `${milliseconds(model.duration)} · recorded ${model.created.slice(0, 19).replace("T", " ")} by ${model.program}`;
-  const list = document.getElementById("noted");
-  for (const note of model.notes) element("li", note, list);
-  document.getElementById("notes").hidden = model.notes.length === 0;
-  for (const id of ["summary", "time"]) document.getElementById(id).hidden = !summary;
-  if (!summary) return;
-  document.getElementById("bottleneck").textContent = summary.bottleneck;
-  showShares(summary.devices);
-  showPath(summary.decoding.length ? summary.decoding : summary.requests);
-}
-
-const percent = (share) => `${Math.round(share * 100)} %`;
 
 function tableOf(parent, heads) {
   const table = element("table", undefined, parent), row = element("tr", undefined, element("thead", undefined, table));
@@ -102,39 +20,63 @@ function tableOf(parent, heads) {
   return element("tbody", undefined, table);
 }
 
-function showShares(devices) {
-  const heads = ["device", "", "busy", "useful", "wrong", "dead", "draft", "credit", "idle"];
-  const body = tableOf(document.getElementById("shares"), heads);
-  for (const device of devices) {
-    const row = element("tr", undefined, body);
-    element("td", device.device, row);
-    const meter = element("span", undefined, element("td", undefined, row));
-    meter.className = "meter";
-    const parts = [["useful", ink.useful], ["wrong", ink.wrong], ["dead", ink.dead], ["drafting", ink.draft],
-      ["credit", ink.credit]];
-    for (const [name, colour] of parts) {
-      const bar = element("i", undefined, meter);
-      bar.style.width = `${device[name] * 100}%`;
-      bar.style.background = colour;
-    }
-    for (const name of ["busy", "useful", "wrong", "dead", "drafting", "credit", "idle"]) {
-      element("td", percent(device[name]), row);
-    }
+function rowOf(body, cells) {
+  const row = element("tr", undefined, body);
+  for (const cell of cells) element("td", cell, row);
+  return row;
+}
+
+const OUTCOMES = {
+  judged: "a verdict came back", pruned: "pruned on the way", lost: "the session ended before",
+  prompt: "part of the prompt",
+};
+
+function describeJourney(journey) {
+  const sent = journeys.sent[journey], judged = journeys.judged[journey], outcome = journeys.outcome[journey];
+  const hops = journeys.hops[journey], last = hops.length ? lanes[hops[hops.length - 1][0]].name : "";
+  const where = outcome === "pruned" && last ? `, last seen at ${last}` : "";
+  const after = judged < 0 ? "" : ` at ${milliseconds(judged)}, after ${milliseconds(judged - sent)}`;
+  const brought = broughtBy.get(journey) ?? [];
+  const text = brought.map((i) => tokens.text[i]).join("");
+  return [
+    ["session", `${journeys.session[journey]}`],
+    ["nodes", `${journeys.nodes[journey]} (${nodeRange(journeys.first[journey], journeys.last[journey])}), ` +
+      `${journeys.useful[journey]} useful`],
+    ["outcome", `${OUTCOMES[outcome] ?? outcome}${where}${after}`],
+    ["brought", plural(journeys.brought[journey], "token") + (text ? `: ${JSON.stringify(text)}` : "")],
+    ["sent", milliseconds(sent)],
+  ];
+}
+
+function showHops(parent, journey) {
+  if (!journeys.hops[journey].length) return;
+  const passes = new Map(chosen.spans.filter((i) => spans.kind[i] === KIND.compute).map((i) => [spans.lane[i], i]));
+  const heads = ["stage", "came", "useful", "wrong", "dead", "went on", "waited", "computed"];
+  const body = tableOf(parent, heads);
+  const lasted = (from, to) => (from < 0 || to < 0 ? "–" : milliseconds(to - from));
+  for (const [lane, received, started, ended, , came, , went] of journeys.hops[journey]) {
+    const pass = passes.get(lane);
+    const split = pass === undefined ? ["–", "–", "–"] : [spans.useful[pass],
+      spans.rows[pass] - spans.useful[pass] - spans.dead[pass], spans.dead[pass]];
+    rowOf(body, [lanes[lane].name, came, ...split, went, lasted(received, started), lasted(started, ended)]);
   }
 }
 
-function showPath(accounts) {
-  const sums = new Map();
-  let total = 0;
-  for (const account of accounts) {
-    total += account.seconds;
-    for (const [kind, seconds] of Object.entries(account.kinds)) sums.set(kind, (sums.get(kind) ?? 0) + seconds);
+function showSelection() {
+  const place = document.getElementById("selected");
+  place.replaceChildren();
+  if (chosen.journey < 0) {
+    element("p", chosen.token < 0 ? "Click a block or a token, or press n."
+      : `Nobody recorded which segment brought token ${tokens.index[chosen.token] + 1}.`, place);
+    return;
   }
-  const body = tableOf(document.getElementById("path"), ["work", "ms", "share"]);
-  for (const [kind, seconds] of [...sums].sort((a, b) => b[1] - a[1]).slice(0, 12)) {
-    const row = element("tr", undefined, body);
-    element("td", kind, row);
-    element("td", (seconds * 1e3).toFixed(1), row);
-    element("td", percent(seconds / (total || 1)), row);
-  }
+  element("p", `Segment ${journeys.segment[chosen.journey]}`, place).className = "name";
+  definitions(place, describeJourney(chosen.journey));
+  showHops(place, chosen.journey);
+}
+
+function showRound(round) {
+  const place = document.getElementById("selected");
+  place.replaceChildren();
+  for (const line of describeRound(round).split("\n")) element("p", line, place);
 }

@@ -1,6 +1,7 @@
 // The visible window in microseconds, and where things are on the canvas.
-const GUTTER = 104, BAND = 18, AXIS = 32, TOP = BAND + AXIS;
-const DEVICE = 30, WAIT = 8, LINE = 6, STRIP = 16, GAP = 14;
+const GUTTER = 104, ROUND = 15, BAND = 4 + ROUND * roundRows.length, AXIS = 32, TOP = BAND + AXIS;
+// Many devices get thinner lanes, so that they are seen together.
+const [DEVICE, WAIT, LINE, STRIP, GAP] = lanes.length > 6 ? [22, 6, 5, 10, 10] : [30, 8, 6, 16, 14];
 const LANE = DEVICE + 3 + WAIT + 2 + LINE + 5 + STRIP + GAP;
 const NARROWEST = 20;
 

@@ -3,28 +3,27 @@ const strip = document.getElementById("tokens");
 const shown = [];
 
 function showTokens() {
-  const several = new Set(tokens.request).size > 1;
-  let request = -1, block = null;
+  const several = new Set(tokens.request).size > 1, texts = tokens.text.some(Boolean);
+  const blocks = new Map();
   for (let i = 0; i < tokens.at.length; i++) {
-    // In blocks, which the browser lays out only when they come into view.
-    if (tokens.request[i] !== request || i % 400 === 0) {
-      block = element("span", undefined, strip);
-      block.style.contentVisibility = "auto";
+    const request = tokens.request[i];
+    // A block a request, which the browser lays out only when it comes into view.
+    if (!blocks.has(request)) {
+      blocks.set(request, element("div", undefined, strip));
+      if (several) element("span", `#${request}`, blocks.get(request)).className = "request";
     }
-    if (several && tokens.request[i] !== request) {
-      if (request >= 0) block.append("\n");
-      element("span", `#${tokens.request[i]}`, block).className = "request";
-    }
-    request = tokens.request[i];
-    const text = tokens.text[i] || (tokens.text.some(Boolean) ? "" : `${tokens.token[i]} `);
-    const item = element("span", text || "·", block);
+    // Text comes by emission, at its first token: the others bear none of their own.
+    const text = texts ? tokens.text[i] : `${tokens.token[i]} `;
+    const item = element("span", text, blocks.get(request));
     item.setAttribute("role", "option");
     item.setAttribute("aria-selected", "false");
     item.id = `token-${i}`;
     item.dataset.token = i;
-    item.className = tokens.hit[i] ? "hit" : "miss";
-    item.title = `token ${tokens.index[i] + 1} (${tokens.token[i]}), ${tokens.hit[i] ? "hit" : "miss"}, ` +
-      milliseconds(tokens.at[i]);
+    item.className = `${tokens.hit[i] ? "hit" : "miss"}${text ? "" : " mute"}`;
+    const label = `token ${tokens.index[i] + 1} (${tokens.token[i]}), ${tokens.hit[i] ? "hit" : "miss"}, ` +
+      `depth ${tokens.depth[i]}, ${milliseconds(tokens.at[i])}`;
+    item.title = label;
+    if (!text) item.setAttribute("aria-label", label);
     shown.push(item);
   }
   document.getElementById("answer").hidden = tokens.at.length === 0;
