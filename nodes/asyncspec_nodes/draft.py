@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from asyncspec.actor.machine import (
     Arm,
@@ -199,11 +199,8 @@ def _open(state: DraftState) -> tuple[DraftState, Effects]:
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
+        given=len(job.given),
+        **asdict(sampling),
     )
     state = replace(
         state, backlog=state.backlog[1:], next_session=SessionId(state.next_session + 1)
