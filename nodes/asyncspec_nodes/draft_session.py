@@ -113,6 +113,12 @@ def open_session(
     )
 
 
+def keep(session: DraftSession, kept: int) -> DraftSession:
+    """A session that is over, as if it had given the first ``kept`` of its tokens and no more."""
+    before = session.before[:kept]
+    return replace(session, before=before, committed=session.committed[: kept - len(before)])
+
+
 def view(session: DraftSession, *, starving: bool = False) -> View:
     """The session as its policy sees it."""
     tree = session.tree

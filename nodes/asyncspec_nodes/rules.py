@@ -52,7 +52,7 @@ def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
         (how.top_k >= 0, "top-k", how.top_k, "0 (no limit) or more"),
         (0 <= how.min_p < 1, "min-p", how.min_p, "0 or more and below 1"),
         (0 <= how.seed < 1 << 63, "seed", how.seed, "0 or more and below 2**63"),
-        (0 < repetition < math.inf, "repetition-penalty", repetition, "above 0; 1 is none"),
+        (0 < repetition < math.inf, "repetition-penalty", repetition, "above 0 (1: none)"),
         (-2 <= presence <= 2, "presence-penalty", presence, "-2 to 2"),
         (-2 <= how.frequency_penalty <= 2, "frequency-penalty", how.frequency_penalty, "-2 to 2"),
     )

@@ -26,6 +26,7 @@ from asyncspec.actor.machine import (
     Received,
     Report,
     Send,
+    Stopped,
     Submitted,
 )
 from asyncspec.jobs import Admit, Forward, Release, Rows
@@ -136,7 +137,7 @@ class VerifyMachine:
                 state, effects = _joined(state, peer)
             case Lost(peer):
                 state, effects = _lost(state, peer)
-            case Fired() | Submitted() | Cancelled():
+            case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
                 assert_never(event)

@@ -2,8 +2,9 @@
 and the position alone.
 
 The fast way to what ``asyncspec.draw`` defines. Penalties, temperature, top-k, top-p and min-p mean
-what they mean in transformers and vLLM, and apply in their order. Then Gumbel-max over what is kept, with noise hashed from (seed, position, token): no cumulative
-sum whose rounding or order could move the result, and the draft can share the noise.
+what they mean in transformers and vLLM, and apply in their order. Then Gumbel-max over what is
+kept, with noise hashed from (seed, position, token): no cumulative sum whose rounding or order
+could move the result, and the draft can share the noise.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
 
 
 def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
-    """Tokens that may be drawn, and their scaled logits, by the rules of ``asyncspec.draw.kept``."""
+    """Tokens that may be drawn and their scaled logits, as ``asyncspec.draw.kept`` defines them."""
     scores = logits / sampling.temperature
     tokens: Tokens = np.arange(len(scores), dtype=np.int64)
     if 0 < sampling.top_k < len(scores):
