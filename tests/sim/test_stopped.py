@@ -1,0 +1,86 @@
+"""An answer that a stop string ends: its work is called off everywhere, whenever that is known."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import Effect, Emit, Input, Request, Stopped
+from asyncspec.sim.costs import EqualTurns
+from asyncspec_protocol.ids import DRAFT, Rank
+from cluster import Cluster, ask
+from laws import check_after, check_draft, check_empty, check_stage, clusters, requests
+
+BOUND = 100_000.0
+
+
+class Reader:
+    """Reads one request's text: it ends with the ``kept``-th token, and the machine is told so
+    ``delay`` after that token was emitted."""
+
+    def __init__(self, cluster: Cluster, request: Request, kept: int, delay: int = 0) -> None:
+        self.cluster = cluster
+        self.stop = Stopped(request.request, kept)
+        self.delay = delay
+        self.got = 0
+        # Tokens that had been emitted when the machine was told, if it was before the end.
+        self.told: int | None = None
+        self._asked = False
+        cluster.world.watch = self.watch
+
+    def watch(self, rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        (check_stage if rank else check_draft)(self.cluster.state(rank))
+        for effect in effects:
+            if isinstance(effect, Emit) and effect.request == self.stop.request:
+                assert self.told is None, "tokens after the end"
+                self.got += len(effect.tokens)
+        if self.got >= self.stop.kept and not self._asked:
+            self._asked = True
+            self.cluster.world.at(self.cluster.world.now + self.delay, self.tell)
+
+    def tell(self) -> None:
+        if self.stop.request not in self.cluster.world.finished:
+            self.told = self.got
+        self.cluster.world.feed(DRAFT, self.stop)
+
+
+@settings(max_examples=250)
+@given(
+    clusters(),
+    requests(3),
+    st.integers(1, 14),
+    st.sampled_from([0, 0, 1, 5, 30]),
+    st.lists(st.integers(0, 60), max_size=2),
+)
+def test_an_answer_ends_where_its_text_does(
+    cluster: Cluster, asked: list[Request], kept: int, delay: int, losses: list[int]
+) -> None:
+    world, reader = cluster.world, Reader(cluster, asked[0], kept, delay)
+    for request in asked:
+        cluster.submit(request)
+    for when in losses:
+        world.at(when, lambda: world.cut(DRAFT, Rank(cluster.stages)))
+        world.at(when + 7, cluster.connect_all)
+    world.run(until=BOUND)
+    if reader.told is None:
+        check_after(cluster, asked)
+        return
+    assert tuple(world.tokens[0]) == cluster.expected(asked[0])[: reader.told]
+    assert world.finished[0].reason == "stop"
+    assert world.finished[0].stats["new_tokens"] == kept
+    assert world.finished[0].stats["wasted_rows"] >= 0
+    check_empty(cluster)
+    check_after(cluster, asked[1:])
+
+
+def test_told_at_once_nothing_more_is_sent_or_drafted() -> None:
+    whole, cut = Cluster(EqualTurns()), Cluster(EqualTurns())
+    request = ask(max_new_tokens=60)
+    reader = Reader(cut, request, kept=9)
+    for cluster in (whole, cut):
+        cluster.submit(request)
+        cluster.world.run()
+    assert reader.told in (9, 10, 11, 12)
+    assert cut.world.finished[0].stats["new_tokens"] == 9
+    for name in ("rows", "drafted_nodes", "turns"):
+        assert cut.world.finished[0].stats[name] < whole.world.finished[0].stats[name] / 3
