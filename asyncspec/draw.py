@@ -26,11 +26,7 @@ def seen(tokens: Sequence[int], prompt_length: int) -> Seen:
 
 def choose(logits: Sequence[float], before: Seen, position: int, sampling: Sampling) -> int:
     """The token drawn for ``position``; ties go to the lowest token id."""
-    if sampling.penalises:
-        logits = [
-            penalised(logit, before[token], sampling) if token in before else logit
-            for token, logit in enumerate(logits)
-        ]
+    logits = penalised(logits, before, sampling)
     if sampling.greedy:
         scores = dict(enumerate(logits))
     else:
@@ -41,12 +37,17 @@ def choose(logits: Sequence[float], before: Seen, position: int, sampling: Sampl
     return max(scores, key=lambda token: (scores[token], -token))
 
 
-def penalised(logit: float, count: int, sampling: Sampling) -> float:
-    """The logit of a token that was seen before, ``count`` times in the answer (vLLM's order)."""
-    penalty = sampling.repetition_penalty
-    logit = logit / penalty if logit > 0 else logit * penalty
-    logit = logit - sampling.frequency_penalty * count
-    return logit - sampling.presence_penalty * (count > 0)
+def penalised(logits: Sequence[float], before: Seen, sampling: Sampling) -> Sequence[float]:
+    """The logits with the penalties of tokens seen before, in vLLM's order."""
+    if not sampling.penalises:
+        return logits
+    changed, penalty = list(logits), sampling.repetition_penalty
+    for token, count in before.items():
+        logit = logits[token]
+        logit = logit / penalty if logit > 0 else logit * penalty
+        logit = logit - sampling.frequency_penalty * count
+        changed[token] = logit - sampling.presence_penalty * (count > 0)
+    return changed
 
 
 def kept(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
@@ -65,14 +66,6 @@ def kept(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
         floor = max(scores.values()) + math.log(sampling.min_p)
         scores = {token: score for token, score in scores.items() if score >= floor}
     return scores
-
-
-def probabilities(logits: Sequence[float], sampling: Sampling) -> dict[int, float]:
-    """The chance of each token that may be drawn; ``sampling.temperature`` is not 0."""
-    scores = kept(logits, sampling)
-    weights = _weights(scores)
-    total = sum(weights.values())
-    return {token: weight / total for token, weight in weights.items()}
 
 
 def _nucleus(scores: Mapping[int, float], top_p: float) -> dict[int, float]:
