@@ -19,6 +19,9 @@ class Reader:
         self.got = 0
         # Tokens that had been emitted when the machine was told, if it was before the end.
         self.told: int | None = None
+        # Of each token: whether it was a node of the tree; None for the first of a session.
+        self.hits: list[bool | None] = []
+        self._sessions: set[int] = set()
         self._asked = False
         cluster.world.watch = self.watch
 
@@ -28,6 +31,11 @@ class Reader:
             if isinstance(effect, Emit) and effect.request == self.stop.request:
                 assert self.told is None, "tokens after the end"
                 self.got += len(effect.tokens)
+                if effect.session not in self._sessions:
+                    self._sessions.add(effect.session)
+                    self.hits.append(None)
+                else:
+                    self.hits += [i < effect.hits for i in range(len(effect.tokens))]
         if self.got >= self.stop.kept and not self._asked:
             self._asked = True
             self.cluster.world.at(self.cluster.world.now + self.delay, self.tell)

@@ -197,13 +197,13 @@ def _until_end(
 
 def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
     """Book ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
-    counters, clock = session.counters, session.clock
+    counters, clock, place = session.counters, session.clock, len(session.given)
     if session.round:
-        counters = replace(
-            counters, hits=counters.hits + hits, misses=counters.misses + tokens - hits
-        )
+        missed = range(place + hits, place + tokens)
+        counters = replace(counters, misses=(*counters.misses, *missed))
     else:
         clock = TurnClock()  # turns are counted from the first token on
+        counters = replace(counters, firsts=(*counters.firsts, place))
         if counters.first_token is None:
             counters = replace(counters, first_token=now)
     return replace(session, counters=counters, clock=clock)

@@ -26,6 +26,7 @@ HIDDEN = (TensorSpec("float32", (2, 1)), memoryview(bytes(range(8))))
 EXAMPLES: dict[str, tuple[Any, ...]] = {
     "segment": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)),),
     "segment-hidden": (m.Segment(7, 3, 2, (40, 41), (12, 40)), *HIDDEN),
+    "segment-both": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)), *HIDDEN),
     "verdict": (m.Verdict(7, 3, 2, (40, 41), (600, 9)),),
     "prune": (m.PruneIndices(7, 4, 52, (40, 51), (41, 44)),),
     "expand": (m.Expand(7, 4, 30, (5, 600), 5, 10, 64),),

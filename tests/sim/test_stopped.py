@@ -40,6 +40,8 @@ def test_an_answer_ends_where_its_text_does(
     assert world.finished[0].reason == "stop"
     assert world.finished[0].stats["new_tokens"] == kept
     assert world.finished[0].stats["wasted_rows"] >= 0
+    hits = [hit for hit in reader.hits[:kept] if hit is not None]
+    assert world.finished[0].stats["hit_rate"] == (sum(hits) / len(hits) if hits else 0.0)
     check_empty(cluster)
     check_after(cluster, asked[1:])
 
