@@ -26,6 +26,8 @@ class Admit(Struct, frozen=True):
     session: SessionId
     capacity: int
     sampling: Sampling
+    # Of the user's prompt: penalties tell its tokens from those of the answer.
+    prompt_length: int = 0
 
 
 class Row(Struct, frozen=True):
@@ -43,10 +45,11 @@ class Row(Struct, frozen=True):
 class Forward(Struct, frozen=True):
     """One pass over a segment: write keys and values to the rows' slots, attend, go on.
 
-    Exactly one of ``tokens`` (first stage) and ``hidden`` (later stages) is given. ``judge`` names
-    the rows (indices into ``rows``) whose next token the last stage has to draw, for position
-    ``row.position + 1``; it is empty elsewhere. The result is a handle to hidden states [n, H], or
-    on the last stage a tuple of one token per judged row.
+    The first stage needs ``tokens``, later ones ``hidden``; the last one needs both where the
+    session's sampling penalises tokens of a row's path. ``judge`` names the rows (indices into
+    ``rows``) whose next token the last stage has to draw, for position ``row.position + 1``; it is
+    empty elsewhere. The result is a handle to hidden states [n, H], or on the last stage a tuple of
+    one token per judged row.
     """
 
     session: SessionId

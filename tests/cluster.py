@@ -105,7 +105,7 @@ class Cluster:
     def expected(self, request: Request) -> tuple[int, ...]:
         """What the sequential reference decoder writes."""
         return decode(
-            lambda tokens: self.model.next_token(tokens, request.sampling),
+            lambda tokens: self.model.next_token(tokens, request.sampling, len(request.prompt)),
             request.prompt,
             request.max_new_tokens,
             request.stop_tokens,

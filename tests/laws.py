@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Input, Received, Request
 from asyncspec.backend.toy import ToyModel
@@ -57,13 +58,28 @@ class Shaken(Struct):
         return self.next()
 
 
-samplings = st.one_of(
+penalties = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.7, 1.3, 3.0]),
+        "presence_penalty": st.sampled_from([-0.5, 0.6, 2.0]),
+        "frequency_penalty": st.sampled_from([-0.3, 0.4, 1.5]),
+    },
+)
+settings_of_draws = st.one_of(
     st.just(Sampling()),
     st.builds(
         Sampling,
         temperature=st.sampled_from([0.2, 0.5, 1.0]),
+        top_k=st.sampled_from([0, 0, 3]),
+        top_p=st.sampled_from([1.0, 1.0, 0.8]),
+        min_p=st.sampled_from([0.0, 0.0, 0.2]),
         seed=st.integers(0, 2**64 - 1),
     ),
+)
+samplings = st.one_of(
+    settings_of_draws,
+    st.builds(lambda how, extra: replace(how, **extra), settings_of_draws, penalties),
 )
 
 

@@ -80,7 +80,15 @@ class Cancelled(Struct, frozen=True):
     request: int
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled
+class Stopped(Struct, frozen=True):
+    """The ``kept``-th of the tokens emitted for a request completes a stop string: there its answer
+    ends (draft node only). One that is over already is no error."""
+
+    request: int
+    kept: int
+
+
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped
 
 
 # --- effects ----------------------------------------------------------------------------------

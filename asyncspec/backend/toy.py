@@ -14,9 +14,11 @@ from typing import Literal, cast
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.draw import NOTHING, Seen, choose, seen
 from asyncspec.grow import TIP, Grower, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
-from asyncspec.rng import gumbel, mix, uniform
+from asyncspec.rng import mix, uniform
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -52,17 +54,20 @@ class ToyModel(Struct, frozen=True):
         seen = visible if self.reach == "all" else visible[-2:]
         return hash((layer, hidden, *seen)) & _MASK
 
-    def draw(self, hidden: int, position: int, sampling: Sampling) -> int:
-        """The next token, at ``position``, after a node whose last hidden state this is."""
-        mode = mix(hidden) % self.vocab
-        if sampling.greedy:
-            return mode
-        scores = [
-            ((2.0 if t == mode else uniform(hidden, 0, t)) / sampling.temperature)
-            + gumbel(sampling.seed, position, t)
-            for t in range(self.vocab)
-        ]
-        return max(range(self.vocab), key=lambda t: (scores[t], -t))
+    def mode(self, hidden: int) -> int:
+        """The most likely token after a node whose last hidden state this is."""
+        return mix(hidden) % self.vocab
+
+    def logits(self, hidden: int) -> list[float]:
+        """Of both signs, as a repetition penalty treats them differently."""
+        mode = self.mode(hidden)
+        return [1.5 if t == mode else uniform(hidden, 0, t) - 0.5 for t in range(self.vocab)]
+
+    def draw(self, hidden: int, before: Seen, position: int, sampling: Sampling) -> int:
+        """The next token, at ``position``, after a path with the tokens ``before``."""
+        if sampling.greedy and not sampling.penalises:
+            return self.mode(hidden)
+        return choose(self.logits(hidden), before, position, sampling)
 
     def start(self) -> ToyState:
         """Before the first token."""
@@ -84,9 +89,10 @@ class ToyModel(Struct, frozen=True):
             state = self.extend(state, token)
         return state
 
-    def next_token(self, tokens: Sequence[int], sampling: Sampling) -> int:
-        """The sequential reference: what comes after ``tokens``."""
-        return self.draw(self.read(tokens).hidden, len(tokens), sampling)
+    def next_token(self, tokens: Sequence[int], sampling: Sampling, prompt_length: int = 0) -> int:
+        """The sequential reference: what comes after ``tokens``, which begin with the prompt."""
+        before = seen(tokens, prompt_length)
+        return self.draw(self.read(tokens).hidden, before, len(tokens), sampling)
 
 
 class ToyStage:
@@ -97,19 +103,26 @@ class ToyStage:
         self._layers = range(first, last)
         self._caches: dict[SessionId, list[list[int]]] = {}
         self._sampling: dict[SessionId, Sampling] = {}
+        # Where the session's draws depend on them.
+        self._tokens: dict[SessionId, SlotTokens] = {}
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
-            case Admit(session, _, sampling):
+            case Admit(session, _, sampling, prompt_length):
                 self._caches[session] = [[] for _ in self._layers]
                 self._sampling[session] = sampling
+                if sampling.penalises and self._layers.stop == self._model.layers:
+                    self._tokens[session] = SlotTokens(prompt_length)
             case Release(session):
                 self._caches.pop(session, None)
                 self._sampling.pop(session, None)
+                self._tokens.pop(session, None)
             case Compact(session, start, keep):
                 for cache in self._caches[session]:
                     cache[start:] = [cache[slot] for slot in keep]
+                if session in self._tokens:
+                    self._tokens[session].compact(start, keep)
             case Forward():
                 return self._forward(job)
         return None
@@ -132,8 +145,17 @@ class ToyStage:
             ]
         if self._layers.stop < model.layers:
             return tuple(hidden)
-        sampling = self._sampling[job.session]
-        return tuple(model.draw(hidden[r], job.rows[r].position + 1, sampling) for r in job.judge)
+        return self._draw(job, hidden)
+
+    def _draw(self, job: Forward, hidden: Sequence[int]) -> tuple[int, ...]:
+        sampling, tokens = self._sampling[job.session], self._tokens.get(job.session)
+        if tokens is not None:
+            tokens.write(job.committed, job.rows, job.tokens)
+        drawn = []
+        for row, h in ((job.rows[i], hidden[i]) for i in job.judge):
+            before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
+            drawn.append(self._model.draw(h, before, row.position + 1, sampling))
+        return tuple(drawn)
 
     def abandon(self, job: StageJob) -> None:
         """See ``StageBackend``. A pass is over before it could be stopped."""
@@ -205,7 +227,7 @@ class ToySource:
         says."""
         key = state.hidden ^ self._seed
         sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
-        truth = mix(state.hidden) % self._model.vocab
+        truth = self._model.mode(state.hidden)
         others = sorted(
             (t for t in range(self._model.vocab) if t != truth), key=lambda t: uniform(key, 2, t)
         )

@@ -33,6 +33,8 @@ def input_record(event: machine.Input, job: int) -> records.Input:
             return records.Submitted(request)
         case machine.Cancelled(request):
             return records.Cancelled(request)
+        case machine.Stopped(request, kept):
+            return records.Stopped(request, kept)
         case _:
             assert_never(event)
 

@@ -71,13 +71,15 @@ def read_paths(drafts: Sequence[Life], stages: Iterable[StageView]) -> Mapping[i
 
 
 def _add_nodes(paths: dict[int, Path], message: Segment) -> None:
-    """Only the first stage is told tokens; after it parents are all that travels."""
+    """Where a segment comes with tokens: at the first stage, and at later ones if draws depend on
+    them."""
     if not message.tokens:
         return
     path = paths.setdefault(message.session, Path(message.session))
     for node, parent, token in zip(message.ids, message.parents, message.tokens, strict=True):
         # Of two nodes for one token the elder was dead when the younger was issued.
-        path.children.setdefault(parent, {})[token] = node
+        children = path.children.setdefault(parent, {})
+        children[token] = max(node, children.get(token, node))
 
 
 def _add_verdict(paths: dict[int, Path], message: object) -> None:

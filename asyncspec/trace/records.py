@@ -98,7 +98,14 @@ class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled", gc=False)
     request: int
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled
+class Stopped(Struct, frozen=True, array_like=True, tag="stopped", gc=False):
+    """A stop string was found: the answer ends with its ``kept``-th token."""
+
+    request: int
+    kept: int
+
+
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped
 
 
 # --- effects of a machine -----------------------------------------------------------------------

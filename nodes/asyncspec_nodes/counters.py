@@ -58,9 +58,10 @@ class Counters(Struct, frozen=True):
     rounds: int = 0
     # Segments that brought a verdict.
     passes: int = 0
-    # Tokens after the first that were a node of the tree when the target chose them, and not.
-    hits: int = 0
-    misses: int = 0
+    # Places in the answer: of the first token of each session, and of tokens that were no node of
+    # the tree when the target chose them. All others were hits.
+    firsts: tuple[int, ...] = ()
+    misses: tuple[int, ...] = ()
     drafted: int = 0
     draft_passes: int = 0
     draft_seconds: float = 0.0
@@ -97,6 +98,9 @@ def summary(
     first = ended if counters.first_token is None else counters.first_token
     seconds = ended - first
     decoded = max(0, new_tokens - 1)
+    # A stop string may have taken tokens back.
+    chosen = new_tokens - sum(place < new_tokens for place in counters.firsts)
+    misses = sum(place < new_tokens for place in counters.misses)
     return {
         "new_tokens": new_tokens,
         "prompt_tokens": prompt_tokens,
@@ -108,9 +112,9 @@ def summary(
         "tokens_per_second": _ratio(decoded, seconds),
         "tokens_per_round": _ratio(decoded, counters.rounds),
         "tokens_per_turn": _ratio(decoded, counters.turns),
-        "hits": counters.hits,
-        "misses": counters.misses,
-        "hit_rate": _ratio(counters.hits, counters.hits + counters.misses),
+        "hits": chosen - misses,
+        "misses": misses,
+        "hit_rate": _ratio(chosen - misses, chosen),
         "drafted_nodes": counters.drafted,
         "draft_calls": counters.draft_passes,
         "draft_seconds": counters.draft_seconds,

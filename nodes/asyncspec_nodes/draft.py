@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from asyncspec.actor.machine import (
     Abandon,
@@ -29,6 +29,7 @@ from asyncspec.actor.machine import (
     Received,
     Request,
     Send,
+    Stopped,
     Submitted,
 )
 from asyncspec.jobs import Release
@@ -139,6 +140,8 @@ class DraftMachine:
                 state, effects = _submitted(state, request, now)
             case Cancelled(request_id):
                 state, effects = _cancelled(state, request_id, now)
+            case Stopped(request_id, kept):
+                state, effects = _stopped(state, request_id, kept, now)
             case Fired(timer):
                 state, effects = _fired(state, timer, now)
             case Joined(peer):
@@ -203,11 +206,8 @@ def _open(state: DraftState) -> tuple[DraftState, Effects]:
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
+        given=len(job.given),
+        **asdict(sampling),
     )
     state = replace(
         state, backlog=state.backlog[1:], next_session=SessionId(state.next_session + 1)
@@ -319,6 +319,35 @@ def _cancelled(state: DraftState, request_id: int, now: float) -> tuple[DraftSta
         if session.request.request == request_id:
             return _end(state, session, "cancelled", now)
     return state, ()
+
+
+def _stopped(
+    state: DraftState, request_id: int, kept: int, now: float
+) -> tuple[DraftState, Effects]:
+    """An answer ends with its ``kept``-th token. Meanwhile it may have got more of them, may have
+    reached another end, or may wait for the pipeline to come back."""
+    for job in state.backlog:
+        if job.request.request == request_id:
+            _check_kept(kept, job.given)
+            left = tuple(j for j in state.backlog if j is not job)
+            finish = _unserved(replace(job, given=job.given[:kept]), "stop", "", now)
+            return replace(state, backlog=left), (finish,)
+    for session in state.sessions.values():
+        if session.request.request == request_id:
+            _check_kept(kept, session.given)
+            return _end(state, sessions.keep(session, kept), "stop", now)
+    for key, ending in state.endings.items():
+        if ending.session.request.request == request_id:
+            _check_kept(kept, ending.session.given)
+            session = sessions.keep(ending.session, kept)
+            ended = replace(ending, session=session, reason="stop")
+            return replace(state, endings={**state.endings, key: ended}), ()
+    return state, ()
+
+
+def _check_kept(kept: int, given: tuple[int, ...]) -> None:
+    if not 0 < kept <= len(given):
+        raise LocalProtocolError(f"an answer of {len(given)} tokens cannot end with token {kept}")
 
 
 def _unserved(job: Job, reason: str, detail: str, now: float) -> Finish:

@@ -119,6 +119,12 @@ def open_session(
     )
 
 
+def keep(session: DraftSession, kept: int) -> DraftSession:
+    """A session that is over, as if it had given the first ``kept`` of its tokens and no more."""
+    before = session.before[:kept]
+    return replace(session, before=before, committed=session.committed[: kept - len(before)])
+
+
 def view(session: DraftSession, *, starving: bool = False) -> View:
     """The session as its policy sees it."""
     tree = session.tree
@@ -197,13 +203,13 @@ def _until_end(
 
 def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
     """Book ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
-    counters, clock = session.counters, session.clock
+    counters, clock, place = session.counters, session.clock, len(session.given)
     if session.round:
-        counters = replace(
-            counters, hits=counters.hits + hits, misses=counters.misses + tokens - hits
-        )
+        missed = range(place + hits, place + tokens)
+        counters = replace(counters, misses=(*counters.misses, *missed))
     else:
         clock = TurnClock()  # turns are counted from the first token on
+        counters = replace(counters, firsts=(*counters.firsts, place))
         if counters.first_token is None:
             counters = replace(counters, first_token=now)
     return replace(session, counters=counters, clock=clock)

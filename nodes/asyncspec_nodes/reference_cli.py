@@ -13,6 +13,7 @@ from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec_nodes.layout import layout
 from asyncspec_nodes.reference_check import Comparison, Question, Task, compare
 from asyncspec_nodes.rules import Rules, prepare
+from asyncspec_nodes.stops import AnswerText
 
 
 def main() -> NoReturn:
@@ -54,12 +55,14 @@ def _decode(task: Task) -> list[Comparison]:
     def one(question: Question) -> Comparison:
         request = prepare(question.submit, 0, rules, tokenizer)
         assert not isinstance(request, str), request
+        text = AnswerText(tokenizer, question.submit.stop)
         reference = decode(
             stages,
             request.prompt,
             request.max_new_tokens,
             request.stop_tokens,
             request.sampling,
+            until=lambda token: text.push((token,)).stopped,
         )
         return compare(question.token_ids, reference)
 

@@ -160,6 +160,8 @@ class _Player:
                 return machine.Submitted(request)
             case records.Cancelled(request):
                 return machine.Cancelled(request)
+            case records.Stopped(request, kept):
+                return machine.Stopped(request, kept)
             case _:
                 assert_never(source)
 

@@ -6,6 +6,7 @@ Each function returns the sentence a user reads, or None.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,6 +17,9 @@ from asyncspec.sampling import Sampling
 from asyncspec_protocol.messages import Submit
 
 MOST_PROMPT_BYTES = 4 * 1024 * 1024
+# Every token of an answer is looked at for each of them.
+MOST_STOPS = 16
+MOST_STOP_LENGTH = 1024
 
 
 class Encoder(Protocol):
@@ -38,22 +42,48 @@ class Rules(Struct, frozen=True):
     drafts: bool = True
 
 
-def settings_problem(
-    *, max_new_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float, seed: int
-) -> str | None:
+def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
     """Numbers out of their range."""
+    repetition, presence = how.repetition_penalty, how.presence_penalty
     checks = (
-        (max_new_tokens >= 1, f"max-new-tokens is {max_new_tokens}; it must be at least 1"),
-        (
-            0 <= temperature < math.inf,
-            f"temperature is {temperature:g}; it must be 0 (greedy) or more",
-        ),
-        (0 < top_p <= 1, f"top-p is {top_p:g}; it must be above 0 and at most 1"),
-        (top_k >= 0, f"top-k is {top_k}; it must be 0 (no limit) or more"),
-        (0 <= min_p < 1, f"min-p is {min_p:g}; it must be 0 or more and below 1"),
-        (0 <= seed < 1 << 63, f"seed is {seed}; it must be 0 or more and below 2**63"),
+        (max_new_tokens >= 1, "max-new-tokens", max_new_tokens, "at least 1"),
+        (0 <= how.temperature < math.inf, "temperature", how.temperature, "0 (greedy) or more"),
+        (0 < how.top_p <= 1, "top-p", how.top_p, "above 0 and at most 1"),
+        (how.top_k >= 0, "top-k", how.top_k, "0 (no limit) or more"),
+        (0 <= how.min_p < 1, "min-p", how.min_p, "0 or more and below 1"),
+        (0 <= how.seed < 1 << 63, "seed", how.seed, "0 or more and below 2**63"),
+        (0 < repetition < math.inf, "repetition-penalty", repetition, "above 0 (1: none)"),
+        (-2 <= presence <= 2, "presence-penalty", presence, "-2 to 2"),
+        (-2 <= how.frequency_penalty <= 2, "frequency-penalty", how.frequency_penalty, "-2 to 2"),
     )
-    return next((sentence for fine, sentence in checks if not fine), None)
+    for fine, name, value, rule in checks:
+        if not fine:
+            shown = value if isinstance(value, int) else f"{value:g}"
+            return f"{name} is {shown}; it must be {rule}"
+    return None
+
+
+def stop_problem(stop: Sequence[str]) -> str | None:
+    """Texts that cannot end an answer."""
+    if len(stop) > MOST_STOPS:
+        return f"there are {len(stop)} stop strings; give at most {MOST_STOPS}"
+    for text in stop:
+        if not text:
+            return "a stop string is empty; give some text"
+        if len(text) > MOST_STOP_LENGTH:
+            return f"a stop string has {len(text)} characters; give at most {MOST_STOP_LENGTH}"
+        if not _is_text(text):
+            return "a stop string is not UTF-8 text"
+    return None
+
+
+def _is_text(text: str) -> bool:
+    """False for what a shell makes of bytes that are no UTF-8: it cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def policy_problem(name: str, *, drafts: bool) -> str | None:
@@ -71,7 +101,7 @@ def prompt_problem(prompt: str) -> str | None:
         return "the prompt is empty; give some text"
     if len(prompt) > MOST_PROMPT_BYTES or len(prompt.encode(errors="replace")) > MOST_PROMPT_BYTES:
         return f"the prompt has more than {MOST_PROMPT_BYTES} bytes; shorten it"
-    return None
+    return None if _is_text(prompt) else "the prompt is not UTF-8 text"
 
 
 def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Request | str:
@@ -83,14 +113,8 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
     problem = (
         prompt_problem(submit.prompt)
         or policy_problem(policy, drafts=rules.drafts)
-        or settings_problem(
-            max_new_tokens=submit.max_new_tokens,
-            temperature=submit.temperature,
-            top_p=submit.top_p,
-            top_k=submit.top_k,
-            min_p=submit.min_p,
-            seed=submit.seed,
-        )
+        or settings_problem(submit.max_new_tokens, Sampling.of(submit))
+        or stop_problem(submit.stop)
     )
     if problem is not None:
         return problem
@@ -107,13 +131,7 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         request=number,
         prompt=prompt,
         max_new_tokens=min(submit.max_new_tokens, room),
-        sampling=Sampling(
-            temperature=submit.temperature,
-            top_k=submit.top_k,
-            top_p=submit.top_p,
-            min_p=submit.min_p,
-            seed=submit.seed,
-        ),
+        sampling=Sampling.of(submit),
         stop_tokens=frozenset() if submit.ignore_eos else rules.eos,
         policy=policy,
     )

@@ -6,10 +6,12 @@ import argparse
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from asyncspec.backend.hf.hub import locate
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
+from asyncspec.sampling import Sampling
 from asyncspec_nodes import prompts, remote
 from asyncspec_nodes.arguments import Parser
 from asyncspec_nodes.checkpoints import (
@@ -28,7 +30,7 @@ from asyncspec_nodes.config_tables import (
 from asyncspec_nodes.local import local_config
 from asyncspec_nodes.prompts import Prompt
 from asyncspec_nodes.remote import Remote
-from asyncspec_nodes.rules import policy_problem, prompt_problem, settings_problem
+from asyncspec_nodes.rules import policy_problem, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
 
 DEFAULT_POLICY = "flowspec"
@@ -70,6 +72,11 @@ def add_arguments(parser: Parser) -> None:
     add("--top-p", type=float, default=1.0, metavar="P")
     add("--top-k", type=int, default=0, metavar="K", help="0: no limit")
     add("--min-p", type=float, default=0.0, metavar="P")
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="1: none")
+    add("--presence-penalty", type=float, default=0.0, metavar="P", help="-2 to 2; 0: none")
+    add("--frequency-penalty", type=float, default=0.0, metavar="F", help="-2 to 2; 0: none")
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
+    add("--include-stop", action="store_true", help="show the stop string that ends the answer")
     add("--seed", type=int, default=0, metavar="S", help="the same seed gives the same text")
     add("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add("--mode", choices=MODES, help="default: exact")
@@ -100,10 +107,12 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-    problem = settings_problem(**{name: getattr(arguments, name) for name in names})
+    problem = settings_problem(arguments.max_new_tokens, Sampling.of(arguments))
     if problem is not None:
         raise UserError(f"--{problem}")
+    problem = stop_problem(arguments.stop)
+    if problem is not None:
+        raise UserError(f"--stop: {problem}")
     for name in ("stages", "concurrency"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -132,13 +141,11 @@ def _submit(arguments: argparse.Namespace, policy: str) -> Submit:
         request=0,
         prompt="",
         max_new_tokens=arguments.max_new_tokens,
-        seed=arguments.seed,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
         policy=arguments.policy or policy,
         ignore_eos=arguments.ignore_eos,
+        stop=tuple(arguments.stop),
+        include_stop=arguments.include_stop,
+        **asdict(Sampling.of(arguments)),
     )
 
 

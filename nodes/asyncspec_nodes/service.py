@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Submitted
+from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.rules import Encoder, Rules, prepare
-from asyncspec_nodes.text import Codec, Detokenizer
+from asyncspec_nodes.stops import AnswerText
+from asyncspec_nodes.text import Codec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 
@@ -30,11 +31,14 @@ class TextCodec(Codec, Encoder, Protocol):
 class _Answer:
     """A request that is being worked on."""
 
-    def __init__(self, client: Client, number: int, codec: Codec) -> None:
+    def __init__(self, client: Client, submit: Submit, codec: Codec) -> None:
         self.client = client
         # The number the client gave it.
-        self.number = number
-        self.text = Detokenizer(codec)
+        self.number = submit.request
+        self.text = AnswerText(codec, submit.stop, include=submit.include_stop)
+        # Tokens the client was given, and whether a stop string has ended them.
+        self.tokens = 0
+        self.stopped = False
 
 
 class TextService:
@@ -44,7 +48,7 @@ class TextService:
         self,
         codec: TextCodec,
         rules: Rules,
-        feed: Callable[[Submitted | Cancelled], None],
+        feed: Callable[[Submitted | Cancelled | Stopped], None],
         *,
         most: int,
     ) -> None:
@@ -70,7 +74,7 @@ class TextService:
             client.send(Finished(message.request, "error", request, {}))
             return
         self._next += 1
-        self._answers[request.request] = _Answer(client, message.request, self._codec)
+        self._answers[request.request] = _Answer(client, message, self._codec)
         self._feed(Submitted(request))
 
     def client_gone(self, client: Client) -> None:
@@ -81,16 +85,29 @@ class TextService:
     def emit(self, effect: Emit) -> str:
         """Certain tokens for a user; the text they make."""
         answer = self._answers[effect.request]
+        if answer.stopped:
+            return ""  # the machine was at work on what follows before it could be told
         piece = answer.text.push(effect.tokens)
-        answer.client.send(Output(answer.number, effect.tokens, piece))
-        return piece
+        answer.tokens += piece.tokens
+        answer.client.send(Output(answer.number, effect.tokens[: piece.tokens], piece.text))
+        if piece.stopped:
+            answer.stopped = True
+            self._feed(Stopped(effect.request, answer.tokens))
+        return piece.text
 
     def finish(self, effect: Finish) -> str:
         """The end of a request; the text that was held back."""
         answer = self._answers.pop(effect.request)
-        if rest := answer.text.finish():
+        reason, rest = effect.reason, ""
+        if not answer.stopped:
+            piece = answer.text.finish()
+            answer.stopped, rest = piece.stopped, piece.text
+        if answer.stopped:
+            reason = "stop"  # whatever end the machine saw before it could be told
+        if rest:
             answer.client.send(Output(answer.number, (), rest))
-        answer.client.send(Finished(answer.number, effect.reason, effect.detail, effect.stats))
+        detail = "" if answer.stopped else effect.detail
+        answer.client.send(Finished(answer.number, reason, detail, effect.stats))
         return rest
 
     def _numbers(self, client: Client) -> dict[int, int]:

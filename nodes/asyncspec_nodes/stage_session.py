@@ -55,6 +55,8 @@ class StageSession(Struct, frozen=True):
     session: SessionId
     liveness: Liveness
     slots: Slots = Slots()
+    # Tokens travel with the session's segments, because the last stage's draws depend on them.
+    tokens_travel: bool = False
     passes: int = 0
     rows: int = 0
     # Rows whose node was dead by the end of their pass: work for nothing.
@@ -103,7 +105,7 @@ def plan(
         segment=waiting.segment,
         committed=session.slots.committed,
         rows=rows,
-        tokens=waiting.tokens,
+        tokens=waiting.tokens if last or waiting.hidden is None else (),
         hidden=waiting.hidden,
         judge=judged,
     )

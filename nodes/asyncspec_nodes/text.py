@@ -59,6 +59,14 @@ class Detokenizer:
             self._given.append(piece)
         return piece
 
+    def open(self) -> str:
+        """What would follow the text given so far if no more tokens came; without an unfinished
+        character at its end. Costs a look at the whole answer where the tokenizer reshapes."""
+        if self._done == len(self._ids):
+            return ""
+        text = self._codec.decode(self._ids[self._start :]).rstrip(UNFINISHED)
+        return text.removeprefix(self._before) if text.startswith(self._before) else ""
+
     def finish(self) -> str:
         """What was held back, now that no more tokens come."""
         given = "".join(self._given)

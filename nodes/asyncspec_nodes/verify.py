@@ -27,6 +27,7 @@ from asyncspec.actor.machine import (
     Received,
     Report,
     Send,
+    Stopped,
     Submitted,
 )
 from asyncspec.jobs import Admit, Forward, Release, Rows
@@ -137,7 +138,7 @@ class VerifyMachine:
                 state, effects = _joined(state, peer)
             case Lost(peer):
                 state, effects = _lost(state, peer)
-            case Fired() | Submitted() | Cancelled():
+            case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
                 assert_never(event)
@@ -178,12 +179,11 @@ def _segment(
     if state.received >= state.granted:
         raise RemoteProtocolError("segment without credit", peer=peer)
     state = replace(state, received=state.received + 1)
-    first = peer == DRAFT
-    if (tensor is None) != first or bool(message.tokens) != first or not message.ids:
+    session, first = state.sessions.get(message.session), peer == DRAFT
+    if (tensor is None) != first or not _has_tokens(session, message, first) or not message.ids:
         raise RemoteProtocolError("segment without its rows' input", peer=peer)
     if max(message.tokens, default=0) >= state.config.vocab:
         raise RemoteProtocolError("segment with a token that is not in the vocabulary", peer=peer)
-    session = state.sessions.get(message.session)
     if session is None:
         _known(state, message.session, peer)
         return _grant(state)
@@ -205,6 +205,13 @@ def _segment(
     return replace(state, queue=(*state.queue, waiting)), ()
 
 
+def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> bool:
+    """Whether the tokens are there if, and only if, they are needed. Of a session that is over
+    nobody knows any more."""
+    needed = first or (session is not None and session.tokens_travel)
+    return bool(message.tokens) == needed or (session is None and not first)
+
+
 def _check_parents(state: VerifyState, session: StageSession, waiting: Waiting) -> None:
     """A node follows its parent on every link, so a live node's parent is here, and it is not."""
     here = {session.slots.tip, *session.slots.tail}
@@ -224,18 +231,14 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         return state, ()  # over before it came down the pipeline
     state = replace(state, opened=max(state.opened, session))
     onward: Effects = () if config.last else (Send(config.after, message),)
-    new = StageSession(session, Liveness(prompt_length=message.prompt_length))
+    sampling = Sampling.of(message)
+    liveness = Liveness(prompt_length=message.prompt_length)
+    new = StageSession(session, liveness, tokens_travel=sampling.penalises)
     if session in state.closed_early:
         state = replace(state, closed_early=state.closed_early - {session})
         return state, (*onward, _report(new))
-    sampling = Sampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
-    )
-    admit = Compute(Admit(session=session, capacity=message.capacity, sampling=sampling))
+    asked = message.prompt_length - message.given
+    admit = Compute(Admit(session, message.capacity, sampling, prompt_length=asked))
     return replace(state, sessions={**state.sessions, session: new}), (admit, *onward)
 
 
@@ -383,9 +386,9 @@ def _computed(
     stay = survivors(session, waiting.ids)
     if not stay:
         return state, ()
-    done = replace(waiting, tokens=(), hidden=Rows(result, tuple(range(len(waiting.ids))))).select(
-        stay
-    )
+    tokens = waiting.tokens if session.tokens_travel else ()
+    hidden = Rows(result, tuple(range(len(waiting.ids))))
+    done = replace(waiting, tokens=tokens, hidden=hidden).select(stay)
     return replace(state, parked=(*state.parked, done)), ()
 
 
@@ -419,6 +422,7 @@ def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send
         applied=applied(session, waiting),
         ids=waiting.ids,
         parents=waiting.parents,
+        tokens=waiting.tokens,
     )
     return Send(state.config.after, message, waiting.hidden)
 

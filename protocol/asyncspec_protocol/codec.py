@@ -17,6 +17,7 @@ from .messages import (
     Open,
     PruneIndices,
     Segment,
+    Submit,
     Verdict,
 )
 
@@ -88,16 +89,28 @@ def _check_message(message: Message) -> None:
             _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
             _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
             _require(all(map(math.isfinite, scores)), "scores are finite")
-        case Open(session, length, capacity, _, temperature, top_k, top_p, min_p):
+        case Open(session, length, capacity, _, temperature, top_k, top_p, min_p) as opened:
             _require(session >= 0 and 0 < length <= capacity, "a session holds its prompt")
             _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
+            _check_penalties(opened)
+            _require(0 <= opened.given < length, "what was given comes after the user's prompt")
         case Finished(stats=stats):
             _require(all(map(math.isfinite, stats.values())), "numbers are finite")
+        case Submit():
+            # What is out of range is the user's mistake, and gets an answer rather than a fault.
+            values = (v for v in msgspec.structs.astuple(message) if isinstance(v, int | float))
+            _require(all(map(math.isfinite, values)), "numbers are finite")
         case _:
             for value in msgspec.structs.astuple(message):
                 if isinstance(value, int | float):
                     _require(math.isfinite(value) and value >= -1, "numbers are finite, and >= -1")
+
+
+def _check_penalties(opened: Open) -> None:
+    _require(0 < opened.repetition_penalty < math.inf, "a repetition penalty is above 0")
+    for penalty in (opened.presence_penalty, opened.frequency_penalty):
+        _require(-2 <= penalty <= 2, "a presence or frequency penalty is in -2..2")
 
 
 def _check_tensor(message: Message, tensor: TensorSpec) -> None:

@@ -30,7 +30,8 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     ids: tuple[NodeId, ...]
     # Ancestor masks and positions are derived from the parents; no mask matrix travels.
     parents: tuple[NodeId, ...]
-    # Only the first stage embeds: empty between stages, where the tensor takes their place.
+    # Only the first stage embeds: empty between stages, where the tensor takes their place, unless
+    # the last stage's draws depend on them: then a session's tokens go all the way (``Open``).
     tokens: tuple[int, ...] = ()
 
 
@@ -165,6 +166,14 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     top_p: float
     # 0: no limit.
     min_p: float = 0.0
+    # Penalties on tokens of a row's own path; with any of them, segments bear tokens everywhere.
+    # 1: none. On those of prompt and answer.
+    repetition_penalty: float = 1.0
+    # 0: none. On those of the answer: once, and for each time.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # Tokens at the end of the prompt that are answer, of an earlier session of the same request.
+    given: int = 0
 
 
 class Floor(Struct, array_like=True, frozen=True, tag="floor"):
@@ -243,6 +252,13 @@ class Submit(Struct, array_like=True, frozen=True, tag="submit"):
     # Node-level default where empty.
     policy: str = ""
     ignore_eos: bool = False
+    # As in ``Open``.
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # Texts that end the answer before the first of them, or with it.
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
 
 
 class Output(Struct, array_like=True, frozen=True, tag="output"):

@@ -47,13 +47,16 @@ class Pipeline:
         session: SessionId = SESSION,
         capacity: int = 512,
         sampling: Sampling | None = None,
+        prompt_length: int = 0,
     ) -> None:
+        sampling = sampling or Sampling()
+        self._penalises = sampling.penalises
         self.stages = stages
         self.session = session
         self.known = [Knowledge() for _ in stages]
         self._segment = 0
         for stage in stages:
-            stage.run(Admit(session, capacity, sampling or Sampling()))
+            stage.run(Admit(session, capacity, sampling, prompt_length))
 
     def send(
         self,
@@ -76,7 +79,7 @@ class Pipeline:
                     segment=SegmentId(self._segment),
                     committed=committed,
                     rows=rows,
-                    tokens=tuple(tokens) if i == 0 else (),
+                    tokens=tuple(tokens) if i == 0 or (last and self._penalises) else (),
                     hidden=hidden,
                     judge=tuple(judge) if last else (),
                 )
@@ -125,7 +128,7 @@ def sequential(
     sampling: Sampling | None = None,
 ) -> list[int]:
     """What is drawn after each of ``tokens[prompt:]``, one row per pass."""
-    pipeline = Pipeline(stages, sampling=sampling)
+    pipeline = Pipeline(stages, sampling=sampling, prompt_length=prompt)
     pipeline.read(tokens[:prompt])
     drawn: list[int] = []
     for i in range(prompt, len(tokens)):
@@ -154,7 +157,7 @@ class Walk:
 
     def run(self, stages: Sequence[StageBackend], sampling: Sampling | None = None) -> list[int]:
         """What is drawn after each of ``tokens[prompt:]``, on the way."""
-        pipeline = Pipeline(stages, sampling=sampling)
+        pipeline = Pipeline(stages, sampling=sampling, prompt_length=self.prompt)
         pipeline.read(self.tokens[: self.prompt])
         self._next = self.prompt
         self._issued = self.prompt

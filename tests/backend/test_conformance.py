@@ -7,11 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.backend.base import StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.toy import ToyModel, ToyStage
-from asyncspec.jobs import Admit, Compact, Forward, Row, Rows
+from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId
 from backend import conformance
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.torch
 
 VOCAB = 16
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
+PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+DRAWS = {
+    "greedy": Sampling(),
+    "sampled": SAMPLED,
+    "greedy, penalties": Sampling(**PENALTIES),  # type: ignore[arg-type]
+    "sampled, penalties": replace(SAMPLED, **PENALTIES),
+}
 BACKENDS = ["toy", "float32", "bfloat16"]
 
 
@@ -46,7 +54,7 @@ def toy(count: int) -> Sequence[StageBackend]:
     return [ToyStage(model, a, b) for a, b in pairwise(edges)]
 
 
-@pytest.mark.parametrize("how", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("how", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
     for seed in range(2):
@@ -90,6 +98,12 @@ def test_jobs_that_cannot_be_meant(tiny: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="hidden"):
         last.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
     hidden = first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
+    last.run(Release(SESSION))
+    last.run(Admit(SESSION, 8, DRAWS["greedy, penalties"]))
+    with pytest.raises(ValueError, match="0 tokens for 1 rows"):
+        last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), judge=(0,)))
+    last.run(Release(SESSION))
+    last.run(Admit(SESSION, 8, Sampling()))
     assert isinstance(
         last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), judge=(0,))),
         tuple,

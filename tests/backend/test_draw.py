@@ -11,16 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from asyncspec import draw as plain
 from asyncspec import rng
-from asyncspec.backend.hf.draw import draw, draw_row, gumbels, kept, uniforms
+from asyncspec.backend.hf.draw import draw, draw_row, gumbels, kept, penalised, uniforms
 from asyncspec.sampling import Sampling
 
 pytestmark = pytest.mark.torch
@@ -34,6 +37,15 @@ SAMPLINGS = st.builds(
     top_p=st.floats(0.05, 1),
     min_p=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     seed=st.integers(0, 2**64 - 1),
+)
+
+
+PENALTIES = st.fixed_dictionaries(
+    {
+        "repetition_penalty": st.sampled_from([1.0, 0.5, 1.3, 4.0]),
+        "presence_penalty": st.sampled_from([0.0, -2.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, -0.25, 0.75]),
+    }
 )
 
 
@@ -89,6 +101,50 @@ def test_filters_are_those_of_transformers(
     how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     tokens, _ = kept(logits[0].numpy(), how)
     assert sorted(tokens.tolist()) == torch.nonzero(want)[:, 0].tolist()
+
+
+@given(st.data(), SAMPLINGS, PENALTIES, st.booleans())
+def test_the_fast_way_is_the_definition(
+    data: st.DataObject, how: Sampling, penalties: dict[str, float], greedy: bool
+) -> None:
+    rows = data.draw(st.lists(LOGITS.map(lambda x: (x * 40)[:40]), min_size=1, max_size=3))
+    # Sums of weights may round differently in the two, which matters at the very end.
+    how = replace(how, top_p=min(how.top_p, 0.99), min_p=min(how.min_p, 0.99), **penalties)
+    how = replace(how, temperature=0.0) if greedy else how
+    prompt = data.draw(st.lists(st.integers(0, 39), max_size=6))
+    answer = data.draw(st.lists(st.integers(0, 39), max_size=6))
+    own = [data.draw(st.lists(st.integers(0, 39), max_size=4)) for _ in rows]
+    committed = plain.seen([*prompt, *answer], len(prompt))
+    texts = [plain.seen([*prompt, *answer, *line], len(prompt)) for line in own]
+    lines = [{t: seen[t] for t in line} for seen, line in zip(texts, own, strict=True)]
+    got = draw(torch.tensor(rows), range(7, 7 + len(rows)), how, committed, lines)
+    assert list(got) == [
+        plain.choose(row, seen, 7 + i, how)
+        for i, (row, seen) in enumerate(zip(rows, texts, strict=True))
+    ]
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    penalties=PENALTIES,
+    prompt=st.lists(st.integers(0, 49), min_size=1, max_size=20),
+    answer=st.lists(st.integers(0, 49), max_size=20),
+)
+def test_penalties_are_those_of_transformers_and_vllm(
+    seed: int, penalties: dict[str, float], prompt: list[int], answer: list[int]
+) -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)).double() * 2
+    how = Sampling(**penalties)  # type: ignore[arg-type]
+    got = penalised(logits.numpy(), {}, [plain.seen(prompt + answer, len(prompt))], how)
+    repeated = RepetitionPenaltyLogitsProcessor(how.repetition_penalty)
+    want = repeated(torch.tensor([prompt + answer]), logits)
+    times = torch.zeros(1, 50).double()
+    times.scatter_add_(
+        1, torch.tensor([answer], dtype=torch.long), torch.ones(1, len(answer)).double()
+    )
+    want = want - how.frequency_penalty * times
+    want = want - how.presence_penalty * (times > 0)
+    assert torch.equal(torch.from_numpy(got), want)
 
 
 def test_a_large_vocabulary_takes_the_short_way_to_the_same_nucleus() -> None:

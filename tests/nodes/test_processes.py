@@ -82,12 +82,12 @@ def load(path: Path) -> tuple[Any, Any]:
     return transformers.AutoTokenizer.from_pretrained(str(path)), model
 
 
-def generate(path: Path, prompt: str, count: int) -> tuple[list[int], str]:
+def generate(path: Path, prompt: str, count: int, **how: float) -> tuple[list[int], str]:
     """What Hugging Face alone makes of a prompt, greedily: new tokens and their text."""
     tokenizer, model = load(path)
     inputs = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
-        tokens = model.generate(**inputs, max_new_tokens=count, do_sample=False)
+        tokens = model.generate(**inputs, max_new_tokens=count, do_sample=False, **how)
     new = tokens[0, inputs["input_ids"].shape[1] :].tolist()
     return new, tokenizer.decode(new, skip_special_tokens=True)
 
@@ -123,6 +123,38 @@ def test_one_seed_gives_one_text_whatever_the_policy(
     assert texts == [texts[0]] * 3
     _, other, _ = demo.ask(capsys, "--prompt", PROMPTS[0], *sampled, "--seed", "12")
     assert other != texts[0]
+
+
+def test_a_stop_string_ends_an_answer_and_penalties_are_those_of_generate(
+    demo: Background, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, text = generate(BUNDLED_TARGET, PROMPTS[0], 40, repetition_penalty=1.3)
+    assert tokens != generate(BUNDLED_TARGET, PROMPTS[0], 40)[0]
+    # From the middle of a token to the middle of another.
+    start = len(text) // 2
+    stop, argv = text[start : start + 7], ["--max-new-tokens", "400", "--json"]
+    argv += [
+        "--prompt",
+        PROMPTS[0],
+        "--repetition-penalty",
+        "1.3",
+        "--stop",
+        "never",
+        "--stop",
+        stop,
+    ]
+    code, out, _ = demo.ask(capsys, *argv)
+    answer = json.loads(out)
+    assert (code, answer["finish_reason"]) == (0, "stop")
+    assert answer["text"] == text[: text.index(stop)]
+    count = len(answer["token_ids"])
+    assert answer["token_ids"] == tokens[:count]
+    assert answer["stats"]["new_tokens"] == count < 40
+    decode = functools.partial(load(BUNDLED_TARGET)[0].decode, skip_special_tokens=True)
+    assert stop in decode(tokens[:count])
+    assert stop not in decode(tokens[: count - 1])
+    _, out, _ = demo.ask(capsys, *argv, "--include-stop")
+    assert json.loads(out)["text"] == text[: text.index(stop) + len(stop)]
 
 
 def test_turns_of_a_conversation_follow_each_other(
@@ -180,6 +212,19 @@ def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
     logs = "".join(file.read_text() for file in tmp_path.iterdir())
     assert "ready" in logs
     assert "Tom and Lily" not in logs
+
+
+def test_the_check_knows_penalties_and_stop_strings(tiny: Path) -> None:
+    argv = ["--target", str(tiny), "--draft", "ngram", "--stages", "2", "--prompt", "fox", "--json"]
+    argv += ["--temperature", "0.5", "--frequency-penalty", "0.4", "--presence-penalty", "0.4"]
+    argv += ["--repetition-penalty", "1.2", "--stop", "a", "--stop", "e", "--check"]
+    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["finish_reason"] == "stop"
+    count = len(answer["token_ids"])
+    assert count < 128
+    assert answer["check"]["tokens"] == answer["check"]["same"] == count
 
 
 def with_rank(nodes: list[psutil.Process], rank: int) -> psutil.Process:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Cancelled, Emit, Finish, Submitted
+from asyncspec.actor.machine import Cancelled, Emit, Finish, Stopped, Submitted
+from asyncspec.sampling import Sampling
 from asyncspec_nodes.rules import Rules
 from asyncspec_nodes.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -46,7 +47,7 @@ class World:
     """A service and what it has fed to its machine."""
 
     def __init__(self, rules: Rules = RULES, most: int = 2) -> None:
-        self.fed: list[Submitted | Cancelled] = []
+        self.fed: list[Submitted | Cancelled | Stopped] = []
         self.service = TextService(Letters(), rules, self.fed.append, most=most)
         self.inbox = Inbox()
 
@@ -97,6 +98,12 @@ def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
         ({"top_p": 1.5}, "top-p is 1.5"),
         ({"top_k": -1}, "top-k is -1"),
         ({"min_p": 1.0}, "min-p is 1"),
+        ({"repetition_penalty": 0.0}, "repetition-penalty is 0; it must be above 0 (1: none)"),
+        ({"presence_penalty": 2.5}, "presence-penalty is 2.5; it must be -2 to 2"),
+        ({"frequency_penalty": -3.0}, "frequency-penalty is -3; it must be -2 to 2"),
+        ({"stop": ("a",) * 17}, "there are 17 stop strings; give at most 16"),
+        ({"stop": ("a", "")}, "a stop string is empty"),
+        ({"stop": ("a" * 2000,)}, "a stop string has 2000 characters; give at most 1024"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 1 << 63}, "below 2**63"),
     ],
@@ -111,6 +118,52 @@ def test_what_cannot_be_asked_is_refused_at_no_cost(change: dict[str, object], s
     assert finished.stats == {}
     assert says in finished.detail
     assert "\n" not in finished.detail
+
+
+def test_the_settings_reach_the_machine() -> None:
+    world = World()
+    world.ask(
+        replace(ASK, repetition_penalty=1.5, presence_penalty=-2.0, frequency_penalty=2.0, top_k=3)
+    )
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    assert submitted.request.sampling == Sampling(
+        top_k=3, repetition_penalty=1.5, presence_penalty=-2.0, frequency_penalty=2.0
+    )
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abxy")])
+def test_a_stop_string_ends_text_and_work(include: bool, text: str) -> None:
+    world = World()
+    world.ask(replace(ASK, stop=("xy",), include_stop=include))
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    number = submitted.request.request
+    world.service.emit(Emit(number, tuple(b"abx")))
+    assert world.inbox.got == [Output(7, tuple(b"abx"), "ab")]
+    world.service.emit(Emit(number, tuple(b"yz")))
+    assert world.fed[1:] == [Stopped(number, 4)]
+    # What the machine did before it heard of it is not for the client.
+    assert world.service.emit(Emit(number, tuple(b"c"))) == ""
+    world.service.finish(Finish(number, "length", {"new_tokens": 4.0}))
+    assert world.inbox.got[1:] == [
+        Output(7, tuple(b"y"), text[2:]),
+        Finished(7, "stop", "", {"new_tokens": 4.0}),
+    ]
+
+
+def test_what_was_held_back_comes_at_the_end() -> None:
+    world = World()
+    world.ask(replace(ASK, stop=("xyz",)))
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    world.service.emit(Emit(submitted.request.request, tuple(b"axy")))
+    world.service.finish(Finish(submitted.request.request, "length", {}))
+    assert world.inbox.got == [
+        Output(7, tuple(b"axy"), "a"),
+        Output(7, (), "xy"),
+        Finished(7, "length", "", {}),
+    ]
 
 
 def test_without_a_token_source_only_policies_that_need_none_work() -> None:

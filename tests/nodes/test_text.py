@@ -2,67 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from asyncspec_nodes.text import UNFINISHED, Detokenizer
-
-
-class Raw:
-    """A ``Codec`` on the tokenizers library alone."""
-
-    reshapes = False
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def is_loose(self, token: int) -> bool:
-        name = self.tokenizer.id_to_token(token) or ""
-        return name in ("<s>", "<|end|>") or re.fullmatch(r"<0x[0-9A-F]{2}>", name) is not None
-
-
-def byte_level() -> Raw:
-    """GPT-2's kind: every byte is a letter."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = [a + b for a in letters[60:90] for b in ("ł", "a", "Ġ")]
-    names = dict.fromkeys([*letters, *pairs])
-    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
-    return Raw(tokenizer)
-
-
-def fallback(*, strip: bool) -> Raw:
-    """Llama 2's kind (``strip``), and Gemma's: words with a mark for the space, and raw bytes."""
-    names = ["<unk>", "<s>", "▁", "▁▁", "a", "bc", "▁d", "▁ef", "é", "世", "🙂", UNFINISHED]
-    names += [f"<0x{byte:02X}>" for byte in range(256)]
-    vocab = {name: i for i, name in enumerate(names)}
-    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
-    parts: list[decoders.Decoder] = [
-        decoders.Replace("▁", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-    ]
-    if strip:
-        parts.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(parts)
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    return Raw(tokenizer)
-
-
-CODECS = {
-    "byte level": byte_level(),
-    "byte fallback, strip": fallback(strip=True),
-    "byte fallback": fallback(strip=False),
-}
+from nodes.codecs import CODECS, Raw
 
 
 def stream(codec: Raw, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:

@@ -19,6 +19,7 @@ from asyncspec.actor.machine import (
     Joined,
     Lost,
     Received,
+    Stopped,
     Submitted,
 )
 from asyncspec.jobs import Forward
@@ -68,7 +69,15 @@ messages: st.SearchStrategy[Any] = st.one_of(
     verdicts(),
     st.builds(PruneIndices, small, small, nodes, several, several),
     st.builds(
-        Open, small, st.integers(1, 4), st.just(20), small, st.just(0.0), small, st.just(1.0)
+        Open,
+        small,
+        st.integers(1, 4),
+        st.just(20),
+        small,
+        st.just(0.0),
+        small,
+        st.just(1.0),
+        presence_penalty=st.sampled_from([0.0, 1.0]),
     ),
     st.builds(Close, small),
     st.builds(Floor, small),
@@ -84,6 +93,7 @@ inputs: st.SearchStrategy[Any] = st.one_of(
     st.builds(Lost, ranks),
     st.builds(Fired, st.sampled_from(["rejoin", "account:0", "tea"])),
     st.builds(Cancelled, small),
+    st.builds(Stopped, small, small),
     st.just("device"),
     small.map(lambda i: Submitted(ask(i, prompt=(1, 2), policy=sorted(SMALL)[i]))),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Fired, Joined, Lost, Received, Report, Send
-from asyncspec.jobs import Compact, Release, Rows
+from asyncspec.jobs import Admit, Compact, Release, Rows
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
@@ -14,6 +15,7 @@ from asyncspec_protocol.messages import (
     Credit,
     Floor,
     Message,
+    PruneIndices,
     Ready,
     Segment,
     Verdict,
@@ -36,6 +38,27 @@ def test_prompt_nodes_but_the_last_need_no_verdict() -> None:
     assert sent(last.feed(done(job, ())), Verdict) == []
     (job,) = passes(last.feed(Received(DRAFT, segment(1, {2: 1, 3: 2}))))
     assert job.judge == (1,)
+
+
+def test_tokens_go_all_the_way_where_draws_depend_on_them() -> None:
+    """And dead rows lose theirs on the way like their hidden states."""
+    penalties = replace(opening(1, session=1), presence_penalty=0.5, prompt_length=3, given=2)
+    middle, last = stage(2, 3), stage(3, 3)
+    for driven, before in ((middle, 1), (last, 2)):
+        (admit,) = [
+            e.job for e in driven.feed(Received(Rank(before), penalties)) if isinstance(e, Compute)
+        ]
+        assert isinstance(admit, Admit)
+        assert admit.prompt_length == 1
+        assert admit.sampling.presence_penalty == 0.5
+    nodes = segment(0, {0: -1, 1: 0, 2: 1, 3: 2, 4: 2}, session=1)
+    (job,) = passes(middle.feed(Received(Rank(1), nodes, object())))
+    assert job.tokens == ()
+    middle.feed(Received(DRAFT, PruneIndices(SessionId(1), 1, 5, (0, 1, 2), (4,))))  # type: ignore[arg-type]
+    (onward,) = sent(middle.feed(done(job, object())), Segment)
+    assert onward.tokens == onward.ids == (0, 1, 2, 4)
+    (job,) = passes(last.feed(Received(Rank(2), onward, object())))
+    assert job.tokens == (0, 1, 2, 4)
 
 
 def test_trap_one_row_segment_with_siblings_in_the_cache() -> None:
@@ -204,6 +227,17 @@ def test_a_token_outside_the_vocabulary_is_the_peers_fault() -> None:
     driven.feed(Joined(DRAFT), Received(DRAFT, opening(1)))
     with pytest.raises(RemoteProtocolError, match="not in the vocabulary"):
         driven.feed(Received(DRAFT, segment(0, {0: -1, 5: 0})))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_a_later_stage_takes_tokens_if_and_only_if_it_needs_them(penalty: float) -> None:
+    last = stage(2, 2)
+    last.feed(Received(Rank(1), replace(opening(1, session=1), frequency_penalty=penalty)))
+    wrong = segment(0, {0: -1}, tokens=not penalty, session=1)
+    with pytest.raises(RemoteProtocolError, match="without its rows' input"):
+        last.feed(Received(Rank(1), wrong, object()))
+    right = segment(0, {0: -1}, tokens=bool(penalty), session=1)
+    assert passes(last.feed(Received(Rank(1), right, object())))
 
 
 def test_a_segment_needs_credit() -> None:

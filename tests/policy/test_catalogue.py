@@ -23,7 +23,6 @@ def test_parameters_after_a_name() -> None:
     assert POLICIES["static-tree:branching=2x1x2"] == StaticTree(branching=(2, 1, 2))
     assert "pipedec:width=16" in POLICIES
     assert "pipedec:width=0" not in POLICIES
-    assert 3 not in POLICIES
     assert len(POLICIES) == len(list(POLICIES))
 
 

@@ -22,6 +22,7 @@ from asyncspec_protocol.messages import (
     Open,
     PruneIndices,
     Segment,
+    Submit,
     Verdict,
 )
 from protocol.words import KINDS, messages, of_kind
@@ -89,6 +90,13 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         (Open(0, 1, 8, 0, -1.0, 0, 1.0), "temperature"),
         (Open(0, 1, 8, 0, float("nan"), 0, 1.0), "temperature"),
         (Open(0, 1, 8, 0, 1.0, 0, 0.0), "share"),
+        (Open(0, 1, 8, 0, 1.0, 0, 1.0, repetition_penalty=0.0), "above 0"),
+        (Open(0, 1, 8, 0, 1.0, 0, 1.0, repetition_penalty=float("inf")), "above 0"),
+        (Open(0, 1, 8, 0, 1.0, 0, 1.0, presence_penalty=-2.5), "in -2..2"),
+        (Open(0, 1, 8, 0, 1.0, 0, 1.0, frequency_penalty=float("nan")), "in -2..2"),
+        (Open(0, 3, 8, 0, 1.0, 0, 1.0, given=3), "after the user's prompt"),
+        (Open(0, 3, 8, 0, 1.0, 0, 1.0, given=-1), "after the user's prompt"),
+        (Submit(0, "a", 1, 0, float("nan"), 0, 1.0), "finite"),
         (Expanded(0, 0, 0, (0,), (1,), (0.0,)), "comes first"),
         (Expanded(0, 0, 0, (-1,), (1,), ()), "differ in length"),
         (Expanded(0, 0, 0, (-1,), (1,), (float("nan"),)), "finite"),

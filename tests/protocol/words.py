@@ -55,6 +55,10 @@ openings = st.builds(
     top_k=count,
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.01, 9),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    given=st.just(0),
 )
 
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {

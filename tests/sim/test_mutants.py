@@ -16,9 +16,11 @@ import asyncspec_nodes.draft_session as draft_session
 import asyncspec_nodes.stage_session as stage_session
 import asyncspec_nodes.verify as verify
 from asyncspec.accept import Walk, walk
+from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.jobs import Compact
 from asyncspec.liveness import Liveness
 from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
@@ -29,6 +31,9 @@ from laws import SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
 DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 
 
+PENALISED = Sampling(0.5, presence_penalty=-1.0, frequency_penalty=0.9)
+
+
 def laws_hold() -> bool:
     """Run a fixed sample of what Hypothesis draws; False where a law is broken."""
     for seed, delays in enumerate(DELAYS * 4):
@@ -37,6 +42,7 @@ def laws_hold() -> bool:
         requests = [
             ask(0, prompt=(seed % 8, 1, 2), max_new_tokens=30),
             ask(1, prompt=(4,), max_new_tokens=20, stop_tokens=frozenset({3}), policy="pruned"),
+            ask(2, prompt=(5, 5), max_new_tokens=40, sampling=replace(PENALISED, seed=seed)),
         ]
         try:
             newest_prune_wins(OUT_OF_ORDER, Liveness(prompt_length=1))
@@ -134,6 +140,27 @@ def unsent_not_kept(session: Any) -> Any:
     return replace(message, keep=tuple(n for n in message.keep if n in session.sent))
 
 
+def siblings_counted(self: SlotTokens, row: Any) -> dict[int, int]:
+    """A row takes every token in the cache for one before it."""
+    everything = tuple(range(self._committed, row.slot + 1))
+    return OWN(self, replace(row, visible=everything))
+
+
+OWN = SlotTokens.own
+
+
+def tokens_not_compacted(self: SlotTokens, start: int, keep: Any) -> None:
+    """The cache is compacted, the tokens are not."""
+
+
+def tokens_lost_on_the_way(state: Any, session: Any, waiting: Any) -> Any:
+    """Between stages the tokens of a segment get out of step with its rows."""
+    return ONWARD(state, session, replace(waiting, tokens=waiting.tokens[::-1]))
+
+
+ONWARD = verify._onward
+
+
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("a prune is dropped", verify, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
@@ -145,6 +172,9 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("a bonus is taken for a hit", draft_session, "walk", bonus_taken_for_a_hit),
     ("the version is not moved", draft_session, "_prune", version_not_moved),
     ("unsent nodes are not kept", draft_session, "_prune", unsent_not_kept),
+    ("siblings' tokens are counted", SlotTokens, "own", siblings_counted),
+    ("tokens are not compacted", SlotTokens, "compact", tokens_not_compacted),
+    ("tokens get out of step", verify, "_onward", tokens_lost_on_the_way),
 ]
 
 

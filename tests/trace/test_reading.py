@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from asyncspec.jobs import Forward, Job
+from asyncspec.sampling import Sampling
 from asyncspec.trace.accounts import accounts, token_times
 from asyncspec.trace.build import build, timeline
 from asyncspec.trace.critical import Chains
@@ -30,7 +31,10 @@ policies = st.sampled_from(sorted(SMALL))
 def run(costs: Any, policy: str, stages: int, requests: int = 1) -> Cluster:
     cluster = Cluster(costs, stages=stages, policies=SMALL, record=True)
     for number in range(requests):
-        cluster.submit(ask(number, policy=policy, prompt=(1, 2, 3 + number)))
+        # The second one's tokens travel to all stages.
+        sampling = Sampling(0.5, presence_penalty=0.5) if number else Sampling()
+        prompt = (1, 2, 3 + number)
+        cluster.submit(ask(number, policy=policy, prompt=prompt, sampling=sampling))
     cluster.world.run()
     return cluster
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from asyncspec.actor import machine
 from asyncspec.errors import UserError
-from asyncspec.trace.records import Node, Received, Record, Step, Trace
+from asyncspec.trace.records import Node, Received, Record, Step, Stopped, Trace
 from asyncspec_nodes.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, Verdict
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
+from reader import Reader
 
 
 @given(
@@ -45,6 +46,16 @@ def recorded(**changes: object) -> Trace:
 
 def steps_of(trace: Trace, rank: int) -> list[Step]:
     return [line for line in trace.lines if isinstance(line, Step) and line.rank == rank]
+
+
+def test_a_stop_string_is_replayed() -> None:
+    cluster = Cluster(Shaken([1, 3, 2]), stages=2, policies=SMALL, record=True)
+    Reader(cluster, ask(), kept=5)
+    cluster.submit(ask())
+    cluster.world.run()
+    trace = cluster.trace()
+    assert any(isinstance(step.input, Stopped) for step in steps_of(trace, 0))
+    assert all(node.difference is None for node in replay(trace.lines, SMALL))
 
 
 def test_another_machine_has_other_effects() -> None:

@@ -1,19 +1,21 @@
 """Drawing the next token from a row of logits, as a function of the row, the request's settings
 and the position alone.
 
-Temperature, top-k, top-p and min-p mean what they mean in transformers and apply in its order.
-Then Gumbel-max over what is kept, with noise hashed from (seed, position, token): no cumulative
-sum whose rounding or order could move the result, and the draft can share the noise.
+The fast way to what ``asyncspec.draw`` defines. Penalties, temperature, top-k, top-p and min-p mean
+what they mean in transformers and vLLM, and apply in their order. Then Gumbel-max over what is
+kept, with noise hashed from (seed, position, token): no cumulative sum whose rounding or order
+could move the result, and the draft can share the noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncspec.draw import NOTHING, Seen
 from asyncspec.rng import GOLDEN, MIX_1, MIX_2, stream
 from asyncspec.sampling import Sampling
 
@@ -24,21 +26,52 @@ _FEW = 1024
 """Top-p first looks at this many tokens; a full sort is needed only where they are too few."""
 
 
-def draw(logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
+def draw(
+    logits: torch.Tensor,
+    positions: Sequence[int],
+    sampling: Sampling,
+    committed: Seen = NOTHING,
+    own: Iterable[Seen] = (),
+) -> tuple[int, ...]:
     """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``.
 
-    Ties go to the lowest token id.
+    With penalties, ``committed`` is what every row has before it, and ``own`` for each row what
+    counts instead for tokens of its own path. Ties go to the lowest token id.
     """
-    if sampling.greedy:
+    if sampling.greedy and not sampling.penalises:
         return tuple(logits.argmax(-1).tolist())
     rows = logits.float().numpy().astype(np.float64)
+    if sampling.penalises:
+        rows = penalised(rows, committed, own, sampling)
     return tuple(
         draw_row(row, position, sampling) for row, position in zip(rows, positions, strict=True)
     )
 
 
+def penalised(rows: Floats, committed: Seen, own: Iterable[Seen], sampling: Sampling) -> Floats:
+    """``rows`` [n, vocab] with the penalties of tokens seen before. Operations are element-wise, so
+    a token's result has the same bits whichever of the two it is listed in."""
+    shared = _columns(committed)
+    out = rows.copy()
+    for given, row, seen in zip(rows, out, own, strict=True):
+        for tokens, counts in (shared, _columns(seen)):
+            penalty, scores = sampling.repetition_penalty, given[tokens]
+            scores = np.where(scores > 0, scores / penalty, scores * penalty)
+            scores -= sampling.frequency_penalty * counts
+            row[tokens] = scores - sampling.presence_penalty * (counts > 0)
+    return out
+
+
+def _columns(seen: Seen) -> tuple[Tokens, Floats]:
+    count = len(seen)
+    tokens = np.fromiter(seen.keys(), np.int64, count)
+    return tokens, np.fromiter(seen.values(), np.float64, count)
+
+
 def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
-    """Sample one row [vocab]; ``sampling.temperature`` is not 0."""
+    """Draw from one row [vocab] after penalties."""
+    if sampling.greedy:
+        return int(logits.argmax())
     tokens, scores = kept(logits, sampling)
     scores = scores + gumbels(sampling.seed, position, tokens)
     best = tokens[scores == scores.max()]
@@ -46,11 +79,7 @@ def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
 
 
 def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
-    """Tokens that may be drawn, and their scaled logits.
-
-    top_k keeps all that tie with the k-th; top_p the shortest prefix, by (-logit, id), whose mass
-    reaches p, at least one token; min_p those at least ``min_p`` times as likely as the best.
-    """
+    """Tokens that may be drawn and their scaled logits, as ``asyncspec.draw.kept`` defines them."""
     scores = logits / sampling.temperature
     tokens: Tokens = np.arange(len(scores), dtype=np.int64)
     if 0 < sampling.top_k < len(scores):

@@ -6,7 +6,7 @@ give the same tokens with speculation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from asyncspec.backend.base import StageBackend
@@ -26,19 +26,23 @@ def decode(
     max_new_tokens: int,
     stop_tokens: Collection[int] = (),
     sampling: Sampling | None = None,
+    until: Callable[[int], bool] = lambda token: False,
 ) -> list[int]:
-    """New tokens after a prompt of at least one token; a stop token is part of the answer."""
+    """New tokens after a prompt of at least one token. A stop token is part of the answer, and so
+    is the one for which ``until``, which is told every new token, says that it is the last."""
     capacity = len(prompt_ids) + max_new_tokens
     for stage in stages:
-        stage.run(Admit(_SESSION, capacity, sampling or Sampling()))
+        stage.run(Admit(_SESSION, capacity, sampling or Sampling(), len(prompt_ids)))
     try:
         new: list[int] = []
         known, fresh = 0, list(prompt_ids)
-        while len(new) < max_new_tokens and not (new and new[-1] in stop_tokens):
+        while len(new) < max_new_tokens:
             token = read(stages, _SESSION, known, fresh)
             known += len(fresh)
             fresh = [token]
             new.append(token)
+            if token in stop_tokens or until(token):
+                break
         return new
     finally:
         for stage in stages:
@@ -78,7 +82,7 @@ def _pass(
                 segment=SegmentId(committed),
                 committed=committed,
                 rows=rows,
-                tokens=tuple(tokens) if i == 0 else (),
+                tokens=tuple(tokens) if i == 0 or last else (),
                 hidden=Rows(result, tuple(range(len(tokens)))) if i else None,
                 judge=(len(tokens) - 1,) if last and judge else (),
             )

@@ -17,6 +17,7 @@ from asyncspec.backend.hf.recipe import Guarantee, Mode, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
+from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows, StageJob
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
@@ -26,7 +27,15 @@ from asyncspec_protocol.ids import SessionId
 class _Session:
     cache: TreeCache
     sampling: Sampling
+    # On the last stage, where draws depend on them.
+    tokens: SlotTokens | None
     committed: int = 0
+
+    def compact(self, start: int, keep: tuple[int, ...]) -> None:
+        """See ``Compact``."""
+        self.cache.compact(start, keep)
+        if self.tokens is not None:
+            self.tokens.compact(start, keep)
 
 
 class HFStage:
@@ -47,14 +56,12 @@ class HFStage:
         """See ``StageBackend``. Raises ``ValueError`` for a job that cannot be meant."""
         with torch.inference_mode():
             match job:
-                case Admit(session, capacity, sampling):
-                    if session in self._sessions:
-                        raise ValueError(f"session {session} is admitted already")
-                    self._sessions[session] = _Session(TreeCache(self._shape, capacity), sampling)
+                case Admit():
+                    self._admit(job)
                 case Release(session):
                     self._sessions.pop(session, None)
                 case Compact(session, start, keep):
-                    self._session(session).cache.compact(start, keep)
+                    self._session(session).compact(start, keep)
                 case Forward():
                     try:
                         return self._forward(job)
@@ -83,6 +90,16 @@ class HFStage:
         """Memory a session of ``slots`` slots takes on this stage, in bytes."""
         return slots * self._shape.slot_bytes()
 
+    def _admit(self, job: Admit) -> None:
+        if job.session in self._sessions:
+            raise ValueError(f"session {job.session} is admitted already")
+        asked = self.shard.judges and job.sampling.penalises
+        self._sessions[job.session] = _Session(
+            cache=TreeCache(self._shape, job.capacity),
+            sampling=job.sampling,
+            tokens=SlotTokens(job.prompt_length) if asked else None,
+        )
+
     def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...]:
         session = self._session(job.session)
         inputs = self._inputs(job)
@@ -90,14 +107,19 @@ class HFStage:
         tree = self._attention(session.cache, job.committed, job.rows)
         tree.stop = lambda: self._useless is job
         session.committed = job.committed
+        if session.tokens is not None:
+            session.tokens.write(job.committed, job.rows, self._tokens(job))
         if not job.judge:
             hidden = self.shard.hidden(inputs, positions, tree)
             return () if self.shard.judges else hidden
         if not self.shard.judges:
             raise ValueError("only the last stage judges")
         logits = self.shard.logits(inputs, positions, tree, torch.tensor(job.judge))
-        new = [job.rows[row].position + 1 for row in job.judge]
-        return draw(logits, new, session.sampling)
+        judged = [job.rows[row] for row in job.judge]
+        new = [row.position + 1 for row in judged]
+        if (tokens := session.tokens) is None:
+            return draw(logits, new, session.sampling)
+        return draw(logits, new, session.sampling, tokens.counts, map(tokens.own, judged))
 
     def _attention(self, cache: TreeCache, committed: int, rows: tuple[Row, ...]) -> TreeAttention:
         if self.mode == "exact":
@@ -107,15 +129,19 @@ class HFStage:
     def _inputs(self, job: Forward) -> torch.Tensor:
         """Tokens [n] or hidden states [n, H], as this stage takes them."""
         if self.shard.embeds:
-            vocab = self.shard.facts.vocab_size
-            if len(job.tokens) != len(job.rows) or not job.rows:
-                raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
-            if min(job.tokens) < 0 or max(job.tokens) >= vocab:
-                raise ValueError(f"a token that is not in the vocabulary of {vocab}")
-            return torch.tensor(job.tokens)
+            return torch.tensor(self._tokens(job))
         if job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows:
             raise ValueError(f"no hidden states for {len(job.rows)} rows")
         return select(job.hidden)
+
+    def _tokens(self, job: Forward) -> tuple[int, ...]:
+        """A token for each row."""
+        vocab = self.shard.facts.vocab_size
+        if len(job.tokens) != len(job.rows) or not job.rows:
+            raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
+        if min(job.tokens) < 0 or max(job.tokens) >= vocab:
+            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+        return job.tokens
 
     def _session(self, session: SessionId) -> _Session:
         if session not in self._sessions:

@@ -1,0 +1,93 @@
+"""Penalties on a real model: transformers' own tokens, and the plain definition's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.draw import choose, seen
+from asyncspec.jobs import Row
+from asyncspec.sampling import Sampling
+from backend.probe import Probe, cut
+
+pytestmark = pytest.mark.torch
+
+NEW = 40
+PROMPT = Random(7).choices(range(3, 150), k=70)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.1, 2.0])
+def test_same_tokens_as_generate(penalty: float, tiny: Callable[..., Path]) -> None:
+    path = tiny("llama")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    text = torch.tensor([PROMPT])
+
+    def generate(penalty: float) -> list[int]:
+        out = model.generate(
+            text,
+            attention_mask=torch.ones_like(text),
+            max_new_tokens=NEW,
+            do_sample=False,
+            repetition_penalty=penalty,
+            eos_token_id=None,
+        )
+        tokens: list[int] = out[0, len(PROMPT) :].tolist()
+        return tokens
+
+    want = generate(penalty)
+    assert want != generate(1.0), "a penalty that changes nothing tests nothing"
+    checkpoint = open_checkpoint(path)
+    how = Sampling(repetition_penalty=penalty)
+    for stages in (1, 3):
+        assert decode(cut(checkpoint, stages), PROMPT, NEW, sampling=how) == want
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"presence_penalty": 2.0},
+        {"presence_penalty": -2.0},
+        {"frequency_penalty": 0.7},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": -0.3},
+    ],
+)
+def test_every_token_is_the_definitions(
+    penalties: dict[str, float], temperature: float, tiny: Callable[..., Path]
+) -> None:
+    how = Sampling(temperature=temperature, top_p=0.95, seed=3, **penalties)  # type: ignore[arg-type]
+    stages = cut(open_checkpoint(tiny("llama")), 2)
+    probe = Probe(stages)
+    new = decode(stages, PROMPT, NEW, sampling=how)
+    logits = probe.take()
+    probe.stop()
+    text = PROMPT + new
+    for position in range(len(PROMPT), len(text)):
+        row = logits[position - 1].double().tolist()
+        before = seen(text[:position], len(PROMPT))
+        assert text[position] == choose(row, before, position, how)
+    assert new != decode(stages, PROMPT, NEW, sampling=Sampling(temperature, top_p=0.95, seed=3))
+
+
+def test_a_token_counts_as_answer_from_the_end_of_the_users_prompt_on() -> None:
+    """Also where a later session of the request reads it as part of its own prompt."""
+    tokens = SlotTokens(prompt_length=2)
+    path = [5, 6, 5, 7]
+    rows = [Row(i, i, tuple(range(i + 1))) for i in range(4)]
+    tokens.write(0, rows, path)
+    assert [tokens.own(row) for row in rows] == [seen(path[: i + 1], 2) for i in range(4)]
+    tokens.write(4, [Row(4, 4, (4,)), Row(5, 4, (5,))], [7, 5])
+    assert tokens.counts == seen(path, 2)
+    assert tokens.own(Row(4, 4, (4,))) == {7: 2}
+    assert tokens.own(Row(5, 4, (5,))) == {5: 2}
+    tokens.compact(4, (5,))
+    tokens.write(5, [Row(5, 5, (5,))], [9])
+    assert tokens.counts == seen([*path, 5], 2)

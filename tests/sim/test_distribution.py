@@ -1,0 +1,163 @@
+"""Under every policy the first tokens have the target's own distribution, each and jointly.
+
+The laws compare with a decoder that draws by the same noise; this looks at what is drawn. Seeds are
+fixed, so a test that has passed always will.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import asyncspec_nodes.draft_session as draft_session
+from asyncspec import draw
+from asyncspec import tree as trees
+from asyncspec.accept import Walk
+from asyncspec.backend.toy import ToyModel
+from asyncspec.policy import POLICIES
+from asyncspec.rng import gumbel
+from asyncspec.sampling import Sampling
+from asyncspec.sim.costs import EqualTurns
+from asyncspec.tree import TokenTree
+from asyncspec_protocol.ids import NodeId
+from cluster import Cluster, ask
+
+# More tokens than most policies give a node children, so that there are hits and misses.
+MODEL = ToyModel(layers=2, vocab=16, seed=3)
+PROMPT = (1, 2)
+TOKENS = 3
+SEEDS = 700
+
+SETTINGS = {
+    "T=1": Sampling(1.0),
+    "top-p": Sampling(1.0, top_p=0.9),
+    "top-k, min-p": Sampling(0.7, top_k=14, min_p=0.15),
+    "penalties": Sampling(
+        1.2, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3, top_p=0.95
+    ),
+}
+
+Text = tuple[int, ...]
+
+# All of three tokens would be too many cells for the number of seeds.
+VIEWS: tuple[Callable[[Text], Text], ...] = (
+    *(lambda answer, i=i: (answer[i],) for i in range(TOKENS)),  # type: ignore[misc]
+    lambda answer: tuple(token % 4 for token in answer),
+)
+
+
+@functools.cache
+def exact(how: Sampling, text: Text = PROMPT) -> dict[Text, float]:
+    """The chance of every answer."""
+    if len(text) == len(PROMPT) + TOKENS:
+        return {text[len(PROMPT) :]: 1.0}
+    before = draw.seen(text, len(PROMPT))
+    logits = draw.penalised(MODEL.logits(MODEL.read(text).hidden), before, how)
+    weights = {token: math.exp(score) for token, score in draw.kept(logits, how).items()}
+    total = sum(weights.values())
+    return {
+        answer: chance * weight / total
+        for token, weight in weights.items()
+        for answer, chance in exact(how, (*text, token)).items()
+    }
+
+
+def answers(policy: str, how: Sampling) -> Counter[Text]:
+    """What the cluster writes with one seed after another."""
+    cluster = Cluster(EqualTurns(), stages=2, model=MODEL, top=0.7)
+    found: Counter[Text] = Counter()
+    hits = 0.0
+    for seed in range(SEEDS):
+        sampling = replace(how, seed=seed)
+        cluster.submit(
+            ask(seed, prompt=PROMPT, max_new_tokens=TOKENS, policy=policy, sampling=sampling)
+        )
+        cluster.world.run()
+        found[tuple(cluster.world.tokens.pop(seed))] += 1
+        hits += cluster.world.finished.pop(seed).stats["hit_rate"]
+    assert (hits > SEEDS / 50) == POLICIES[policy].drafts, "without hits nothing is tested"
+    return found
+
+
+def fits(found: Counter[Text], chances: dict[Text, float]) -> bool:
+    """True where no view of the answers differs from what it should be."""
+    possible = found.keys() <= chances.keys()
+    return possible and all(pearson(seen_as(found, v), seen_as(chances, v)) for v in VIEWS)
+
+
+def seen_as(answers: Mapping[Text, float], view: Callable[[Text], Text]) -> dict[Text, float]:
+    """The weights of answers, added up where the view is the same."""
+    weights: dict[Text, float] = defaultdict(float)
+    for answer, weight in answers.items():
+        weights[view(answer)] += weight
+    return weights
+
+
+def pearson(found: dict[Text, float], chances: dict[Text, float]) -> bool:
+    """The chi-square test at a level of one in 10,000. What is rare counts as one."""
+    cells: list[tuple[float, float]] = []
+    rare = (0.0, 0.0)
+    for answer, chance in chances.items():
+        cell = (chance * SEEDS, found.get(answer, 0.0))
+        if cell[0] < 5:
+            rare = (rare[0] + cell[0], rare[1] + cell[1])
+        else:
+            cells.append(cell)
+    cells += [rare] if rare[0] else []
+    chi_square = sum((count - expected) ** 2 / expected for expected, count in cells)
+    freedom = len(cells) - 1
+    # Wilson and Hilferty's approximation.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    return chi_square < limit
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_tokens_have_the_targets_distribution(policy: str, settings: str) -> None:
+    how = SETTINGS[settings]
+    assert fits(answers(policy, how), exact(how))
+
+
+def conditioned_on_acceptance(tree: TokenTree, judged: Mapping[NodeId, int]) -> Walk:
+    """Where the drawn token is no node of the tree, a node is taken in its place."""
+    accepted: list[NodeId] = []
+    node = tree.root
+    while (token := judged.get(node)) is not None:
+        others = [n for n in judged if n in tree and tree.nodes[n].parent == node]
+        below = trees.child(tree, node, token)
+        if below is None and not others:
+            return Walk(tuple(accepted), token)
+        node = others[token % len(others)] if below is None else below
+        accepted.append(node)
+    return Walk(tuple(accepted), None)
+
+
+def one_noise_for_all(seed: int, position: int, token: int) -> float:
+    """Each token alone is right, but they are not independent."""
+    return gumbel(seed, 0, token)
+
+
+def every_second_seed_greedy(seed: int, position: int, token: int) -> float:
+    """Every answer is possible, and the likely ones are too likely."""
+    return gumbel(seed, position, token) if seed % 2 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "wrong"),
+    [
+        (draft_session, "walk", conditioned_on_acceptance),
+        (draw, "gumbel", one_noise_for_all),
+        (draw, "gumbel", every_second_seed_greedy),
+    ],
+)
+def test_a_wrong_draw_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, wrong: Any
+) -> None:
+    monkeypatch.setattr(target, name, wrong)
+    assert not fits(answers("flowspec", SETTINGS["T=1"]), exact(SETTINGS["T=1"]))
