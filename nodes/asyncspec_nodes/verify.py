@@ -230,6 +230,10 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
     if session <= state.opened and session not in state.closed_early:
         return state, ()  # over before it came down the pipeline
     state = replace(state, opened=max(state.opened, session))
+    if not config.last and config.after not in state.peers:
+        # The next stage will never hear of it; that the link is down is on its way to the draft
+        # node, which opens another session when the pipeline stands again.
+        return replace(state, closed_early=state.closed_early - {session}), ()
     onward: Effects = () if config.last else (Send(config.after, message),)
     sampling = Sampling.of(message)
     liveness = Liveness(prompt_length=message.prompt_length)

@@ -200,6 +200,18 @@ def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
     assert Send(DRAFT, Ready(Rank(1), True)) in first.feed(Joined(Rank(2)))
 
 
+def test_a_session_that_cannot_be_announced_to_the_next_stage_is_over() -> None:
+    """Else its segments would reach a stage that has never heard of it, once the link is back."""
+    first = stage(1, 2)
+    first.feed(Lost(Rank(2)))
+    first.feed(
+        Received(DRAFT, opening(1, session=1)), Received(DRAFT, segment(0, {0: -1}, session=1))
+    )
+    effects = first.feed(Joined(Rank(2)), Received(Rank(2), Credit(5)))
+    assert sent(effects, Segment) == []
+    assert first.state.sessions == {}
+
+
 @pytest.mark.parametrize(
     ("peer", "message", "tensor", "text"),
     [
