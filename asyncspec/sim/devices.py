@@ -1,0 +1,132 @@
+"""Devices of simulated nodes: a stage that knows texts by the hashes of their paths, and a draft.
+
+Every stage checks for itself, in O(1) a row, that a row sees its own ancestors: a wrong slot, mask
+or order makes a wrong hash, and so a wrong token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from asyncspec.grow import TIP, Grown, Proposal, beam
+from asyncspec.jobs import Admit, Compact, Forward, Release, Row, SourceJob, StageJob
+from asyncspec.rng import mix
+from asyncspec.sim.language import EMPTY, Language, follow
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Expand, Expanded
+
+_MASK = (1 << 64) - 1
+
+Hidden = tuple[int, int]
+"""What a row carries from stage to stage: its parent's path and its own."""
+
+
+class PathStage:
+    """A stage of a simulated target; its cache holds the path that each slot's node ends.
+
+    Knows nothing of layers: the first stage hashes, all check, the last one draws.
+    """
+
+    def __init__(self, language: Language, *, last: bool) -> None:
+        self._language = language
+        self._last = last
+        self._caches: dict[SessionId, list[int]] = {}
+
+    def run(self, job: StageJob) -> object | None:
+        """See ``StageBackend``."""
+        match job:
+            case Admit(session):
+                self._caches[session] = []
+            case Release(session):
+                self._caches.pop(session, None)
+            case Compact(session, start, keep):
+                cache = self._caches[session]
+                cache[start:] = [cache[slot] for slot in keep]
+            case Forward():
+                return self._forward(job, self._caches[job.session])
+        return None
+
+    def _forward(self, job: Forward, cache: list[int]) -> object:
+        hidden: list[Hidden] = []
+        values: Sequence[Hidden] = ()
+        if job.hidden is not None:
+            handle = cast("Sequence[Hidden]", job.hidden.handle)
+            values = [handle[row] for row in job.hidden.rows]
+        for i, row in enumerate(job.rows):
+            seen = _seen(row, job.committed, cache)
+            if job.hidden is None:
+                before, path = seen, follow(seen, job.tokens[i])
+            else:
+                before, path = values[i]
+                if before != seen:
+                    path = mix((path + seen) & _MASK)
+            cache.extend([EMPTY] * (row.slot + 1 - len(cache)))
+            cache[row.slot] = path
+            hidden.append((before, path))
+        if not self._last:
+            return tuple(hidden)
+        return tuple(self._language.truth(hidden[i][1]) for i in job.judge)
+
+    def slots_held(self) -> dict[SessionId, int]:
+        """Number of slots in use, by session."""
+        return {session: len(cache) for session, cache in self._caches.items()}
+
+
+def _seen(row: Row, committed: int, cache: list[int]) -> int:
+    """The path of the parent, as this row's slots tell it."""
+    if row.position != committed + len(row.visible) - 1 or row.visible[-1] != row.slot:
+        return mix(row.slot)  # it sees too much or too little
+    above = row.visible[-2] if len(row.visible) > 1 else committed - 1
+    return cache[above] if above >= 0 else EMPTY
+
+
+class LanguageSource:
+    """A simulated draft as a ``TokenSource``."""
+
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        # Committed tokens and their path.
+        self._sessions: dict[SessionId, tuple[int, int]] = {}
+
+    def run(self, job: SourceJob) -> Expanded | None:
+        """See ``TokenSource``."""
+        if isinstance(job, Release):
+            self._sessions.pop(job.session, None)
+            return None
+        length, path = self._sessions.get(job.session, (0, EMPTY))
+        if length != job.base:
+            raise ValueError(f"the source knows {length} tokens, not {job.base}")
+        for token in job.committed:
+            path = follow(path, token)
+        length += len(job.committed)
+        self._sessions[job.session] = (length, path)
+        parents, tokens, scores = self._grow(path, length, job)
+        return Expanded(
+            session=job.session,
+            version=job.version,
+            base=length,
+            parents=parents,
+            tokens=tokens,
+            scores=scores,
+        )
+
+    def _grow(self, tip: int, length: int, job: Expand) -> Grown:
+        # A candidate: its parent's path, its token, and its depth below the tip. Its own path is
+        # only made where the beam goes on from it.
+        candidates: list[tuple[int, int, int]] = []
+        propose_one = self._language.propose
+
+        def propose(nodes: Sequence[int]) -> list[Proposal]:
+            proposals = []
+            for node in nodes:
+                path, depth = tip, 0
+                if node != TIP:
+                    above, token, depth = candidates[node]
+                    path = follow(above, token)
+                proposal = propose_one(path, length + depth, depth, job.width)
+                proposals.append(proposal)
+                candidates.extend((path, token, depth + 1) for token in proposal[0])
+            return proposals
+
+        return beam(propose, job.depth, job.width, job.count)
