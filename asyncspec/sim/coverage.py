@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -39,7 +41,7 @@ class Coverage(Struct, frozen=True):
         if mean <= floor:
             return max(floor, 1e-9)
         power = (1.0 - mean) / (mean - floor)
-        return min(_SUREST, floor + (1.0 - floor) * quantile**power)
+        return min(_SUREST, floor + (1.0 - floor) * math.pow(quantile, power))
 
     def chances(self, first: float) -> tuple[float, ...]:
         """Chances by rank at a node whose first candidate has the chance ``first``."""
@@ -62,7 +64,7 @@ def tabled(chances: Sequence[float]) -> Coverage:
     """A table of one's own. Raises ``ValueError`` with what is wrong with it."""
     if not chances or not 0 < chances[0] <= 1 or sum(chances) > 1 + 1e-9 or min(chances) < 0:
         raise ValueError("chances by rank are between 0 and 1, and 1 in all at most")
-    if any(b > a for a, b in zip(chances, chances[1:], strict=False)):
+    if any(b > a for a, b in pairwise(chances)):
         raise ValueError("chances by rank descend")
     rest = 1.0 - chances[0]
     return Coverage(chances[0], tuple(c / rest for c in chances[1:] if c > 0) if rest > 0 else ())

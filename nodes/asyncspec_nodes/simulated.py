@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -189,11 +189,15 @@ def _check(language: Language, world: World, requests: Sequence[Request]) -> Non
         found = tuple(world.tokens.get(request.request, ()))
         expected = decode(sequential(language), request.prompt, request.max_new_tokens)
         if found != expected:
-            same = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected)))
+            same = sum(1 for _ in takewhile(_same, zip(found, expected, strict=False)))
             raise WrongText(
                 f"policy {request.policy}, request {request.request}: the text differs from the "
                 f"sequential decoder's at token {same}; this is a bug in asyncspec"
             )
+
+
+def _same(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 def _lines(recorders: Mapping[Rank, Recorder]) -> tuple[Record, ...]:
@@ -202,12 +206,3 @@ def _lines(recorders: Mapping[Rank, Recorder]) -> tuple[Record, ...]:
         found, _ = one.read(0, one.end)
         lines += [one.node, *found, one.ended()]
     return tuple(lines)
-
-
-def total(outcome: Outcome) -> dict[str, Any]:
-    """Sums over the requests, and the ratios made of them anew (docs/metrics.md)."""
-    sums: dict[str, float] = {}
-    for stats in outcome.stats:
-        for name, value in stats.items():
-            sums[name] = sums.get(name, 0) + value
-    return sums
