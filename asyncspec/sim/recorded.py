@@ -51,7 +51,7 @@ class Recorded:
     def __init__(self, header: LanguageHeader, texts: Sequence[RecordedText]) -> None:
         self.header = header
         self.coverage = measured(texts)
-        self._texts = texts
+        self.texts = texts
         self._elsewhere = Synthetic(coverage=self.coverage, vocab=max(header.vocab, MOST_RANKS + 1))
         # Where a recorded path is: after it stands token ``index`` of a text.
         self._places: dict[int, tuple[RecordedText, int]] = {}
@@ -88,7 +88,7 @@ class Recorded:
         return text.candidates[i][:width], text.scores[i][:width]
 
     def _text(self, request: int) -> RecordedText:
-        return self._texts[request % len(self._texts)]
+        return self.texts[request % len(self.texts)]
 
 
 def measured(texts: Iterable[RecordedText]) -> Coverage:

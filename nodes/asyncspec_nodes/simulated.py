@@ -91,7 +91,7 @@ def simulate(
         policy=policy,
         stats=tuple(world.finished[request.request].stats for request in requests),
         seconds=seconds,
-        busy=tuple(a.busy_seconds / seconds if seconds else 0.0 for a in world.actors.values()),
+        busy=tuple(_busy(actor, seconds) for actor in world.actors.values()),
         steps=world.steps,
         trace=_lines(recorders),
     )
@@ -198,6 +198,12 @@ def _check(language: Language, world: World, requests: Sequence[Request]) -> Non
 
 def _same(pair: tuple[int, int]) -> bool:
     return pair[0] == pair[1]
+
+
+def _busy(actor: Actor, until: float) -> float:
+    """Share of the time; a draft that nobody waits for may still run at the end."""
+    over = max(0.0, actor.busy_until - until)
+    return (actor.busy_seconds - over) / until if until else 0.0
 
 
 def _lines(recorders: Mapping[Rank, Recorder]) -> tuple[Record, ...]:
