@@ -49,24 +49,28 @@ class PathStage:
 
     def _forward(self, job: Forward, cache: list[int]) -> object:
         hidden: list[Hidden] = []
-        values: Sequence[Hidden] = ()
-        if job.hidden is not None:
-            handle = cast("Sequence[Hidden]", job.hidden.handle)
-            values = [handle[row] for row in job.hidden.rows]
+        committed, above = job.committed, self._above(job)
+        cache.extend([EMPTY] * (max(row.slot for row in job.rows) + 1 - len(cache)))
         for i, row in enumerate(job.rows):
-            seen = _seen(row, job.committed, cache)
-            if job.hidden is None:
+            seen = _seen(row, committed, cache)
+            if above is None:
                 before, path = seen, follow(seen, job.tokens[i])
             else:
-                before, path = values[i]
+                before, path = above[i]
                 if before != seen:
                     path = mix((path + seen) & _MASK)
-            cache.extend([EMPTY] * (row.slot + 1 - len(cache)))
             cache[row.slot] = path
             hidden.append((before, path))
         if not self._last:
             return tuple(hidden)
         return tuple(self._language.truth(hidden[i][1]) for i in job.judge)
+
+    def _above(self, job: Forward) -> Sequence[Hidden] | None:
+        """What the rows bring from the stage before; None at the first."""
+        if job.hidden is None:
+            return None
+        handle = cast("Sequence[Hidden]", job.hidden.handle)
+        return [handle[row] for row in job.hidden.rows]
 
     def slots_held(self) -> dict[SessionId, int]:
         """Number of slots in use, by session."""
@@ -75,10 +79,12 @@ class PathStage:
 
 def _seen(row: Row, committed: int, cache: list[int]) -> int:
     """The path of the parent, as this row's slots tell it."""
-    if row.position != committed + len(row.visible) - 1 or row.visible[-1] != row.slot:
+    visible = row.visible
+    if row.position != committed + len(visible) - 1 or visible[-1] != row.slot:
         return mix(row.slot)  # it sees too much or too little
-    above = row.visible[-2] if len(row.visible) > 1 else committed - 1
-    return cache[above] if above >= 0 else EMPTY
+    if len(visible) > 1:
+        return cache[visible[-2]]
+    return cache[committed - 1] if committed else EMPTY
 
 
 class LanguageSource:
