@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from msgspec import Struct
 
 MOST_RANKS = 32
-_SUREST = 1.0 - 1e-6
+_LEAST, _SUREST = 1e-9, 1.0 - 1e-6
 
 
 class Coverage(Struct, frozen=True):
-    """A table of chances by rank, and how they spread over nodes.
+    """A table of chances by rank, and how they spread over nodes. Made by ``shaped``."""
 
-    ``top`` is the mean chance of the first candidate. ``shape[r]`` is the share of what is left
-    that falls to candidate ``r + 1``; it descends, and what it lacks to 1 is the chance that no
-    candidate is right.
-    """
-
+    # The mean chance of the first candidate.
     top: float
-    shape: tuple[float, ...]
-
-    @property
-    def floor(self) -> float:
-        """The smallest chance of a first candidate: below it the second would be likelier."""
-        return self.shape[0] / (1 + self.shape[0]) if self.shape else 0.0
+    # The smallest chance of a first candidate at a node: below it the second would be likelier.
+    floor: float
+    # Of what the first candidate leaves: shares of the others by rank, summed up and in logs. They
+    # descend; what they lack to 1 is the chance that no candidate is right.
+    cumulative: tuple[float, ...]
+    logs: tuple[float, ...]
 
     def confidence(self, quantile: float, top: float | None = None) -> float:
         """The chance of the first candidate at one node, for a ``quantile`` in [0, 1).
@@ -39,16 +36,34 @@ class Coverage(Struct, frozen=True):
             return 1.0
         floor = self.floor
         if mean <= floor:
-            return max(floor, 1e-9)
+            return max(floor, _LEAST)
         power = (1.0 - mean) / (mean - floor)
         return min(_SUREST, floor + (1.0 - floor) * math.pow(quantile, power))
 
-    def chances(self, first: float) -> tuple[float, ...]:
-        """Chances by rank at a node whose first candidate has the chance ``first``."""
+    def candidates(self, first: float) -> int:
+        """How many there are at a node whose first candidate has the chance ``first``."""
+        return 1 if first >= 1.0 else 1 + len(self.logs)
+
+    def rank(self, first: float, draw: float) -> int:
+        """The truth's rank for a ``draw`` in [0, 1); past the last where no candidate is right."""
+        if draw < first:
+            return 0
+        return 1 + bisect_right(self.cumulative, (draw - first) / (1.0 - first))
+
+    def scores(self, first: float, count: int) -> list[float]:
+        """Log-probabilities of the first ``count`` candidates."""
         if first >= 1.0:
-            return (1.0,)
-        rest = 1.0 - first
-        return (first, *[rest * share for share in self.shape])
+            return [0.0]
+        rest = math.log(1.0 - first)
+        return [math.log(first), *[rest + log for log in self.logs[: count - 1]]]
+
+
+def shaped(top: float, shape: Sequence[float]) -> Coverage:
+    """``shape[r]`` is the share of what the first candidate leaves that falls to number r + 2; it
+    descends and is nowhere 0."""
+    floor = shape[0] / (1 + shape[0]) if shape else 0.0
+    logs = tuple(map(math.log, shape))
+    return Coverage(top, floor, tuple(accumulate(shape)), logs)
 
 
 def harmonic(top: float, ranks: int = MOST_RANKS) -> Coverage:
@@ -57,7 +72,7 @@ def harmonic(top: float, ranks: int = MOST_RANKS) -> Coverage:
     For an 8B draft of a 70B model and for the bundled pairs alike, to within some percent (0.65
     gives .65, .91 among four, .956 among eight).
     """
-    return Coverage(top, tuple(1.0 / (r * (r - 1)) for r in range(2, ranks + 1)))
+    return shaped(top, [1.0 / (r * (r - 1)) for r in range(2, ranks + 1)])
 
 
 def tabled(chances: Sequence[float]) -> Coverage:
@@ -67,4 +82,4 @@ def tabled(chances: Sequence[float]) -> Coverage:
     if any(b > a for a, b in pairwise(chances)):
         raise ValueError("chances by rank descend")
     rest = 1.0 - chances[0]
-    return Coverage(chances[0], tuple(c / rest for c in chances[1:] if c > 0) if rest > 0 else ())
+    return shaped(chances[0], [c / rest for c in chances[1:] if c > 0])

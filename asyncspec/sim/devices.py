@@ -132,7 +132,7 @@ class LanguageSource:
                     path = follow(above, token)
                 proposal = propose_one(path, length + depth, depth, job.width)
                 proposals.append(proposal)
-                candidates.extend((path, token, depth + 1) for token in proposal[0])
+                candidates.extend([(path, token, depth + 1) for token in proposal[0]])
             return proposals
 
         return beam(propose, job.depth, job.width, job.count)

@@ -8,6 +8,7 @@ over the whole recording. docs/simulator.md describes the file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from asyncspec.errors import UserError
 from asyncspec.grow import Proposal
-from asyncspec.sim.coverage import MOST_RANKS, Coverage
+from asyncspec.sim.coverage import MOST_RANKS, Coverage, shaped
 from asyncspec.sim.language import EMPTY, follow
 from asyncspec.sim.synthetic import Synthetic
 
@@ -102,13 +103,10 @@ def measured(texts: Iterable[RecordedText]) -> Coverage:
                 counts[known.index(token)] += 1
     # One imaginary hit on the first candidate keeps the table away from 0 and 1.
     top = (counts[0] + 0.5) / (total + 1)
-    shape: list[float] = []
     missed = max(1, total - counts[0])
-    for count in counts[1:]:
-        if not count:
-            break
-        shape.append(min(count / missed, *shape[-1:], 1.0) if shape else count / missed)
-    return Coverage(top, tuple(shape))
+    # Up to the first rank that was never right; the running minimum descends.
+    shape = [c / missed for c in accumulate(counts[1:], min) if c]
+    return shaped(top, shape)
 
 
 def read_language(path: Path) -> Recorded:

@@ -6,8 +6,6 @@ first candidate the chance p, it is right at a share p. Pure.
 
 from __future__ import annotations
 
-import math
-
 from msgspec import Struct
 
 from asyncspec.grow import Proposal
@@ -56,23 +54,14 @@ class Synthetic(Struct, frozen=True):
         if self.copying and uniform(self.seed ^ _COPY, position // SPAN) < self.copying:
             coverage, top = COPIED, COPIED.top
         first = coverage.confidence((bits & 0xFFFFFFFF) * 2.0**-32, top)
-        chances = coverage.chances(first)
-        rank = _rank(chances, (bits >> 32) * 2.0**-32)
-        truth, count = self.truth(path), min(width, len(chances))
-        start = truth + 1 + bits % (self.vocab - len(chances))
-        order = [(start + r) % self.vocab for r in range(count)]
+        known = coverage.candidates(first)
+        rank, count = coverage.rank(first, (bits >> 32) * 2.0**-32), min(width, known)
+        truth = self.truth(path)
+        start = (truth + 1 + bits % (self.vocab - known)) % self.vocab
+        order = [t - self.vocab if t >= self.vocab else t for t in range(start, start + count)]
         if rank < count:
             order[rank] = truth
-        return order, [math.log(chance) for chance in chances[:count]]
+        return order, coverage.scores(first, count)
 
     def _hash(self, path: int, purpose: int) -> int:
         return mix((path ^ (self.seed * GOLDEN + purpose * 0x9E3779B9)) & _MASK)
-
-
-def _rank(chances: tuple[float, ...], draw: float) -> int:
-    """The rank of the truth: ``len(chances)`` where no candidate is right."""
-    for rank, chance in enumerate(chances):
-        draw -= chance
-        if draw < 0:
-            return rank
-    return len(chances)

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.policy import Growth, View
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.coverage import harmonic
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS
+from asyncspec.sim.presets import PRESETS, scaled
 from asyncspec.sim.sizes import Sizes
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec.sim.synthetic import Synthetic
@@ -130,3 +131,27 @@ def test_the_default_draft_is_flowspecs() -> None:
     language = Synthetic(coverage=harmonic(DEFAULT_TOP), fade=DEFAULT_FADE)
     stats = simulate(Setting(language, PRESETS["turns"], tokens=2000), "chunked").stats[0]
     assert stats["tokens_per_round"] == pytest.approx(4.86, abs=0.15)
+
+
+def speed(policy: str, cost: ClusterCost, stages: int) -> float:
+    setting = Setting(Synthetic(coverage=harmonic(0.78), fade=0.95), cost, stages, tokens=300)
+    return simulate(setting, policy).stats[0]["tokens_per_second"]
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
+def test_longer_pipelines_of_equal_stages_are_slower(policy: str) -> None:
+    """FlowSpec, limitations: a miss costs the whole pipeline."""
+    speeds = [speed(policy, PRESETS["turns"], stages) for stages in (2, 4, 8, 16)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > 2 * speeds[-1]
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "flowspec"])
+def test_pipelines_hardly_feel_bandwidth(policy: str) -> None:
+    """FlowSpec Fig. 5: from 1000 to 125 Mbit/s a pipeline keeps 90 % of its speed."""
+    seconds = scaled(PRESETS["jetson-7b"], 0.1)
+    fast, slow = (
+        speed(policy, replace(seconds, wire=replace(seconds.wire, bandwidth=mbit * 125_000)), 4)
+        for mbit in (1000, 125)
+    )
+    assert 0.88 * fast < slow <= fast

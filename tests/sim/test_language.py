@@ -178,8 +178,8 @@ def test_measured_coverage_counts_the_first_candidates(texts: list[RecordedText]
     places = [(t, c) for text in texts for t, c in zip(text.tokens, text.candidates, strict=True)]
     hits = sum(found[:1] == (token,) for token, found in places)
     assert coverage.top == pytest.approx((hits + 0.5) / (len(places) + 1))
-    assert sum(coverage.shape) <= 1 + 1e-9
-    assert list(coverage.shape) == sorted(coverage.shape, reverse=True)
+    assert max(coverage.cumulative, default=0) <= 1 + 1e-9
+    assert list(coverage.logs) == sorted(coverage.logs, reverse=True)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
