@@ -42,9 +42,6 @@ class Shaken(Struct):
         self.used += 1
         return float(self.delays[self.used % len(self.delays)])
 
-    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
-        return 0.0
-
     def link(self, source: Rank, target: Rank, message: Message) -> float:
         return self.next()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -10,6 +10,7 @@ from asyncspec.jobs import Forward, Job
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
+from asyncspec.sim.sizes import Sizes
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import (
@@ -37,20 +38,17 @@ class ClusterCost(Struct, frozen=True):
 
 
 class Pricing:
-    """A ``ClusterCost`` as the simulator asks for it (see ``Costs``).
+    """A ``ClusterCost`` as the simulator asks for it (see ``Costs`` and ``Wires``)."""
 
-    ``sizes``: bytes of a message on the wire.
-    """
-
-    def __init__(self, cost: ClusterCost, sizes: Callable[[Message], int]) -> None:
+    def __init__(self, cost: ClusterCost) -> None:
         self._cost = cost
-        self._sizes = sizes
+        self.nbytes = Sizes(cost.width)
 
     def occupied(self, source: Rank, target: Rank, message: Message) -> float:
         """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
         over one link, so they are handled one after another."""
         wire = self._cost.wire
-        seconds = wire.occupied(self._sizes(message)) if wire.bandwidth else 0.0
+        seconds = wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
         if isinstance(message, Verdict):
             seconds += self._cost.verdict_seconds
         return seconds

@@ -18,10 +18,6 @@ class EqualTurns(Struct, frozen=True):
 
     draft_level: float = 0.2
 
-    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
-        """Links have no limit."""
-        return 0.0
-
     def link(self, source: Rank, target: Rank, message: Message) -> float:
         """Transfers are hidden."""
         return 0.0

@@ -41,14 +41,21 @@ from asyncspec_protocol.messages import Closed, Message
 class Costs(Protocol):
     """How long things take, in seconds of virtual time."""
 
-    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
-        """For so long a message keeps a direction of a link to itself; those behind it wait."""
-
     def link(self, source: Rank, target: Rank, message: Message) -> float:
-        """And so long after that it arrives; order on a link is kept whatever this says."""
+        """From one node to another; order on a link is kept whatever this says."""
 
     def device(self, rank: Rank, job: Job) -> float:
         """A job on a node's device."""
+
+
+class Wires(Protocol):
+    """What bytes do, where somebody wants to know."""
+
+    def nbytes(self, message: Message) -> int:
+        """Length of a message on the wire, tensor included."""
+
+    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+        """For so long a message keeps its direction of a link to itself; those behind it wait."""
 
 
 class Actor(Struct):
@@ -72,8 +79,8 @@ class World:
     """Runs machines until nothing is left to happen.
 
     ``tokens`` and ``finished`` collect what the draft node gave to its users, by request.
-    ``sizes`` are the bytes of a message on the wire; with them every session's bytes are counted,
-    as the runtime does.
+    With ``wires`` messages take their time to leave, and every session's bytes are counted, as the
+    runtime does.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class World:
         actors: Mapping[Rank, Actor],
         costs: Costs,
         taps: Mapping[Rank, Tap] | None = None,
-        sizes: Callable[[Message], int] | None = None,
+        wires: Wires | None = None,
     ) -> None:
         self.actors = dict(actors)
         self.now = 0.0
@@ -90,7 +97,7 @@ class World:
         self.steps = 0
         self._costs = costs
         self._taps = {} if taps is None else taps
-        self._sizes = sizes
+        self._wires = wires
         # Bytes written for a session, by node.
         self._bytes: dict[tuple[Rank, SessionId], int] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -208,7 +215,9 @@ class World:
             values: Any = tensor.handle
             handle = tuple(values[row] for row in tensor.rows)
         line = (source, target)
-        sent = max(self._free[line], self.now) + self._costs.occupied(source, target, message)
+        sent = max(self._free[line], self.now)
+        if self._wires is not None:
+            sent += self._wires.occupied(source, target, message)
         arrival = max(self._arrival[line], sent + self._costs.link(source, target, message))
         self._free[line], self._arrival[line] = sent, arrival
 
@@ -221,9 +230,9 @@ class World:
 
     def _measure(self, source: Rank, message: Message) -> int:
         """Bytes of a message, booked for its session; 0 where nobody wants to know."""
-        if self._sizes is None:
+        if self._wires is None:
             return frame_bytes(message) if source in self._taps else 0
-        size = self._sizes(message)
+        size = self._wires.nbytes(message)
         if (session := getattr(message, "session", None)) is not None:
             key = (source, session)
             self._bytes[key] = self._bytes.get(key, 0) + size

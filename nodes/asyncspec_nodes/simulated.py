@@ -15,7 +15,6 @@ from asyncspec.sampling import Sampling
 from asyncspec.sim.cluster_cost import ClusterCost, Pricing
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
-from asyncspec.sim.sizes import Sizes
 from asyncspec.sim.world import Actor, Stuck, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node, Record
@@ -118,9 +117,9 @@ def _world(
     stages = [Rank(rank) for rank in range(1, setting.stages + 1)]
     for rank in stages:
         actors[rank] = _stage(setting, rank)
-    sizes = Sizes(setting.cost.width)
+    pricing = Pricing(setting.cost)
     recorders: dict[Rank, Recorder] = {}
-    world = World(actors, Pricing(setting.cost, sizes), recorders, sizes)
+    world = World(actors, pricing, recorders, pricing)
     if record:
         for rank, actor in actors.items():
             recorders[rank] = recorder(world, rank, actor, setting.stages)

@@ -31,10 +31,6 @@ def forward(rows: int, segment: int = 0) -> Forward:
     return Forward(0, segment, 0, tuple(Row(i, i, (i,)) for i in range(rows)))
 
 
-def pricing(cost: ClusterCost) -> Pricing:
-    return Pricing(cost, Sizes(cost.width))
-
-
 @given(stage_costs, st.integers(1, 300), st.integers(1, 300))
 def test_a_pass_is_flat_up_to_the_plateau_and_never_cheaper_for_more_rows(
     cost: StageCost, few: int, many: int
@@ -50,7 +46,7 @@ def test_a_pass_is_flat_up_to_the_plateau_and_never_cheaper_for_more_rows(
 def test_a_slow_stage_is_slow_by_its_factor(
     cost: StageCost, slow: dict[int, float], rows: int
 ) -> None:
-    priced = pricing(ClusterCost(stage=cost, slow=slow))
+    priced = Pricing(ClusterCost(stage=cost, slow=slow))
     for rank in range(1, 5):
         expected = cost.seconds(rows) * slow.get(rank, 1.0)
         assert priced.device(Rank(rank), forward(rows)) == pytest.approx(expected)
@@ -82,7 +78,7 @@ def test_jitter_keeps_the_mean_and_differs_by_event_and_seed() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_scaled_preset_is_the_same_cluster_in_another_unit(name: str) -> None:
-    one, ten = pricing(PRESETS[name]), pricing(scaled(PRESETS[name], 10.0))
+    one, ten = Pricing(PRESETS[name]), Pricing(scaled(PRESETS[name], 10.0))
     expand = Expand(0, 0, 0, (1,), 5, 10, 80)
     verdict = Verdict(0, 0, 0, (1,), (2,))
     assert ten.device(Rank(1), forward(40)) == pytest.approx(10 * one.device(Rank(1), forward(40)))
@@ -135,17 +131,16 @@ def test_bytes_leave_one_message_after_another_and_then_take_the_latency(
     words: list[Message], bandwidth: float, latency: float
 ) -> None:
     talker, listener = Talker(words), Talker([])
-    sizes = Sizes(8)
-    cost = ClusterCost(wire=LinkCost(latency, bandwidth))
+    pricing = Pricing(ClusterCost(wire=LinkCost(latency, bandwidth)))
     actors = {
         rank: Actor(machine, None, lambda job: None)
         for rank, machine in ((Rank(1), talker), (Rank(2), listener))
     }
-    world = World(actors, Pricing(cost, sizes))
+    world = World(actors, pricing, wires=pricing)
     world.connect(Rank(1), Rank(2))
     world.run()
     assert [message for _, message in listener.heard] == words
     left = 0.0
     for when, message in listener.heard:
-        left += sizes(message) / bandwidth
+        left += pricing.nbytes(message) / bandwidth
         assert when == pytest.approx(left + latency)
