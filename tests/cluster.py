@@ -11,9 +11,9 @@ from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
 from asyncspec.sim.world import Actor, Costs, World
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Node, Record, Trace
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
-from asyncspec_nodes.replay import settings
+from asyncspec_nodes.simulated import connect, recorder
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank
 
@@ -73,19 +73,15 @@ class Cluster:
 
     def recorder(self, rank: Rank, actor: Actor) -> Recorder:
         """Listens to a node from now on."""
-        role = "verify" if rank else "draft"
-        config = settings(actor.machine.config)  # type: ignore[attr-defined]
-        now = self.world.now
-        node = Node(rank, now, now, role, self.stages, config=config, whole=True)
-        return Recorder(node, clock=lambda: self.world.now)
+        return recorder(self.world, rank, actor, self.stages)
 
     def trace(self) -> Trace:
         """What was recorded, as a file would hold it."""
         header = Header(FORMAT, "asyncspec", "2026-01-01T00:00:00.000+00:00", "toy")
         lines: list[Record] = []
-        for recorder in self.recorders.values():
-            found, _ = recorder.read(0, recorder.end)
-            lines += [recorder.node, *found, recorder.ended()]
+        for one in self.recorders.values():
+            found, _ = one.read(0, one.end)
+            lines += [one.node, *found, one.ended()]
         # Through the encoder, as what cannot be written and read back is no trace.
         text = ENCODER.encode_lines(lines).splitlines()
         decoded = [DECODER.decode(line) for line in text]
@@ -93,10 +89,7 @@ class Cluster:
 
     def connect_all(self) -> None:
         """Bring up every link that is down."""
-        for rank in range(1, self.stages + 1):
-            self.world.connect(DRAFT, Rank(rank))
-        for rank in range(1, self.stages):
-            self.world.connect(Rank(rank), Rank(rank + 1))
+        connect(self.world, self.stages)
 
     def submit(self, request: Request) -> None:
         """A user asks, now."""

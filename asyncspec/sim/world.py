@@ -34,8 +34,8 @@ from asyncspec.actor.machine import (
 from asyncspec.actor.tap import Tap
 from asyncspec.jobs import Forward, Job, Rows
 from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.framing import write_frame
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.framing import frame_bytes
+from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Closed, Expand, Message
 
 
@@ -61,6 +61,16 @@ class Underway(Struct):
     abandoned: bool = False
 
 
+class Wires(Protocol):
+    """What bytes do, where somebody wants to know."""
+
+    def nbytes(self, message: Message) -> int:
+        """Length of a message on the wire, tensor included."""
+
+    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+        """For so long a message keeps its direction of a link to itself; those behind it wait."""
+
+
 class Actor(Struct):
     """A node of the world: a machine, its state and its device."""
 
@@ -83,10 +93,16 @@ class World:
     """Runs machines until nothing is left to happen.
 
     ``tokens`` and ``finished`` collect what the draft node gave to its users, by request.
+    With ``wires`` messages take their time to leave, and every session's bytes are counted, as the
+    runtime does.
     """
 
     def __init__(
-        self, actors: Mapping[Rank, Actor], costs: Costs, taps: Mapping[Rank, Tap] | None = None
+        self,
+        actors: Mapping[Rank, Actor],
+        costs: Costs,
+        taps: Mapping[Rank, Tap] | None = None,
+        wires: Wires | None = None,
     ) -> None:
         self.actors = dict(actors)
         self.now = 0.0
@@ -95,11 +111,15 @@ class World:
         self.steps = 0
         self._costs = costs
         self._taps = {} if taps is None else taps
+        self._wires = wires
+        # Bytes written for a session, by node.
+        self._bytes: dict[tuple[Rank, SessionId], int] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         # Disarmed timers, by number: they are no events, and time does not wait for them.
         self._disarmed: set[int] = set()
         self._order = _counter()
-        # Per direction of a link: when its last message arrives, and its life.
+        # Per direction of a link: when it is free, when its last message arrives, and its life.
+        self._free: dict[tuple[Rank, Rank], float] = {}
         self._arrival: dict[tuple[Rank, Rank], float] = {}
         self._up: dict[tuple[Rank, Rank], int] = {}
         self._lives = _counter()
@@ -132,7 +152,7 @@ class World:
         life = next(self._lives)
         for source, target in ((one, other), (other, one)):
             self._up[source, target] = life
-            self._arrival[source, target] = self.now
+            self._free[source, target] = self._arrival[source, target] = self.now
         self.feed(one, Joined(other))
         self.feed(other, Joined(one))
 
@@ -177,8 +197,11 @@ class World:
             case Send(to, message, tensor):
                 return self._send(rank, to, message, tensor)
             case Report(to, session, passes, rows, dead_rows, seconds):
-                account = Closed(session, rank, passes, rows, dead_rows, seconds, 0)
-                return self._send(rank, to, account, None)
+                sent = self._bytes.pop((rank, session), 0)
+                account = Closed(session, rank, passes, rows, dead_rows, seconds, sent)
+                size = self._send(rank, to, account, None)
+                self._bytes.pop((rank, session), None)  # the books of the session close
+                return size
             case Compute(job):
                 self._compute(rank, actor, job)
             case Abandon(job):
@@ -187,9 +210,11 @@ class World:
                 if request in self.finished:
                     raise LocalProtocolError(f"tokens after the end of request {request}")
                 self.tokens.setdefault(request, []).extend(tokens)
-            case Finish(request):
+            case Finish(request, stats=stats, session=session):
                 if request in self.finished:
                     raise LocalProtocolError(f"request {request} ended twice")
+                sent = self._bytes.pop((rank, session), 0)
+                stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self.finished[request] = effect
             case Arm(timer, when):
                 self._arm(rank, timer, when)
@@ -205,16 +230,29 @@ class World:
         if tensor is not None:
             values: Any = tensor.handle
             handle = tuple(values[row] for row in tensor.rows)
-        delay = self._costs.link(source, target, message)
-        arrival = max(self._arrival[source, target], self.now + delay)
-        self._arrival[source, target] = arrival
+        line = (source, target)
+        sent = max(self._free[line], self.now)
+        if self._wires is not None:
+            sent += self._wires.occupied(source, target, message)
+        arrival = max(self._arrival[line], sent + self._costs.link(source, target, message))
+        self._free[line], self._arrival[line] = sent, arrival
 
         def deliver() -> None:
-            if self._up.get((source, target)) == life:
+            if self._up.get(line) == life:
                 self.feed(target, Received(source, message, handle))
 
         self.at(arrival, deliver)
-        return frame_bytes(message) if source in self._taps else 0
+        return self._measure(source, message)
+
+    def _measure(self, source: Rank, message: Message) -> int:
+        """Bytes of a message, booked for its session; 0 where nobody wants to know."""
+        if self._wires is None:
+            return frame_bytes(message) if source in self._taps else 0
+        size = self._wires.nbytes(message)
+        if (session := getattr(message, "session", None)) is not None:
+            key = (source, session)
+            self._bytes[key] = self._bytes.get(key, 0) + size
+        return size
 
     def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
         """Jobs run in order; a job sees the device as the jobs before it have left it."""
@@ -268,11 +306,6 @@ class World:
         number = self._timers.pop((rank, timer), None)
         if number is not None:
             self._disarmed.add(number)
-
-
-def frame_bytes(message: Message) -> int:
-    """Length of a message on the wire. What a tensor would add is the cost model's business."""
-    return sum(len(piece) for piece in write_frame(message))
 
 
 def _cut_short(job: Job) -> Job:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
-from asyncspec_nodes import record_cli, run_options, trace_cli
+from asyncspec_nodes import record_cli, run_options, simulate_options, trace_cli
 from asyncspec_nodes.arguments import Parser
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from asyncspec_nodes.run import run
 
     return run(options)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from asyncspec_nodes.simulate_cli import run
+
+    return run(arguments)
 
 
 def _policies(arguments: argparse.Namespace) -> int:
@@ -62,6 +68,12 @@ class _Command(NamedTuple):
 
 COMMANDS = (
     _Command("run", "run prompts on a cluster of processes here", run_options.add_arguments, _run),
+    _Command(
+        "simulate",
+        "run the same machines on a virtual clock, with a model of language and of costs",
+        simulate_options.add_arguments,
+        _simulate,
+    ),
     _Command("policies", "list the policies", lambda _: None, _policies),
     _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),
     _Command("trace", "show a recorded run", trace_cli.add_arguments, trace_cli.trace),

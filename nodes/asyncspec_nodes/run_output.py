@@ -99,7 +99,7 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
         "finish_reason": answer.finish_reason,
         "policy": answer.submit.policy,
         "stages": stages,
-        "stats": {name: _number(name, value) for name, value in answer.stats.items()},
+        "stats": {name: number(name, value) for name, value in answer.stats.items()},
         "guarantee": guarantee,
         "index": answer.index,
         "turn": answer.turn,
@@ -111,7 +111,7 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
     return fields
 
 
-def _number(name: str, value: float) -> float:
+def number(name: str, value: float) -> float:
     """Counts as integers; what is measured or divided stays a float."""
     measured = name.endswith(("seconds", "_rate")) or "_per_" in name
     return value if measured or not value.is_integer() else int(value)

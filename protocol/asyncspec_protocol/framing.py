@@ -43,6 +43,11 @@ def write_frame(
     return [prefix] if data is None else [prefix, data]
 
 
+def frame_bytes(message: Message, tensor: TensorSpec | None = None) -> int:
+    """Length of a frame on the wire, without its tensor being there."""
+    return _PREFIX.size + len(encode(message, tensor)) + (0 if tensor is None else tensor.nbytes)
+
+
 class FrameReader:
     """Bytes in, frames out. After an error it must not be used again."""
 

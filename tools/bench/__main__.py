@@ -9,10 +9,11 @@ from pathlib import Path
 # Python put this folder first on the path; the package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tools.bench import policies, tracing  # noqa: E402
+from tools.bench import policies, record_language, tracing  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
+    "record-language": (record_language, "what a target writes and a draft guesses"),
     "tracing": (tracing, "what recording a trace costs"),
 }
 

@@ -1,0 +1,84 @@
+"""What a cluster's work costs in virtual time: stages, draft node, links, jitter. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from asyncspec.jobs import Forward, Job
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.jitter import Jitter
+from asyncspec.sim.link_cost import LinkCost
+from asyncspec.sim.sizes import Sizes
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import (
+    Expand,
+    Message,
+    PruneIndices,
+    Segment,
+    Verdict,
+)
+
+
+class ClusterCost(Struct, frozen=True):
+    """The parameters of a cluster; all times in seconds of virtual time."""
+
+    stage: StageCost = StageCost()
+    # Stages that are slower (above 1) or faster than the others, by rank.
+    slow: Mapping[int, float] = {}
+    draft: DraftCost = DraftCost()
+    # What the draft node needs for a verdict (walk, prune, merge) before it can react to it.
+    verdict_seconds: float = 0.0
+    wire: LinkCost = LinkCost()
+    # Values in a row of hidden states, of two bytes each.
+    width: int = 4096
+    jitter: Jitter = Jitter()
+
+
+class Pricing:
+    """A ``ClusterCost`` as the simulator asks for it (see ``Costs`` and ``Wires``)."""
+
+    def __init__(self, cost: ClusterCost) -> None:
+        self._cost = cost
+        self.nbytes = Sizes(cost.width)
+
+    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+        """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
+        over one link, so they are handled one after another."""
+        wire = self._cost.wire
+        seconds = wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
+        if isinstance(message, Verdict):
+            seconds += self._cost.verdict_seconds
+        return seconds
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        """Latency, jittered."""
+        cost = self._cost
+        if not cost.jitter.share:
+            return cost.wire.latency
+        return cost.wire.latency * cost.jitter.factor(1, source, target, *_event(message))
+
+    def device(self, rank: Rank, job: Job) -> float:
+        """A pass or a draft; what only changes tables is free."""
+        cost = self._cost
+        match job:
+            case Forward(session, segment):
+                seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
+                return seconds * cost.jitter.factor(2, rank, session, segment)
+            case Expand(session, version, base) if rank == DRAFT:
+                return cost.draft.seconds(job) * cost.jitter.factor(3, session, version, base)
+            case _:
+                return 0.0
+
+
+def _event(message: Message) -> tuple[int, ...]:
+    """What tells a message from others on its link."""
+    match message:
+        case Segment(session, segment) | Verdict(session, segment):
+            return (session, segment)
+        case PruneIndices(session, version):
+            return (session, version)
+        case _:
+            return ()

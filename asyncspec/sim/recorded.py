@@ -1,0 +1,176 @@
+"""A language recorded from real models: what a target wrote, and what a draft would have guessed.
+
+On a recorded path the target's token and the draft's candidates are the recorded ones. Off it (a
+wrong guess, whose continuation nobody has computed) they are synthetic, with the coverage measured
+over the whole recording. docs/simulator.md describes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.errors import UserError
+from asyncspec.grow import Proposal
+from asyncspec.sim.coverage import MOST_RANKS, Coverage, shaped
+from asyncspec.sim.language import EMPTY, follow
+from asyncspec.sim.synthetic import Synthetic
+
+FORMAT = 1
+
+
+class LanguageHeader(Struct, frozen=True):
+    """The first line."""
+
+    # Version of this format.
+    language: int
+    # What was recorded, for people.
+    target: str
+    draft: str
+    # Token ids are below this.
+    vocab: int
+
+
+class RecordedText(Struct, frozen=True):
+    """Any further line: one prompt, the target's greedy answer, and the draft's guesses at it."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    # For each of ``tokens``: the draft's likeliest tokens at that place, best first, given all
+    # that stands before it, and their log-probabilities in nats.
+    candidates: tuple[tuple[int, ...], ...]
+    scores: tuple[tuple[float, ...], ...]
+
+
+class Recorded:
+    """A ``Language`` of recorded texts; request k gets text k, round and round."""
+
+    def __init__(self, header: LanguageHeader, texts: Sequence[RecordedText]) -> None:
+        self.header = header
+        self.coverage = measured(texts)
+        self.texts = texts
+        self._elsewhere = Synthetic(coverage=self.coverage, vocab=max(header.vocab, MOST_RANKS + 1))
+        # Where a recorded path is: after it stands token ``index`` of a text.
+        self._places: dict[int, tuple[RecordedText, int]] = {}
+        for text in texts:
+            path = EMPTY
+            for token in text.prompt:
+                path = follow(path, token)
+            for i, token in enumerate(text.tokens):
+                self._places[path] = (text, i)
+                path = follow(path, token)
+
+    def prompt(self, request: int, length: int) -> tuple[int, ...]:
+        """The text's own prompt, whatever ``length``."""
+        return self._text(request).prompt
+
+    def longest(self, request: int) -> int | None:
+        """What was recorded of the answer."""
+        return len(self._text(request).tokens)
+
+    def truth(self, path: int) -> int:
+        """See ``Language``."""
+        place = self._places.get(path)
+        if place is None:
+            return self._elsewhere.truth(path)
+        text, i = place
+        return text.tokens[i]
+
+    def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
+        """See ``Language``."""
+        place = self._places.get(path)
+        if place is None:
+            return self._elsewhere.propose(path, position, stale, width)
+        text, i = place
+        return text.candidates[i][:width], text.scores[i][:width]
+
+    def _text(self, request: int) -> RecordedText:
+        return self.texts[request % len(self.texts)]
+
+
+def measured(texts: Iterable[RecordedText]) -> Coverage:
+    """The coverage of a recording by rank, smoothed so that it descends."""
+    counts, total = [0] * MOST_RANKS, 0
+    for text in texts:
+        for token, candidates in zip(text.tokens, text.candidates, strict=True):
+            total += 1
+            known = candidates[:MOST_RANKS]
+            if token in known:
+                counts[known.index(token)] += 1
+    # One imaginary hit on the first candidate keeps the table away from 0 and 1.
+    top = (counts[0] + 0.5) / (total + 1)
+    missed = max(1, total - counts[0])
+    # Up to the first rank that was never right; the running minimum descends.
+    shape = [c / missed for c in accumulate(counts[1:], min) if c]
+    return shaped(top, shape)
+
+
+def read_language(path: Path) -> Recorded:
+    """Read and check a file. Raises ``UserError``."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read the language {path}: {error.strerror}") from None
+    header = _header(path, lines[0] if lines else b"")
+    texts = [_text(path, header, i, line) for i, line in enumerate(lines[1:], 2) if line.strip()]
+    if not texts:
+        raise UserError(f"{path} holds no texts; record some with tools/bench record-language")
+    return Recorded(header, texts)
+
+
+def write_language(path: Path, header: LanguageHeader, texts: Iterable[RecordedText]) -> None:
+    """Write a file. Raises ``UserError``."""
+    try:
+        with path.open("wb") as file:
+            file.write(msgspec.json.encode(header) + b"\n")
+            file.writelines(msgspec.json.encode(text) + b"\n" for text in texts)
+    except OSError as error:
+        raise UserError(f"cannot write the language {path}: {error.strerror}") from None
+
+
+def _header(path: Path, line: bytes) -> LanguageHeader:
+    try:
+        header = msgspec.json.decode(line, type=LanguageHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UserError(
+            f"{path} is not a recorded language: its first line is not the header of one"
+        ) from None
+    if header.language != FORMAT or header.vocab < 1:
+        raise UserError(
+            f"{path} has language format {header.language}; this program reads {FORMAT}"
+        )
+    return header
+
+
+def _text(path: Path, header: LanguageHeader, number: int, line: bytes) -> RecordedText:
+    try:
+        text = msgspec.json.decode(line, type=RecordedText)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged in line {number}: {error}") from None
+    if problem := _problem(header, text):
+        raise UserError(f"{path} is damaged in line {number}: {problem}")
+    return text
+
+
+def _problem(header: LanguageHeader, text: RecordedText) -> str:
+    """What is wrong with a text; empty where it is fine."""
+    if not text.prompt or not text.tokens:
+        return "a text has a prompt and an answer"
+    if not len(text.tokens) == len(text.candidates) == len(text.scores):
+        return "every token has candidates and scores"
+    everything = (text.prompt, text.tokens, *text.candidates)
+    if any(not 0 <= token < header.vocab for tokens in everything for token in tokens):
+        return f"token ids are 0 to {header.vocab - 1}"
+    for candidates, scores in zip(text.candidates, text.scores, strict=True):
+        if len(candidates) != len(scores) or len(set(candidates)) != len(candidates):
+            return "candidates differ from each other, and each has a score"
+        if (
+            any(not -1e30 < score <= 1e-6 for score in scores)
+            or list(scores) != sorted(scores)[::-1]
+        ):
+            return "scores are log-probabilities, best first"
+    return ""

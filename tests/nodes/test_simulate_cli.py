@@ -1,0 +1,161 @@
+"""``asyncspec simulate`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncspec.policy import POLICIES
+from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
+from asyncspec.trace.build import build
+from asyncspec.trace.file import read_trace
+from asyncspec_nodes import cli
+from asyncspec_nodes.replay import replay
+
+FEW = ("--tokens", "20", "--prompt-tokens", "4")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert cli.main(["simulate", *FEW, "--json", *argv]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    found: dict[str, Any] = json.loads(captured.out)
+    return found
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    code: object
+    try:
+        code = cli.main(["simulate", *argv])
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", *FEW]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(POLICIES)
+    assert lines[2].split("|")[3].strip() == "1.00"
+
+
+def test_json_has_the_metrics_and_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "--policy", "pruned,flowspec", "--policy", "pruned", "--stages", "2")
+    assert list(found["policies"]) == ["pruned", "flowspec"]
+    assert (found["stages"], found["tokens"], found["costs"]) == (2, 20, "turns")
+    for one in found["policies"].values():
+        stats = one["stats"]
+        assert stats["new_tokens"] == 20
+        assert stats["prompt_tokens"] == 4
+        assert stats["turns"] > 0
+        assert stats["wasted_rows"] > 0
+        assert stats["bytes_sent"] > 0
+        speed = 19 / stats["decode_seconds"]
+        assert stats["tokens_per_second"] == pytest.approx(speed)
+        assert one["requests"] == [stats]
+        assert len(one["busy"]) == 3
+        assert one["virtual_seconds"] >= stats["decode_seconds"]
+        assert one["matches_reference"] is True
+
+
+def test_requests_run_at_the_same_time(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--policy", "autoregressive", "--stages", "4")
+    (alone,) = answer(capsys, *argv)["policies"].values()
+    (three,) = answer(capsys, *argv, "--requests", "3")["policies"].values()
+    assert len(three["requests"]) == 3
+    assert three["stats"]["new_tokens"] == 60
+    speed, one = three["stats"]["tokens_per_second"], alone["stats"]["tokens_per_second"]
+    assert 2 < speed / one <= 3.01
+
+
+def test_costs_are_a_preset_and_what_overrides_it(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--policy", "autoregressive", "--stages", "3", "--latency", "0"]
+    argv += ["--verdict-seconds", "0", "--costs", "jetson-7b"]
+
+    def seconds(*more: str) -> float:
+        (one,) = answer(capsys, *argv, *more)["policies"].values()
+        return float(one["stats"]["decode_seconds"]) / 19
+
+    assert seconds() == pytest.approx(3)
+    assert seconds("--stage-seconds", "0.5") == pytest.approx(1.5)
+    assert seconds("--slow", "3=2.0", "--slow", "1=1.5,2=1") == pytest.approx(4.5)
+    assert seconds("--latency", "0.25") == pytest.approx(4)
+    assert seconds("--verdict-seconds", "1") == pytest.approx(4)
+    assert seconds("--jitter", "0.5", "--seed", "7") != pytest.approx(3)
+    # Two hops between stages, of 1 Mbyte each at 80 Mbit/s: a tenth of a second, and some headers.
+    assert 3.2 < seconds("--bandwidth", "80", "--width", "500000") < 3.21
+    model = answer(capsys, *argv, "--plateau", "4", "--draft-seconds", "9")["cost_model"]
+    assert (model["stage"]["plateau"], model["draft"]["level_seconds"]) == (4, 9.0)
+
+
+def test_a_recorded_language(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = RecordedText((1, 2), (3, 4, 5), ((3,), (9, 4), (5,)), ((-0.1,), (-0.2, -2.0), (-0.1,)))
+    path = tmp_path / "language"
+    write_language(path, LanguageHeader(FORMAT, "t", "d", 10), [text])
+    (found,) = answer(capsys, "--policy", "chunked", "--language", str(path))["policies"].values()
+    assert (found["stats"]["new_tokens"], found["stats"]["prompt_tokens"]) == (3, 2)
+
+
+def test_a_trace_is_like_that_of_a_real_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    (found,) = answer(capsys, "--policy", "flowspec", "--trace", str(path))["policies"].values()
+    trace = read_trace(path)
+    assert all(one.difference is None for one in replay(trace.lines))
+    assert len(build(trace).tokens) == 20
+    assert found["stats"]["new_tokens"] == 20
+
+
+def test_the_help_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["simulate", "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "jetson-13b-int4" in text
+    assert "default: 0.78" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--stages", "0"], "--stages is 0; it must be at least 1"),
+        (["--stages", "9999"], "--stages is 9999; it must be at most 1024"),
+        (["--tokens", "0"], "--tokens is 0"),
+        (["--prompt-tokens", "-1"], "--prompt-tokens is -1"),
+        (["--requests", "0"], "--requests is 0"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--policy", "best"], "unknown policy 'best'; there are autoregressive,"),
+        (["--policy", ""], "unknown policy ''"),
+        (["--costs", "free"], "unknown costs 'free'; there are turns, jetson-7b,"),
+        (["--stage-seconds", "0"], "--stage-seconds is 0; it must be above 0"),
+        (["--latency", "-1"], "--latency is -1; it must be 0 or more"),
+        (["--latency", "nan"], "--latency is nan"),
+        (["--bandwidth", "inf"], "--bandwidth is inf"),
+        (["--plateau", "0"], "--plateau is 0"),
+        (["--jitter", "1"], "--jitter is 1; it must be 0 or more and below 1"),
+        (["--slow", "3"], '--slow 3 is not RANK=FACTOR, such as "3=2.0"'),
+        (["--slow", "5=2"], "there is no stage 5; there are 1 to 4"),
+        (["--slow", "1=0"], "the factor must be above 0"),
+        (["--top", "0"], "--top is 0; it must be above 0"),
+        (["--top", "nan"], "--top is nan"),
+        (["--fade", "1.5"], "--fade is 1.5"),
+        (["--coverage", "0.5,0.6"], "--coverage 0.5,0.6: chances by rank"),
+        (["--coverage", "a"], "--coverage a: could not convert"),
+        (["--coverage", "0.5", "--top", "0.5"], "leave one of them out"),
+        (["--language", "/nowhere/l"], "cannot read the language /nowhere/l: No such file"),
+        (["--language", "/nowhere/l", "--top", "0.5"], "--top is the recording's to say"),
+        (["--trace", "t"], "--trace records one run; give one --policy with it"),
+        (["--policy", "flowspec", "--trace", "/nowhere/t"], "cannot write the trace /nowhere/t"),
+    ],
+)
+def test_a_wrong_argument(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
+    assert says in complaint(capsys, *argv)

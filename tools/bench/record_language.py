@@ -1,0 +1,114 @@
+"""``python tools/bench record-language``: what a target writes and a draft guesses (simulator).
+
+The target decodes each prompt; the draft is asked at every place of that text, with all that stands
+before it. The file is what ``asyncspec simulate --language FILE`` reads (docs/simulator.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from asyncspec.errors import UserError
+from asyncspec.jobs import Release, SourceJob
+from asyncspec.sampling import Sampling
+from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
+from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_draft, check_target
+from asyncspec_nodes.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.loading import load_source
+from asyncspec_nodes.local import local_config
+from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.messages import Expand, Expanded
+
+Source = Callable[[SourceJob], Expanded | None]
+
+_SESSION = SessionId(0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench record-language``."""
+    parser.add_argument("--prompts", type=Path, required=True, help="folder of *.jsonl prompts")
+    parser.add_argument("--per-file", type=int, default=2, help="prompts from each file")
+    parser.add_argument("--prompt-characters", type=int, default=400, help="longer ones are cut")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", type=Path, default=BUNDLED_TARGET)
+    parser.add_argument("--draft", default=str(BUNDLED_DRAFT), help="a directory, or ngram")
+    parser.add_argument("--candidates", type=int, default=16, help="kept at every place")
+    parser.add_argument("file", type=Path, help="where the language goes")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Record and write."""
+    try:
+        prompts = read_prompts(options)
+        header, texts = record(prompts, options)
+        watched = track(texts, "texts", total=len(prompts), console=Console(stderr=True))
+        write_language(options.file, header, watched)
+    except UserError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2
+    return 0
+
+
+def read_prompts(options: argparse.Namespace) -> list[str]:
+    """The first few prompts of every file, cut to what small models can read."""
+    prompts: list[str] = []
+    for file in sorted(options.prompts.glob("*.jsonl")):
+        lines = file.read_text().splitlines()[: options.per_file]
+        prompts += [json.loads(line)["turns"][0][: options.prompt_characters] for line in lines]
+    if not prompts:
+        raise UserError(f"{options.prompts} is no folder of *.jsonl prompts")
+    return prompts
+
+
+def record(
+    prompts: Iterable[str], options: argparse.Namespace
+) -> tuple[LanguageHeader, Iterator[RecordedText]]:
+    """The header, and the texts one by one. Raises ``UserError``."""
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.reference import decode
+    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec_nodes.tokenizer import load_tokenizer
+
+    facts = check_target(options.target, 1)
+    draft = check_draft(str(options.draft), options.target)
+    checkpoint = open_checkpoint(options.target)
+    stage = load_stage(checkpoint, 0, facts.layers)
+    tokenizer = load_tokenizer(options.target)
+    config = local_config(TargetTable(str(options.target)), DraftTable(source=draft), 1, 1)
+    source: Any = load_source(config, checkpoint)
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+
+    def texts() -> Iterator[RecordedText]:
+        for prompt in map(tokenizer.encode, prompts):
+            most = min(options.max_new_tokens, facts.context_length - len(prompt))
+            tokens = decode([stage], prompt, most, facts.eos_token_ids, sampling)
+            yield guesses(source.run, prompt, tuple(tokens), options.candidates)
+
+    return LanguageHeader(FORMAT, options.target.name, Path(draft).name, facts.vocab_size), texts()
+
+
+def guesses(
+    source: Source, prompt: tuple[int, ...], tokens: tuple[int, ...], count: int
+) -> RecordedText:
+    """Ask a token source at every place of a text for its ``count`` likeliest tokens."""
+    known, fresh = 0, prompt
+    candidates: list[tuple[int, ...]] = []
+    scores: list[tuple[float, ...]] = []
+    for token in tokens:
+        answer = source(Expand(_SESSION, Version(0), known, fresh, 1, count, count))
+        assert answer is not None
+        candidates.append(answer.tokens)
+        scores.append(answer.scores)
+        known, fresh = known + len(fresh), (token,)
+    source(Release(_SESSION))
+    return RecordedText(prompt, tokens, tuple(candidates), tuple(scores))
