@@ -14,21 +14,27 @@ from typing import Literal, cast
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.grow import TIP, Proposal, beam
-from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
+from asyncspec.grow import TIP, Grown, Proposal, beam
+from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import gumbel, mix, uniform
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import FINAL, Expand, Expanded
 
 _MASK = (1 << 64) - 1
 
 
 class ToyState(Struct, frozen=True):
-    """The model after some tokens: per layer what its cache holds, and the last hidden state."""
+    """The model after some tokens: per layer what its cache holds, and the last token's hidden
+    state before the first layer and after each."""
 
     caches: tuple[tuple[int, ...], ...]
-    hidden: int
+    stream: tuple[int, ...]
+
+    @property
+    def hidden(self) -> int:
+        """The last hidden state."""
+        return self.stream[-1]
 
 
 class ToyModel(Struct, frozen=True):
@@ -66,16 +72,26 @@ class ToyModel(Struct, frozen=True):
 
     def start(self) -> ToyState:
         """Before the first token."""
-        return ToyState(caches=((),) * self.layers, hidden=0)
+        return ToyState(caches=((),) * self.layers, stream=(0,))
 
     def extend(self, state: ToyState, token: int) -> ToyState:
         """The plain sequential forward pass, one token, no slots and no masks."""
-        hidden, caches = self.embed(token), []
+        stream, caches = [self.embed(token)], []
         for layer, cache in enumerate(state.caches):
-            seen = (*cache, self.key(layer, hidden))
-            hidden = self.attend(layer, hidden, seen)
+            seen = (*cache, self.key(layer, stream[-1]))
+            stream.append(self.attend(layer, stream[-1], seen))
             caches.append(seen if self.reach == "all" else seen[-2:])
-        return ToyState(tuple(caches), hidden)
+        return ToyState(tuple(caches), tuple(stream))
+
+    def feature(self, state: ToyState, features: Sequence[int]) -> bytes:
+        """What a stage hands over for the last token, as ``Open.features`` says."""
+        if FINAL in features:
+            return feature([self.norm(state.hidden)])
+        return feature([state.stream[depth] for depth in features])
+
+    def norm(self, hidden: int) -> int:
+        """What the head reads."""
+        return mix(hidden ^ 0x2468)
 
     def read(self, tokens: Sequence[int]) -> ToyState:
         """The model after all of ``tokens``."""
@@ -89,73 +105,130 @@ class ToyModel(Struct, frozen=True):
         return self.draw(self.read(tokens).hidden, len(tokens), sampling)
 
 
+class _Session(Struct):
+    """One session on a stage."""
+
+    caches: list[list[int]]
+    sampling: Sampling
+    features: tuple[int, ...]
+
+
 class ToyStage:
-    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens."""
+    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens.
+
+    A row of a handle is a hidden state, a tuple of one and those tapped so far, or a feature.
+    """
 
     def __init__(self, model: ToyModel, first: int, last: int) -> None:
         self._model = model
         self._layers = range(first, last)
-        self._caches: dict[SessionId, list[list[int]]] = {}
-        self._sampling: dict[SessionId, Sampling] = {}
+        self._sessions: dict[SessionId, _Session] = {}
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
-            case Admit(session, _, sampling):
-                self._caches[session] = [[] for _ in self._layers]
-                self._sampling[session] = sampling
+            case Admit(session, _, sampling, features):
+                caches: list[list[int]] = [[] for _ in self._layers]
+                self._sessions[session] = _Session(caches, sampling, features)
             case Release(session):
-                self._caches.pop(session, None)
-                self._sampling.pop(session, None)
+                self._sessions.pop(session, None)
             case Compact(session, start, keep):
-                for cache in self._caches[session]:
+                for cache in self._sessions[session].caches:
                     cache[start:] = [cache[slot] for slot in keep]
             case Forward():
                 return self._forward(job)
         return None
 
-    def _forward(self, job: Forward) -> tuple[int, ...]:
-        model = self._model
-        if job.hidden is None:
-            hidden = [model.embed(token) for token in job.tokens]
-        else:
-            handle = cast("Sequence[int]", job.hidden.handle)
-            hidden = [handle[row] for row in job.hidden.rows]
-        for layer, cache in zip(self._layers, self._caches[job.session], strict=True):
-            for row, h in zip(job.rows, hidden, strict=True):
-                cache.extend([-1] * (row.slot + 1 - len(cache)))
-                cache[row.slot] = model.key(layer, h)
-            prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
-            hidden = [
-                model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
-                for row, h in zip(job.rows, hidden, strict=True)
-            ]
+    def _forward(self, job: Forward) -> object:
+        model, session = self._model, self._sessions[job.session]
+        hidden, taps = self._inputs(job)
+        if self._layers.start == 0 and 0 in session.features:
+            taps = _beside(taps, hidden)
+        for layer, cache in zip(self._layers, session.caches, strict=True):
+            hidden = self._layer(job, layer, cache, hidden)
+            if layer + 1 in session.features:
+                taps = _beside(taps, hidden)
         if self._layers.stop < model.layers:
-            return tuple(hidden)
-        sampling = self._sampling[job.session]
-        return tuple(model.draw(hidden[r], job.rows[r].position + 1, sampling) for r in job.judge)
+            return tuple((h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True))
+        tokens = tuple(
+            model.draw(hidden[r], job.rows[r].position + 1, session.sampling) for r in job.judge
+        )
+        if not session.features:
+            return tokens
+        if FINAL in session.features:
+            taps = [(model.norm(h),) for h in hidden]
+        return Judged(tokens, tuple(map(feature, taps)))
+
+    def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Hidden states, and beside each those tapped before."""
+        if job.hidden is None:
+            return [self._model.embed(token) for token in job.tokens], [()] * len(job.tokens)
+        handle = cast("Sequence[int | tuple[int, ...]]", job.hidden.handle)
+        rows = [handle[row] for row in job.hidden.rows]
+        split = [(row, ()) if isinstance(row, int) else (row[0], row[1:]) for row in rows]
+        return [hidden for hidden, _ in split], [taps for _, taps in split]
+
+    def _layer(self, job: Forward, layer: int, cache: list[int], hidden: list[int]) -> list[int]:
+        model = self._model
+        for row, h in zip(job.rows, hidden, strict=True):
+            cache.extend([-1] * (row.slot + 1 - len(cache)))
+            cache[row.slot] = model.key(layer, h)
+        prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
+        return [
+            model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
+            for row, h in zip(job.rows, hidden, strict=True)
+        ]
 
     def pack(self, rows: Rows) -> WireTensor:
         """See ``StageBackend``."""
-        handle = cast("Sequence[int]", rows.handle)
-        data = struct.pack(f"<{len(rows.rows)}Q", *(handle[row] for row in rows.rows))
-        return WireTensor(dtype="uint64", shape=(len(rows.rows), 1), data=memoryview(data))
+        return toy_pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
-        fits = tensor.shape[1:] == (1,) and tensor.data.nbytes == 8 * tensor.shape[0]
-        if tensor.dtype != "uint64" or not fits:
+        fits = tensor.shape[-1] == 1 and len(tensor.shape) in (2, 3)
+        if not fits:
             raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
-        return struct.unpack(f"<{tensor.shape[0]}Q", tensor.data)
+        rows = toy_unpack(tensor)
+        return tuple(row[0] for row in rows) if len(tensor.shape) == 2 else rows
 
     def check(self) -> None:
         """See ``StageBackend``."""
-        for caches in self._caches.values():
-            assert len({len(cache) for cache in caches}) <= 1
+        for session in self._sessions.values():
+            assert len({len(cache) for cache in session.caches}) <= 1
 
     def slots_held(self) -> dict[SessionId, int]:
         """Number of slots in use, by session (tests)."""
-        return {session: len(caches[0]) for session, caches in self._caches.items()}
+        return {key: len(session.caches[0]) for key, session in self._sessions.items()}
+
+
+def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, ...]]:
+    return [(*tapped, h) for tapped, h in zip(taps, hidden, strict=True)]
+
+
+def feature(values: Sequence[int]) -> bytes:
+    """Tapped hidden states as the one thing a source reads."""
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def toy_pack(rows: Rows) -> WireTensor:
+    """Rows of a handle of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
+    handle = cast("Sequence[int | tuple[int, ...] | bytes]", rows.handle)
+    some = [handle[row] for row in rows.rows]
+    data = b"".join(
+        row if isinstance(row, bytes) else feature(row if isinstance(row, tuple) else (row,))
+        for row in some
+    )
+    width = len(data) // 8 // len(some)
+    shape = (len(some), width, 1) if isinstance(some[0], tuple) else (len(some), width)
+    return WireTensor(dtype="uint64", shape=shape, data=memoryview(data))
+
+
+def toy_unpack(tensor: WireTensor) -> tuple[tuple[int, ...], ...]:
+    """All numbers of each row. Raises ``ValueError`` for something else."""
+    width = math.prod(tensor.shape[1:])
+    if tensor.dtype != "uint64" or tensor.data.nbytes != 8 * width * tensor.shape[0]:
+        raise ValueError(f"{tensor.dtype} {tensor.shape} in a toy pipeline")
+    return tuple(struct.iter_unpack(f"<{width}Q", tensor.data))
 
 
 class ToySource:
@@ -180,36 +253,36 @@ class ToySource:
         if length != job.base:
             raise ValueError(f"the source knows {length} tokens, not {job.base}")
         for token in job.committed:
-            state = self._model.extend(state, token)
-        self._states[job.session] = (length + len(job.committed), state)
+            state = self._read(job.session, length, state, token)
+            length += 1
+        self._states[job.session] = length, state
         parents, tokens, scores = self._grow(state, job)
-        return Expanded(
-            session=job.session,
-            version=job.version,
-            base=job.base + len(job.committed),
-            parents=parents,
-            tokens=tokens,
-            scores=scores,
-        )
+        return Expanded(job.session, job.version, length, parents, tokens, scores)
 
-    def _grow(
-        self, tip: ToyState, job: Expand
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+    def _read(self, session: SessionId, position: int, state: ToyState, token: int) -> ToyState:
+        return self._model.extend(state, token)
+
+    def _grow(self, tip: ToyState, job: Expand) -> Grown:
         states: list[ToyState] = []
+        noise = self._noise(job.session)
 
         def propose(nodes: Sequence[int]) -> list[Proposal]:
             above = [tip if node == TIP else states[node] for node in nodes]
-            proposals = [self._propose(state, job.width) for state in above]
+            proposals = [self._propose(state, job.width, noise) for state in above]
             for state, (tokens, _) in zip(above, proposals, strict=True):
                 states.extend(self._model.extend(state, token) for token in tokens)
             return proposals
 
         return beam(propose, job.depth, job.width, job.count)
 
-    def _propose(self, state: ToyState, width: int) -> Proposal:
+    def _noise(self, session: SessionId) -> int:
+        """What the guesses depend on beside the tokens."""
+        return self._seed
+
+    def _propose(self, state: ToyState, width: int, noise: int) -> Proposal:
         """Guesses for one node. How sure the source is varies, and it is right as often as it
         says."""
-        key = state.hidden ^ self._seed
+        key = state.hidden ^ noise
         sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
         truth = mix(state.hidden) % self._model.vocab
         others = sorted(

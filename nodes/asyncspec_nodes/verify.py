@@ -28,7 +28,7 @@ from asyncspec.actor.machine import (
     Send,
     Submitted,
 )
-from asyncspec.jobs import Admit, Forward, Release, Rows
+from asyncspec.jobs import Admit, Forward, Judged, Release, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.sampling import Sampling
 from asyncspec_nodes.stage_session import (
@@ -40,6 +40,7 @@ from asyncspec_nodes.stage_session import (
     plan,
     prune,
     survivors,
+    taps,
     thin,
 )
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -72,6 +73,10 @@ class VerifyConfig(Struct, frozen=True):
     window: int = 2
     # Tokens are below this; the device has no embedding for others.
     vocab: int = 2**31
+    # The layers here, of so many in all: they say which features are known where.
+    first_layer: int = 0
+    end_layer: int = 2**31
+    layers: int = 2**31
 
     @property
     def last(self) -> bool:
@@ -186,6 +191,8 @@ def _segment(
     if session is None:
         _known(state, message.session, peer)
         return _grant(state)
+    if message.taps != taps(session, state.config.first_layer):
+        raise RemoteProtocolError(f"segment with {message.taps} taps a row", peer=peer)
     waiting = thin(
         session,
         Waiting(
@@ -223,7 +230,12 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         return state, ()  # over before it came down the pipeline
     state = replace(state, opened=max(state.opened, session))
     onward: Effects = () if config.last else (Send(config.after, message),)
-    new = StageSession(session, Liveness(prompt_length=message.prompt_length))
+    if max(message.features, default=0) > config.layers:
+        raise RemoteProtocolError(
+            f"features of depth {max(message.features)} of {config.layers} layers",
+            peer=config.before,
+        )
+    new = StageSession(session, Liveness(message.prompt_length), message.features)
     if session in state.closed_early:
         state = replace(state, closed_early=state.closed_early - {session})
         return state, (*onward, _report(new))
@@ -234,7 +246,7 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         min_p=message.min_p,
         seed=message.seed,
     )
-    admit = Compute(Admit(session=session, capacity=message.capacity, sampling=sampling))
+    admit = Compute(Admit(session, message.capacity, sampling, message.features))
     return replace(state, sessions={**state.sessions, session: new}), (admit, *onward)
 
 
@@ -375,15 +387,20 @@ def _computed(
 
 
 def _verdict(session: StageSession, running: Running, result: object) -> Effects:
-    """The verdict of a pass, for the nodes that are still alive."""
-    if not isinstance(result, tuple) or len(result) != len(running.judged):
+    """The verdict of a pass, for the nodes that are still alive, with their features if wanted."""
+    tokens = result.tokens if isinstance(result, Judged) else result
+    if not isinstance(tokens, tuple) or len(tokens) != len(running.judged):
         raise LocalProtocolError("the device judged other rows than it was asked to")
+    if isinstance(result, Judged) != bool(session.features):
+        raise LocalProtocolError("the device gave features to a session that wants none, or none")
     ids = running.waiting.ids
-    alive = set(survivors(session, ids))
+    stay = survivors(session, ids)
+    alive = set(stay)
     pairs = [
-        (ids[row], token) for row, token in zip(running.judged, result, strict=True) if row in alive
+        (ids[row], token) for row, token in zip(running.judged, tokens, strict=True) if row in alive
     ]
-    if not pairs:
+    features = Rows(result.features, stay) if isinstance(result, Judged) and stay else None
+    if not pairs and features is None:
         return ()
     message = Verdict(
         session=session.session,
@@ -391,8 +408,9 @@ def _verdict(session: StageSession, running: Running, result: object) -> Effects
         applied=applied(session, running.waiting),
         ids=tuple(node for node, _ in pairs),
         tokens=tuple(token for _, token in pairs),
+        featured=tuple(ids[row] for row in stay) if features is not None else (),
     )
-    return (Send(DRAFT, message),)
+    return (Send(DRAFT, message, features),)
 
 
 def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send:
@@ -402,6 +420,7 @@ def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send
         applied=applied(session, waiting),
         ids=waiting.ids,
         parents=waiting.parents,
+        taps=taps(session, state.config.end_layer),
     )
     return Send(state.config.after, message, waiting.hidden)
 
