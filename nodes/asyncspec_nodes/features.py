@@ -7,7 +7,7 @@ node; until then it is held, and forgotten when the node dies. The tip's own is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ class Features(Struct, frozen=True):
 
 
 def note(
-    features: Features, verdict: Verdict, handle: object | None, alive: Collection[NodeId]
+    features: Features, verdict: Verdict, handle: object | None, alive: Container[NodeId]
 ) -> Features:
     """Take the features of a verdict. ``alive``: nodes of the tree that were sent.
 
@@ -58,7 +58,7 @@ def note(
     return _known(features, _joined([rows[node] for node in prompt]), len(prompt))
 
 
-def move(features: Features, passed: Sequence[NodeId], tree: Collection[NodeId]) -> Features:
+def move(features: Features, passed: Sequence[NodeId], tree: Container[NodeId]) -> Features:
     """The tip has moved past ``passed``, oldest first; below it hangs ``tree``."""
     if not features.held.keys() >= set(passed):
         raise LocalProtocolError("the path has passed a node whose features are not known")

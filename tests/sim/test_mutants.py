@@ -13,18 +13,20 @@ import pytest
 from msgspec.structs import replace
 
 import asyncspec_nodes.draft_session as draft_session
+import asyncspec_nodes.features as feature_books
 import asyncspec_nodes.stage_session as stage_session
 import asyncspec_nodes.verify as verify
 from asyncspec.accept import Walk, walk
-from asyncspec.jobs import Compact
+from asyncspec.jobs import Compact, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.slots import Slots, place, settle
+from asyncspec_nodes.features import Features
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
 from cluster import Cluster, ask
-from laws import SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
+from laws import FEATURES, SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
 
 DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 
@@ -32,7 +34,10 @@ DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 def laws_hold() -> bool:
     """Run a fixed sample of what Hypothesis draws; False where a law is broken."""
     for seed, delays in enumerate(DELAYS * 4):
-        cluster = Cluster(Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7)
+        features = FEATURES[seed % len(FEATURES)]
+        cluster = Cluster(
+            Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7, features=features
+        )
         watch_invariants(cluster)
         requests = [
             ask(0, prompt=(seed % 8, 1, 2), max_new_tokens=30),
@@ -134,6 +139,38 @@ def unsent_not_kept(session: Any) -> Any:
     return replace(message, keep=tuple(n for n in message.keep if n in session.sent))
 
 
+def dead_features_held(features: Any, passed: Any, tree: Any) -> Any:
+    """What the path has left behind is never forgotten."""
+    return replace(MOVE(features, passed, tree), held=features.held)
+
+
+def old_tip_forgotten(features: Any, passed: Any, tree: Any) -> Any:
+    """Of a round, the features of the accepted nodes are taken, not that of the tip above them."""
+    return MOVE(features, passed[1:], tree)
+
+
+MOVE = feature_books.move
+
+
+def features_by_place(features: Any, verdict: Any, handle: Any, alive: Any) -> Any:
+    """Features are taken in the order of the nodes that were judged, not of those featured."""
+    swapped = replace(verdict, featured=tuple(sorted(verdict.featured, reverse=True)))
+    return NOTE(features, verdict if len(verdict.ids) < 2 else swapped, handle, alive)
+
+
+NOTE = feature_books.note
+
+
+def asked_ahead_of_features(self: Any) -> int:
+    """The source is told of tokens whose features are still to come."""
+    return self.known + 2 if self.known else 0
+
+
+def first_features_sent(handle: object, rows: Any) -> Rows:
+    """The features of a pass's first rows are sent, not of those that are alive."""
+    return Rows(handle, tuple(range(len(rows))))
+
+
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("a prune is dropped", verify, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
@@ -145,6 +182,11 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("a bonus is taken for a hit", draft_session, "walk", bonus_taken_for_a_hit),
     ("the version is not moved", draft_session, "_prune", version_not_moved),
     ("unsent nodes are not kept", draft_session, "_prune", unsent_not_kept),
+    ("features of the dead are held", feature_books, "move", dead_features_held),
+    ("the old tip's feature is lost", feature_books, "move", old_tip_forgotten),
+    ("features are mixed up", feature_books, "note", features_by_place),
+    ("the source is asked too early", Features, "reach", property(asked_ahead_of_features)),
+    ("features of other rows are sent", verify, "Rows", first_features_sent),
 ]
 
 
