@@ -149,7 +149,9 @@ class ToyStage:
             if layer + 1 in session.features:
                 taps = _beside(taps, hidden)
         if self._layers.stop < model.layers:
-            return tuple((h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True))
+            return tuple(
+                (h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True)
+            )
         tokens = tuple(
             model.draw(hidden[r], job.rows[r].position + 1, session.sampling) for r in job.judge
         )
@@ -211,7 +213,7 @@ def feature(values: Sequence[int]) -> bytes:
 
 
 def toy_pack(rows: Rows) -> WireTensor:
-    """Rows of a handle of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
+    """Rows of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
     handle = cast("Sequence[int | tuple[int, ...] | bytes]", rows.handle)
     some = [handle[row] for row in rows.rows]
     data = b"".join(

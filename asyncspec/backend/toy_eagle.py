@@ -7,7 +7,7 @@ from typing import cast
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy import ToyModel, ToySource, ToyState, feature, toy_pack, toy_unpack
-from asyncspec.jobs import Feed, FeatureJob, Release, Rows
+from asyncspec.jobs import FeatureJob, Feed, Release, Rows
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

@@ -6,7 +6,7 @@ import ipaddress
 
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.config_tables import EAGLE, Config
 
 
 def check(config: Config) -> None:
@@ -17,6 +17,8 @@ def check(config: Config) -> None:
     if config.draft.policy not in POLICIES:
         names = ", ".join(POLICIES)
         raise UserError(f"unknown policy {config.draft.policy!r} in [draft]; there are {names}")
+    if config.draft.source == EAGLE:
+        raise UserError(f'[draft] source = "{EAGLE}" names no head; add its directory')
 
 
 def _check_ranks(config: Config) -> None:

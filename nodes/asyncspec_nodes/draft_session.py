@@ -249,7 +249,9 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
     features = session.features
     if features is not None:
         line = (session.tree.root, *accepted)
-        features = feature_books.move(features, line if bonus is not None else line[:-1], tree)
+        features = feature_books.move(
+            features, line if bonus is not None else line[:-1], tree.nodes
+        )
     # What every stage has applied need not be announced again: the nodes announced so far have
     # all passed every stage, for their verdicts led here, and are in its cache as committed.
     known = tuple((n, v) for n, v in session.announced if v > session.acknowledged)

@@ -107,6 +107,7 @@ messages: st.SearchStrategy[Any] = st.one_of(*map(of_kind, KINDS))
 def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
     """A message, with hidden states where it may carry some and features where it must."""
     message = draw(messages)
+    shape: tuple[int, ...]
     if isinstance(message, Verdict) and draw(st.booleans()):
         featured = tuple(draw(st.lists(nodes, min_size=1, max_size=8, unique=True)))
         message, shape = replace(message, featured=featured), (len(featured), 3)

@@ -171,7 +171,7 @@ def first_features_sent(handle: object, rows: Any) -> Rows:
     return Rows(handle, tuple(range(len(rows))))
 
 
-MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
+MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("a prune is dropped", verify, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
     ("a slot is reused too early", stage_session, "place", slot_reused_too_early),
@@ -194,7 +194,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("target", "name", "broken"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS]
 )
 def test_the_laws_notice(
-    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, broken: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, broken: Callable[..., Any] | property
 ) -> None:
     monkeypatch.setattr(target, name, broken)
     assert not laws_hold()

@@ -1,4 +1,5 @@
-"""Hidden states and features as bytes and back. bfloat16 has no name in numpy, so bytes are viewed as bytes."""
+"""Hidden states and features as bytes and back. bfloat16 has no name in numpy, so bytes are viewed
+as bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def to_wire(rows: Rows) -> WireTensor:
-    """Some rows of hidden states [n, H] or [n, 1 + taps, H]. Copies only where rows are left out; a stage never
-    writes to hidden states it has handed out."""
+    """Some rows of hidden states [n, H] or [n, 1 + taps, H], or of features [n, F]. Copies only
+    where rows are left out; a stage never writes to hidden states it has handed out."""
     tensor = select(rows)
     data = tensor.view(-1).view(torch.uint8).numpy().data
     return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)

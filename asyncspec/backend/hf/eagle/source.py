@@ -24,7 +24,7 @@ from asyncspec.backend.hf.eagle.taps import Features
 from asyncspec.backend.hf.trie import Trie, Wanted, grow
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.grow import Grown
-from asyncspec.jobs import Feed, FeatureJob, Release, Row, Rows
+from asyncspec.jobs import FeatureJob, Feed, Release, Row, Rows
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -166,7 +166,7 @@ class HFEagle:
         return Expanded(job.session, job.version, self.known(job.session), *grown)
 
     def _take(self, session: SessionId, count: int) -> torch.Tensor:
-        """The oldest ``count`` features that were fed and not taken yet, or as many as there are."""
+        """The oldest ``count`` features that were fed and not taken yet, or all there are."""
         fed = self._fed.pop(session, [])
         features = torch.cat(fed) if fed else torch.empty(0, self.features.width)
         if len(features) > count:
