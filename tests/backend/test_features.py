@@ -3,6 +3,7 @@ model is cut, in whatever tree; and asking for it changes no token."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -42,13 +43,20 @@ def text(seed: int, vocab: int = VOCAB) -> list[int]:
     return [random.randrange(vocab) for _ in range(LENGTH)]
 
 
+@functools.cache
+def plain_model(path: Path) -> Any:
+    """By Hugging Face alone."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
 def plain(path: Path, tokens: Sequence[int], features: Sequence[int]) -> torch.Tensor:
     """Features [n, F] by Hugging Face alone."""
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = plain_model(path)
     ends: list[torch.Tensor] = []
-    model.model.norm.register_forward_pre_hook(lambda _, given: ends.append(given[0]))
+    hook = model.model.norm.register_forward_pre_hook(lambda _, given: ends.append(given[0]))
     with torch.inference_mode():
         out = model.model(torch.tensor([tokens]), output_hidden_states=True)
+    hook.remove()
     # Its last hidden state is the normed one, whatever the depth it stands for.
     states = [*out.hidden_states[:-1], *ends]
     taken = [out.last_hidden_state if d == FINAL else states[d] for d in features]
