@@ -44,27 +44,26 @@ def note(
 
     Raises ``RemoteProtocolError`` where the features are not those that must come.
     """
-    rows = {node: Rows(handle, (i,)) for i, node in enumerate(verdict.featured)}
-    if handle is None or not rows.keys() >= set(verdict.ids):
-        raise RemoteProtocolError(f"verdict without features in session {verdict.session}")
     last = features.prompt_length - 1
     prompt = tuple(node for node in verdict.featured if node < last)
-    end = features.known + len(prompt)
+    if handle is None or verdict.featured != prompt + verdict.ids:
+        raise RemoteProtocolError(f"verdict without its features in session {verdict.session}")
     # Links keep order: what comes after the prompt comes when all of it has.
-    if prompt != tuple(range(features.known, end)) or (len(rows) > len(prompt) and end < last):
+    end = features.known + len(prompt)
+    if prompt != tuple(range(features.known, end)) or (verdict.ids and end < last):
         raise RemoteProtocolError(f"features of the prompt out of order: {prompt}")
-    held = {node: row for node, row in rows.items() if node in alive}
+    judged = enumerate(verdict.ids, len(prompt))
+    held = {node: Rows(handle, (row,)) for row, node in judged if node in alive}
     features = replace(features, held={**features.held, **held})
-    return _known(features, _joined([rows[node] for node in prompt]), len(prompt))
+    return _known(features, [Rows(handle, tuple(range(len(prompt))))] if prompt else [])
 
 
 def move(features: Features, passed: Sequence[NodeId], tree: Container[NodeId]) -> Features:
     """The tip has moved past ``passed``, oldest first; below it hangs ``tree``."""
     if not features.held.keys() >= set(passed):
         raise LocalProtocolError("the path has passed a node whose features are not known")
-    rows = _joined([features.held[node] for node in passed])
     held = {node: row for node, row in features.held.items() if node in tree}
-    return _known(replace(features, held=held), rows, len(passed))
+    return _known(replace(features, held=held), [features.held[node] for node in passed])
 
 
 def feed(features: Features, session: SessionId) -> tuple[Features, Feed] | None:
@@ -75,16 +74,14 @@ def feed(features: Features, session: SessionId) -> tuple[Features, Feed] | None
     return replace(features, fed=features.known, ready=()), job
 
 
-def _known(features: Features, rows: tuple[Rows, ...], count: int) -> Features:
-    return replace(features, known=features.known + count, ready=(*features.ready, *rows))
-
-
-def _joined(rows: Sequence[Rows]) -> tuple[Rows, ...]:
-    """The same rows with those of one tensor, where they follow each other, taken together."""
-    joined: list[Rows] = []
-    for row in rows:
-        if joined and joined[-1].handle is row.handle:
-            joined[-1] = Rows(row.handle, joined[-1].rows + row.rows)
+def _known(features: Features, rows: Sequence[Rows]) -> Features:
+    """Some more positions of the committed path. Rows of one tensor that follow each other are
+    taken together."""
+    ready = list(features.ready)
+    for some in rows:
+        if ready and ready[-1].handle is some.handle:
+            ready[-1] = Rows(some.handle, ready[-1].rows + some.rows)
         else:
-            joined.append(row)
-    return tuple(joined)
+            ready.append(some)
+    count = sum(len(some.rows) for some in rows)
+    return replace(features, known=features.known + count, ready=tuple(ready))
