@@ -88,8 +88,8 @@ class Pipeline:
                 wire = stage.pack(Rows(result, tuple(range(len(ids)))))
                 hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
         if isinstance(result, Judged):
-            rows = cast("Sequence[Any]", result.features)
-            self.featured |= dict(zip(ids, rows, strict=True))
+            features = cast("Sequence[Any]", result.features)
+            self.featured |= dict(zip(ids, features, strict=True))
             result = result.tokens
         assert isinstance(result, tuple)
         return cast("tuple[int, ...]", result)

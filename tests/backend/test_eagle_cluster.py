@@ -76,9 +76,9 @@ def check(cluster: EagleCluster, asked: Sequence[Request], path: Path) -> None:
         features.append(plain(path, [*one.prompt, *new], eagle.features.wanted))
     # Sessions are numbered in the order of the requests; one request alone may need several.
     for session, rows in cluster.source.fed.items():
-        one, want = min(session, len(asked) - 1), torch.cat(rows)
-        assert len(want) >= len(asked[one].prompt)
-        torch.testing.assert_close(features[one][: len(want)], want, atol=5e-4, rtol=5e-4)
+        index, found = min(session, len(asked) - 1), torch.cat(rows)
+        assert len(found) >= len(asked[index].prompt)
+        torch.testing.assert_close(found, features[index][: len(found)], atol=5e-4, rtol=5e-4)
     assert len(cluster.source.fed) >= len(asked)
 
 
