@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.backend.base import Tensors
+from asyncspec.backend.base import FeatureSource, Tensors
 from asyncspec.errors import UserError
 from asyncspec.jobs import SourceJob
 from asyncspec.ngram import NGramSource
@@ -139,8 +139,9 @@ def load_source(config: Config, target: Any) -> Source:
     if source.startswith(EAGLE):
         from asyncspec.backend.hf.eagle.source import load_eagle
 
-        eagle = load_eagle(source.removeprefix(EAGLE), target, dtype=config.target.dtype)
-        return Source(eagle.run, features=eagle.features.wanted, tensors=eagle)
+        head = load_eagle(source.removeprefix(EAGLE), target, dtype=config.target.dtype)
+        eagle: FeatureSource = head
+        return Source(eagle.run, features=head.features.wanted, tensors=eagle)
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.draft import load_draft
     from asyncspec.backend.hf.vocab import check_vocab
