@@ -7,13 +7,13 @@ tests see every mistake in masks, slots and prunes. No torch, and exactly the sa
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from typing import Literal, cast
 
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.grow import TIP, Grown, Proposal, beam
 from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import gumbel, mix, uniform
@@ -183,14 +183,14 @@ class ToyStage:
 
     def pack(self, rows: Rows) -> WireTensor:
         """See ``StageBackend``."""
-        return toy_pack(rows)
+        return pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
         fits = tensor.shape[-1] == 1 and len(tensor.shape) in (2, 3)
         if not fits:
             raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
-        rows = toy_unpack(tensor)
+        rows = unpack(tensor)
         return tuple(row[0] for row in rows) if len(tensor.shape) == 2 else rows
 
     def check(self) -> None:
@@ -205,32 +205,6 @@ class ToyStage:
 
 def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, ...]]:
     return [(*tapped, h) for tapped, h in zip(taps, hidden, strict=True)]
-
-
-def feature(values: Sequence[int]) -> bytes:
-    """Tapped hidden states as the one thing a source reads."""
-    return struct.pack(f"<{len(values)}Q", *values)
-
-
-def toy_pack(rows: Rows) -> WireTensor:
-    """Rows of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
-    handle = cast("Sequence[int | tuple[int, ...] | bytes]", rows.handle)
-    some = [handle[row] for row in rows.rows]
-    data = b"".join(
-        row if isinstance(row, bytes) else feature(row if isinstance(row, tuple) else (row,))
-        for row in some
-    )
-    width = len(data) // 8 // len(some)
-    shape = (len(some), width, 1) if isinstance(some[0], tuple) else (len(some), width)
-    return WireTensor(dtype="uint64", shape=shape, data=memoryview(data))
-
-
-def toy_unpack(tensor: WireTensor) -> tuple[tuple[int, ...], ...]:
-    """All numbers of each row. Raises ``ValueError`` for something else."""
-    width = math.prod(tensor.shape[1:])
-    if tensor.dtype != "uint64" or tensor.data.nbytes != 8 * width * tensor.shape[0]:
-        raise ValueError(f"{tensor.dtype} {tensor.shape} in a toy pipeline")
-    return tuple(struct.iter_unpack(f"<{width}Q", tensor.data))
 
 
 class ToySource:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.toy import ToyModel, ToySource, ToyState, feature, toy_pack, toy_unpack
+from asyncspec.backend.toy import ToyModel, ToySource, ToyState
+from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.jobs import FeatureJob, Feed, Release, Rows
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -57,10 +58,10 @@ class ToyEagle(ToySource):
 
     def pack(self, rows: Rows) -> WireTensor:
         """See ``Tensors``."""
-        return toy_pack(rows)
+        return pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``Tensors``."""
         if tensor.shape[1:] != (len(self.features),):
             raise ValueError(f"features of shape {tensor.shape}, expected {len(self.features)}")
-        return tuple(map(feature, toy_unpack(tensor)))
+        return tuple(map(feature, unpack(tensor)))
