@@ -239,6 +239,8 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
     if session in state.closed_early:
         state = replace(state, closed_early=state.closed_early - {session})
         return state, (*onward, _report(new))
+    if not config.last and config.after not in state.peers:
+        return state, ()  # nobody to send it on to; the draft node hears of the broken link
     sampling = Sampling(
         temperature=message.temperature,
         top_k=message.top_k,

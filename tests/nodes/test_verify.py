@@ -153,6 +153,18 @@ def test_floor_ends_what_the_draft_node_could_not_close() -> None:
     assert not last.state.sessions
 
 
+def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_began() -> None:
+    """The next stage will never hear of it, so nothing of it may be sent there later."""
+    first = stage(1, 2)
+    first.feed(Lost(Rank(2)))
+    assert first.feed(Received(DRAFT, opening(1, session=1))) == []
+    effects = first.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
+    assert sent(effects, Credit) == [Credit(9)]
+    effects = first.feed(Joined(Rank(2)), Received(Rank(2), Credit(2)))
+    assert sent(effects, Segment) == []
+    assert not first.state.sessions
+
+
 def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
     first = stage(1, 2)
     assert Send(DRAFT, Ready(Rank(1), False)) in first.feed(Lost(Rank(2)))
