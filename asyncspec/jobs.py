@@ -28,6 +28,8 @@ class Admit(Struct, frozen=True):
     sampling: Sampling
     # Of the user's prompt: penalties tell its tokens from those of the answer.
     prompt_length: int = 0
+    # What the token source reads of the target, as in ``Open.features``.
+    features: tuple[int, ...] = ()
 
 
 class Row(Struct, frozen=True):
@@ -50,6 +52,9 @@ class Forward(Struct, frozen=True):
     ``rows``) whose next token the last stage has to draw, for position ``row.position + 1``; it is
     empty elsewhere. The result is a handle to hidden states [n, H], or on the last stage a tuple of
     one token per judged row.
+
+    In a session with features a stage adds the depths it computes to what came with each row, low
+    to high: a row of a handle is then [1 + taps, H], and the last stage's result is a ``Judged``.
     """
 
     session: SessionId
@@ -60,6 +65,15 @@ class Forward(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     hidden: Rows | None = None
     judge: tuple[int, ...] = ()
+
+
+class Judged(Struct, frozen=True):
+    """What the last stage makes of a pass in a session with features."""
+
+    # One per judged row.
+    tokens: tuple[int, ...]
+    # Handle to the features [n, F] of all rows.
+    features: object
 
 
 class Compact(Struct, frozen=True):
@@ -77,6 +91,20 @@ class Release(Struct, frozen=True):
     session: SessionId
 
 
+class Feed(Struct, frozen=True):
+    """Features of committed positions from ``start`` on, oldest first, for the token source.
+
+    Every position once and in order; before an ``Expand`` commits a token to the source, the
+    feature of the position before it was fed.
+    """
+
+    session: SessionId
+    start: int
+    rows: tuple[Rows, ...]
+
+
 StageJob = Admit | Forward | Compact | Release
 SourceJob = Expand | Release
-Job = Admit | Forward | Compact | Release | Expand
+FeatureJob = SourceJob | Feed
+"""Of a source that reads the target's features beside its tokens."""
+Job = Admit | Forward | Compact | Release | Expand | Feed

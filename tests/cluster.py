@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncspec.actor.machine import Request, Submitted
 from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
+from asyncspec.backend.toy_eagle import ToyEagle
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
@@ -33,6 +34,7 @@ class Cluster:
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
+        features: tuple[int, ...] = (),
         record: bool = False,
     ) -> None:
         self.model = model or ToyModel()
@@ -45,8 +47,11 @@ class Cluster:
             prefill_rows=prefill_rows,
             max_sessions=max_sessions,
             rejoin_seconds=rejoin_seconds,
+            features=features,
         )
         self.backends: dict[Rank, ToyStage] = {}
+        # The token source, where it reads features.
+        self.eagle: ToyEagle | None = None
         actors = {DRAFT: self.draft()}
         for rank in range(1, stages + 1):
             actors[Rank(rank)] = self.stage(Rank(rank))
@@ -61,15 +66,20 @@ class Cluster:
     def draft(self) -> Actor:
         """A fresh draft node."""
         machine = DraftMachine(self.config)
-        return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
+        if not self.config.features:
+            return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
+        self.eagle = ToyEagle(self.model, self.config.features, top=self.top)
+        return Actor(machine, machine.initial(), self.eagle.run, self.eagle)
 
     def stage(self, rank: Rank) -> Actor:
         """A fresh stage, layers split evenly."""
         layers, stages = self.model.layers, self.stages
-        backend = ToyStage(self.model, layers * (rank - 1) // stages, layers * rank // stages)
+        first, end = layers * (rank - 1) // stages, layers * rank // stages
+        backend = ToyStage(self.model, first, end)
         self.backends[rank] = backend
-        machine = VerifyMachine(VerifyConfig(rank=rank, stages=stages, window=self.window))
-        return Actor(machine, machine.initial(), backend.run)
+        config = VerifyConfig(rank, stages, self.window, self.model.vocab, first, end, layers)
+        machine = VerifyMachine(config)
+        return Actor(machine, machine.initial(), backend.run, backend)
 
     def recorder(self, rank: Rank, actor: Actor) -> Recorder:
         """Listens to a node from now on."""

@@ -21,7 +21,7 @@ from asyncspec.policy.levels import Levels
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Message, PruneIndices
+from asyncspec_protocol.messages import FINAL, Message, PruneIndices
 from cluster import Cluster, ask
 
 # Trees small enough that a thousand of them are soon grown, with the same rules as the real ones.
@@ -57,6 +57,9 @@ class Shaken(Struct):
     def device(self, rank: Rank, job: Job) -> float:
         return self.next()
 
+
+# Of a toy model of four layers: what sources without and with an EAGLE head read.
+FEATURES = [(), (), (FINAL,), (2,), (0, 2, 4), (1, 2, 3)]
 
 penalties = st.fixed_dictionaries(
     {},
@@ -111,6 +114,7 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "window": draw(st.integers(1, 3)),
         "prefill_rows": draw(st.integers(1, 5)),
         "max_sessions": draw(st.integers(1, 3)),
+        "features": draw(st.sampled_from(FEATURES)),
     }
     return Cluster(Shaken(delays), **{**options, **fixed})
 
@@ -177,9 +181,23 @@ def check_draft(state: Any) -> None:
         assert set(session.judged) <= session.sent
         assert all(node < session.next_node for node in tree.nodes)
         assert len(session.given) < session.request.max_new_tokens
+        check_features(session)
         for data in tree.nodes.values():
             above = tree.nodes.get(data.parent)
             assert above is None or data.score <= above.score
+
+
+def check_features(session: Any) -> None:
+    """Features are held of judged live nodes and of nothing else; the source has all others."""
+    features = session.features
+    if features is None:
+        return
+    assert features.held.keys() == session.judged.keys()
+    assert features.fed == features.known
+    assert not features.ready
+    if session.round:
+        assert features.known == session.length - 1
+        assert session.reach == session.length
 
 
 def check_after(cluster: Cluster, asked: list[Request]) -> None:
@@ -202,6 +220,8 @@ def check_empty(cluster: Cluster) -> None:
     assert not draft.sessions
     assert not draft.endings
     assert not draft.backlog
+    if cluster.eagle is not None:
+        assert not cluster.eagle.fed
     for rank, backend in cluster.backends.items():
         backend.check()
         state = cluster.state(rank)

@@ -34,7 +34,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.tap import Tap
-from asyncspec.backend.base import WireTensor
+from asyncspec.backend.base import Tensors, WireTensor
 from asyncspec.jobs import Job, Rows
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
@@ -57,14 +57,6 @@ S = TypeVar("S")
 
 # Inputs remembered for the message of a crash.
 REMEMBERED = 40
-
-
-class Tensors(Protocol):
-    """Handles to bytes and back; a ``StageBackend`` is one."""
-
-    def pack(self, rows: Rows) -> WireTensor: ...
-
-    def unpack(self, tensor: WireTensor) -> object: ...
 
 
 class Shell(Protocol):

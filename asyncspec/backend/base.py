@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.jobs import Rows, SourceJob, StageJob
+from asyncspec.jobs import FeatureJob, Rows, SourceJob, StageJob
 from asyncspec_protocol.messages import Expanded
 
 
@@ -18,8 +18,19 @@ class WireTensor(Struct, frozen=True):
     data: memoryview
 
 
-class StageBackend(Protocol):
-    """A block of target layers with its tree cache. Called from one thread only."""
+class Tensors(Protocol):
+    """A device's handles to bytes and back. Called from any thread."""
+
+    def pack(self, rows: Rows) -> WireTensor:
+        """Rows for the wire. The bytes must stay as they are until they are sent."""
+
+    def unpack(self, tensor: WireTensor) -> object:
+        """The handle for received rows. Raises ``ValueError`` for a wrong dtype, width or size;
+        the caller makes it the peer's fault."""
+
+
+class StageBackend(Tensors, Protocol):
+    """A block of target layers with its tree cache. Jobs run on one thread only."""
 
     def run(self, job: StageJob) -> object | None:
         """Perform a job. Only ``Forward`` has a result."""
@@ -27,13 +38,6 @@ class StageBackend(Protocol):
     def abandon(self, job: StageJob) -> None:
         """The result of a job that was given out is of no use: end it soon, with whatever result.
         The one method that is called from another thread."""
-
-    def pack(self, rows: Rows) -> WireTensor:
-        """Hidden states for the wire. The bytes must stay as they are until they are sent."""
-
-    def unpack(self, tensor: WireTensor) -> object:
-        """The handle for received hidden states. Raises ``ValueError`` for a wrong dtype, width
-        or size; the caller makes it the peer's fault."""
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the cache breaks its own rules (tests, idle time)."""
@@ -48,3 +52,14 @@ class TokenSource(Protocol):
     def abandon(self, job: SourceJob) -> None:
         """Nothing more needs to grow for this job: answer soon with what there is. The one method
         that is called from another thread."""
+
+
+class FeatureSource(Tensors, Protocol):
+    """Proposes tokens by what the target computed for those before. Jobs run on one thread only."""
+
+    def run(self, job: FeatureJob) -> Expanded | None:
+        """Grow a tree (``Expand``), keep features (``Feed``), or forget a session (``Release``).
+        Raises ``ValueError`` where features are missing."""
+
+    def abandon(self, job: FeatureJob) -> None:
+        """See ``TokenSource``."""

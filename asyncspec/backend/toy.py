@@ -7,7 +7,6 @@ tests see every mistake in masks, slots and prunes. No torch, and exactly the sa
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -15,22 +14,29 @@ from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.draw import NOTHING, Seen, choose, seen
 from asyncspec.grow import TIP, Grower, Proposal, answer
-from asyncspec.jobs import Admit, Compact, Forward, Release, Rows, SourceJob, StageJob
+from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import mix, uniform
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import FINAL, Expand, Expanded
 
 _MASK = (1 << 64) - 1
 
 
 class ToyState(Struct, frozen=True):
-    """The model after some tokens: per layer what its cache holds, and the last hidden state."""
+    """The model after some tokens: per layer what its cache holds, and the last token's hidden
+    state before the first layer and after each."""
 
     caches: tuple[tuple[int, ...], ...]
-    hidden: int
+    stream: tuple[int, ...]
+
+    @property
+    def hidden(self) -> int:
+        """The last hidden state."""
+        return self.stream[-1]
 
 
 class ToyModel(Struct, frozen=True):
@@ -71,16 +77,26 @@ class ToyModel(Struct, frozen=True):
 
     def start(self) -> ToyState:
         """Before the first token."""
-        return ToyState(caches=((),) * self.layers, hidden=0)
+        return ToyState(caches=((),) * self.layers, stream=(0,))
 
     def extend(self, state: ToyState, token: int) -> ToyState:
         """The plain sequential forward pass, one token, no slots and no masks."""
-        hidden, caches = self.embed(token), []
+        stream, caches = [self.embed(token)], []
         for layer, cache in enumerate(state.caches):
-            seen = (*cache, self.key(layer, hidden))
-            hidden = self.attend(layer, hidden, seen)
+            seen = (*cache, self.key(layer, stream[-1]))
+            stream.append(self.attend(layer, stream[-1], seen))
             caches.append(seen if self.reach == "all" else seen[-2:])
-        return ToyState(tuple(caches), hidden)
+        return ToyState(tuple(caches), tuple(stream))
+
+    def feature(self, state: ToyState, features: Sequence[int]) -> bytes:
+        """What a stage hands over for the last token, as ``Open.features`` says."""
+        if FINAL in features:
+            return feature([self.norm(state.hidden)])
+        return feature([state.stream[depth] for depth in features])
+
+    def norm(self, hidden: int) -> int:
+        """What the head reads."""
+        return mix(hidden ^ 0x2468)
 
     def read(self, tokens: Sequence[int]) -> ToyState:
         """The model after all of ``tokens``."""
@@ -95,92 +111,123 @@ class ToyModel(Struct, frozen=True):
         return self.draw(self.read(tokens).hidden, before, len(tokens), sampling)
 
 
+class _Session(Struct):
+    """One session on a stage."""
+
+    caches: list[list[int]]
+    sampling: Sampling
+    features: tuple[int, ...]
+    # On the last stage, where draws depend on them.
+    tokens: SlotTokens | None
+
+
 class ToyStage:
-    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens."""
+    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens.
+
+    A row of a handle is a hidden state, a tuple of one and those tapped so far, or a feature.
+    """
 
     def __init__(self, model: ToyModel, first: int, last: int) -> None:
         self._model = model
         self._layers = range(first, last)
-        self._caches: dict[SessionId, list[list[int]]] = {}
-        self._sampling: dict[SessionId, Sampling] = {}
-        # Where the session's draws depend on them.
-        self._tokens: dict[SessionId, SlotTokens] = {}
+        self._sessions: dict[SessionId, _Session] = {}
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
-            case Admit(session, _, sampling, prompt_length):
-                self._caches[session] = [[] for _ in self._layers]
-                self._sampling[session] = sampling
-                if sampling.penalises and self._layers.stop == self._model.layers:
-                    self._tokens[session] = SlotTokens(prompt_length)
+            case Admit(session, _, sampling, prompt_length, features):
+                caches: list[list[int]] = [[] for _ in self._layers]
+                last = self._layers.stop == self._model.layers
+                tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
+                self._sessions[session] = _Session(caches, sampling, features, tokens)
             case Release(session):
-                self._caches.pop(session, None)
-                self._sampling.pop(session, None)
-                self._tokens.pop(session, None)
+                self._sessions.pop(session, None)
             case Compact(session, start, keep):
-                for cache in self._caches[session]:
+                for cache in self._sessions[session].caches:
                     cache[start:] = [cache[slot] for slot in keep]
-                if session in self._tokens:
-                    self._tokens[session].compact(start, keep)
+                if (tokens := self._sessions[session].tokens) is not None:
+                    tokens.compact(start, keep)
             case Forward():
                 return self._forward(job)
         return None
 
-    def _forward(self, job: Forward) -> tuple[int, ...]:
-        model = self._model
-        if job.hidden is None:
-            hidden = [model.embed(token) for token in job.tokens]
-        else:
-            handle = cast("Sequence[int]", job.hidden.handle)
-            hidden = [handle[row] for row in job.hidden.rows]
-        for layer, cache in zip(self._layers, self._caches[job.session], strict=True):
-            for row, h in zip(job.rows, hidden, strict=True):
-                cache.extend([-1] * (row.slot + 1 - len(cache)))
-                cache[row.slot] = model.key(layer, h)
-            prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
-            hidden = [
-                model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
-                for row, h in zip(job.rows, hidden, strict=True)
-            ]
+    def _forward(self, job: Forward) -> object:
+        model, session = self._model, self._sessions[job.session]
+        hidden, taps = self._inputs(job)
+        if self._layers.start == 0 and 0 in session.features:
+            taps = _beside(taps, hidden)
+        for layer, cache in zip(self._layers, session.caches, strict=True):
+            hidden = self._layer(job, layer, cache, hidden)
+            if layer + 1 in session.features:
+                taps = _beside(taps, hidden)
         if self._layers.stop < model.layers:
-            return tuple(hidden)
-        return self._draw(job, hidden)
+            return tuple(
+                (h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True)
+            )
+        tokens = self._draw(job, session, hidden)
+        if not session.features:
+            return tokens
+        if FINAL in session.features:
+            taps = [(model.norm(h),) for h in hidden]
+        return Judged(tokens, tuple(map(feature, taps)))
 
-    def _draw(self, job: Forward, hidden: Sequence[int]) -> tuple[int, ...]:
-        sampling, tokens = self._sampling[job.session], self._tokens.get(job.session)
+    def _draw(self, job: Forward, session: _Session, hidden: Sequence[int]) -> tuple[int, ...]:
+        tokens = session.tokens
         if tokens is not None:
             tokens.write(job.committed, job.rows, job.tokens)
         drawn = []
         for row, h in ((job.rows[i], hidden[i]) for i in job.judge):
             before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
-            drawn.append(self._model.draw(h, before, row.position + 1, sampling))
+            drawn.append(self._model.draw(h, before, row.position + 1, session.sampling))
         return tuple(drawn)
 
     def abandon(self, job: StageJob) -> None:
         """See ``StageBackend``. A pass is over before it could be stopped."""
 
+    def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Hidden states, and beside each those tapped before."""
+        if job.hidden is None:
+            return [self._model.embed(token) for token in job.tokens], [()] * len(job.tokens)
+        handle = cast("Sequence[int | tuple[int, ...]]", job.hidden.handle)
+        rows = [handle[row] for row in job.hidden.rows]
+        split = [(row, ()) if isinstance(row, int) else (row[0], row[1:]) for row in rows]
+        return [hidden for hidden, _ in split], [taps for _, taps in split]
+
+    def _layer(self, job: Forward, layer: int, cache: list[int], hidden: list[int]) -> list[int]:
+        model = self._model
+        for row, h in zip(job.rows, hidden, strict=True):
+            cache.extend([-1] * (row.slot + 1 - len(cache)))
+            cache[row.slot] = model.key(layer, h)
+        prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
+        return [
+            model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
+            for row, h in zip(job.rows, hidden, strict=True)
+        ]
+
     def pack(self, rows: Rows) -> WireTensor:
         """See ``StageBackend``."""
-        handle = cast("Sequence[int]", rows.handle)
-        data = struct.pack(f"<{len(rows.rows)}Q", *(handle[row] for row in rows.rows))
-        return WireTensor(dtype="uint64", shape=(len(rows.rows), 1), data=memoryview(data))
+        return pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
-        fits = tensor.shape[1:] == (1,) and tensor.data.nbytes == 8 * tensor.shape[0]
-        if tensor.dtype != "uint64" or not fits:
+        fits = tensor.shape[-1] == 1 and len(tensor.shape) in (2, 3)
+        if not fits:
             raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
-        return struct.unpack(f"<{tensor.shape[0]}Q", tensor.data)
+        rows = unpack(tensor)
+        return tuple(row[0] for row in rows) if len(tensor.shape) == 2 else rows
 
     def check(self) -> None:
         """See ``StageBackend``."""
-        for caches in self._caches.values():
-            assert len({len(cache) for cache in caches}) <= 1
+        for session in self._sessions.values():
+            assert len({len(cache) for cache in session.caches}) <= 1
 
     def slots_held(self) -> dict[SessionId, int]:
         """Number of slots in use, by session (tests)."""
-        return {session: len(caches[0]) for session, caches in self._caches.items()}
+        return {key: len(session.caches[0]) for key, session in self._sessions.items()}
+
+
+def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, ...]]:
+    return [(*tapped, h) for tapped, h in zip(taps, hidden, strict=True)]
 
 
 class ToySource:
@@ -210,22 +257,31 @@ class ToySource:
         if length != job.base:
             raise ValueError(f"the source knows {length} tokens, not {job.base}")
         for token in job.committed:
-            state = self._model.extend(state, token)
-        length += len(job.committed)
+            state = self._read(job.session, length, state, token)
+            length += 1
         self._states[job.session] = (length, state)
         return length
 
     def grower(self, job: Expand) -> Grower:
         """See ``Part``."""
-        return _ToyGrower(self._states[job.session][1], self._model, self._propose)
+        noise = self._noise(job.session)
+        tip = self._states[job.session][1]
+        return _ToyGrower(tip, self._model, lambda state, w: self._propose(state, w, noise))
 
     def abandon(self, job: SourceJob) -> None:
         """See ``TokenSource``. A tree is grown before it could be stopped."""
 
-    def _propose(self, state: ToyState, width: int) -> Proposal:
+    def _read(self, session: SessionId, position: int, state: ToyState, token: int) -> ToyState:
+        return self._model.extend(state, token)
+
+    def _noise(self, session: SessionId) -> int:
+        """What the guesses depend on beside the tokens."""
+        return self._seed
+
+    def _propose(self, state: ToyState, width: int, noise: int) -> Proposal:
         """Guesses for one node. How sure the source is varies, and it is right as often as it
         says."""
-        key = state.hidden ^ self._seed
+        key = state.hidden ^ noise
         sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
         truth = self._model.mode(state.hidden)
         others = sorted(

@@ -32,6 +32,7 @@ from asyncspec.actor.machine import (
     Send,
 )
 from asyncspec.actor.tap import Tap
+from asyncspec.backend.base import Tensors
 from asyncspec.jobs import Forward, Job, Rows
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.framing import frame_bytes
@@ -77,6 +78,8 @@ class Actor(Struct):
     machine: Machine[Any]
     state: Any
     device: Callable[[Any], object | None]
+    # Handles to bytes and back, for what comes and goes; None: handles travel as tuples of rows.
+    tensors: Tensors | None = None
     busy_until: float = 0.0
     busy_seconds: float = 0.0
     passes: int = 0
@@ -226,10 +229,7 @@ class World:
         life = self._up.get((source, target))
         if life is None:
             return 0
-        handle = None
-        if tensor is not None:
-            values: Any = tensor.handle
-            handle = tuple(values[row] for row in tensor.rows)
+        handle = None if tensor is None else self._travel(source, target, tensor)
         line = (source, target)
         sent = max(self._free[line], self.now)
         if self._wires is not None:
@@ -253,6 +253,14 @@ class World:
             key = (source, session)
             self._bytes[key] = self._bytes.get(key, 0) + size
         return size
+
+    def _travel(self, source: Rank, target: Rank, rows: Rows) -> object:
+        """The receiver's handle to some rows of the sender's."""
+        here, there = self.actors[source].tensors, self.actors[target].tensors
+        if here is not None and there is not None:
+            return there.unpack(here.pack(rows))
+        values: Any = rows.handle
+        return tuple(values[row] for row in rows.rows)
 
     def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
         """Jobs run in order; a job sees the device as the jobs before it have left it."""

@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from asyncspec.actor import machine
-from asyncspec.jobs import Forward, Job
+from asyncspec.jobs import Feed, Forward, Job, Judged
 from asyncspec.trace import records
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -43,6 +43,8 @@ def _computed(event: machine.Computed, job: int) -> records.Computed:
     result = event.result
     if isinstance(result, Expanded):
         return records.Computed(job, event.seconds, expanded=result)
+    if isinstance(result, Judged):
+        return records.Computed(job, event.seconds, tokens=result.tokens, featured=True)
     # Drawn tokens; toy stages have tuples as handles too.
     plain = isinstance(result, tuple) and all(type(token) is int for token in result)
     return records.Computed(job, event.seconds, tokens=result if plain else None)  # type: ignore[arg-type]
@@ -109,22 +111,26 @@ def nodes(message: Message) -> int:
 
 
 def kind_of_job(job: Job) -> str:
-    """admit, forward, compact, release or expand."""
+    """admit, forward, compact, release, expand or feed."""
     return type(job).__name__.lower()
 
 
 def rows(job: Job) -> int:
-    """Rows of a pass; nodes that a draft is asked for."""
+    """Rows of a pass; nodes that a draft is asked for; positions whose features it is given."""
     match job:
         case Forward(rows=computed):
             return len(computed)
         case Expand(count=count):
             return count
+        case Feed(rows=fed):
+            return sum(len(some.rows) for some in fed)
         case _:
             return 0
 
 
 def _without_handles(job: Job) -> object:
+    if isinstance(job, Feed):
+        return (job.session, job.start, tuple(some.rows for some in job.rows))
     if not isinstance(job, Forward):
         return job
     hidden = None if job.hidden is None else job.hidden.rows

@@ -42,7 +42,7 @@ class Node(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=Tru
     host: str = ""
     pid: int = 0
     # The machine's settings, for a replay.
-    config: dict[str, int | float | str | bool | None] = {}
+    config: dict[str, int | float | str | bool | tuple[int, ...] | None] = {}
     # Recorded from the machine's first step on.
     whole: bool = False
 
@@ -59,12 +59,14 @@ class Received(Struct, frozen=True, array_like=True, tag="received", gc=False):
 
 
 class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
-    """The ``job``-th job of this node (from 0) is done. Neither result: a handle."""
+    """The ``job``-th job of this node (from 0) is done. Neither result: a handle; ``featured``:
+    a handle beside the tokens."""
 
     job: int
     seconds: float
     tokens: tuple[int, ...] | None = None
     expanded: Expanded | None = None
+    featured: bool = False
 
 
 class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):

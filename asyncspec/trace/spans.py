@@ -12,7 +12,7 @@ from asyncspec.trace.stages import StageView, Visit
 from asyncspec.trace.timeline import Journey, Span
 from asyncspec_protocol.messages import Credit
 
-_CACHE = ("admit", "compact", "release")
+_CACHE = ("admit", "compact", "release", "feed")
 
 
 def read_spans(

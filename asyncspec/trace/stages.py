@@ -12,7 +12,7 @@ from asyncspec.liveness import Liveness
 from asyncspec.trace import records
 from asyncspec.trace.log import Life, LogStep
 from asyncspec_protocol.ids import NodeId
-from asyncspec_protocol.messages import Close, Floor, Open, PruneIndices, Segment
+from asyncspec_protocol.messages import Floor, Open, PruneIndices, Segment
 
 Name = tuple[int, int]
 """A segment: its session and its number."""
@@ -83,8 +83,7 @@ def _heard(view: StageView, message: object, step: LogStep) -> None:
         case PruneIndices(session):
             if session in view._alive:
                 view._alive[session] = view._alive[session].apply(message)
-        case Close(session):
-            view._alive.pop(session, None)
+        # A Close takes nothing away: a pass in service is booked by what was alive when it came.
         case Floor(first):
             for old in [s for s in view._alive if s < first]:
                 del view._alive[old]

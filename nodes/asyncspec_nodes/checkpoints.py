@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import asyncspec
+from asyncspec.backend.hf.eagle.describe import check_head
 from asyncspec.backend.hf.hub import locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint
 from asyncspec.backend.hf.vocab import check_vocab, token_ids
 from asyncspec.backend.hf.weights import list_tensors
 from asyncspec.errors import UserError
+from asyncspec_nodes.config_tables import EAGLE
 from asyncspec_nodes.layout import check_stages
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
 BUNDLED_TARGET = MODELS / "demo-target"
 BUNDLED_DRAFT = MODELS / "demo-draft"
+BUNDLED_EAGLE = MODELS / "demo-eagle"
 
 WITHOUT_MODEL = ("ngram", "none")
 
@@ -32,10 +35,16 @@ def check_draft(source: str, target: Path) -> str:
     """A token source as a cluster file names it. Raises ``UserError``."""
     if source in WITHOUT_MODEL:
         return source
-    if source.startswith("eagle:"):
-        raise UserError("EAGLE drafts are not supported yet; use a draft model, ngram or none")
+    if source.startswith(EAGLE):
+        return EAGLE + str(_check_eagle(source.removeprefix(EAGLE), target).absolute())
     draft = locate(source).absolute()
     inspect_checkpoint(draft)
     list_tensors(draft)
     check_vocab(target, draft)
     return str(draft)
+
+
+def _check_eagle(name: str, target: Path) -> Path:
+    if not name and target != BUNDLED_TARGET:
+        raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
+    return check_head(name or BUNDLED_EAGLE, inspect_checkpoint(target))

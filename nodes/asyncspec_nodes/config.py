@@ -15,7 +15,7 @@ import msgspec
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.config_rules import check
-from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.config_tables import EAGLE, Config
 
 
 def load(path: Path) -> Config:
@@ -59,6 +59,8 @@ def _absolute(config: Config, base: Path) -> Config:
 
 
 def _beside(base: Path, name: str) -> str:
+    if name.startswith(EAGLE):
+        return EAGLE + _beside(base, name.removeprefix(EAGLE))
     path = base / Path(name).expanduser()
     written_as_path = name.startswith((".", "/", "~"))
     return str(path) if written_as_path or path.is_dir() else name

@@ -6,7 +6,7 @@ import ipaddress
 
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.config_tables import EAGLE, Config
 
 
 def check(config: Config) -> None:
@@ -16,6 +16,8 @@ def check(config: Config) -> None:
     _check_layers(config)
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
+    if config.draft.source == EAGLE:
+        raise UserError(f'[draft] source = "{EAGLE}" names no head; add its directory')
 
 
 def _check_ranks(config: Config) -> None:

@@ -11,6 +11,8 @@ Mode = Literal["exact", "fast"]
 DTYPES: tuple[str, ...] = get_args(DType)
 MODES: tuple[str, ...] = get_args(Mode)
 MOST_STAGES = 64
+EAGLE = "eagle:"
+"""Before the name of an EAGLE head, where a token source is named."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -42,7 +44,8 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[draft]``"""
 
-    # What proposes tokens: a directory, a Hugging Face id, "ngram", or "none".
+    # What proposes tokens: a draft model's directory or Hugging Face id, an EAGLE head's with
+    # "eagle:" before it, "ngram", or "none" (docs/sources.md).
     source: Annotated[str, Meta(min_length=1)] = "ngram"
     # The strategy for requests that name none.
     policy: str = "flowspec"

@@ -71,6 +71,8 @@ class DraftConfig(Struct, frozen=True):
     rejoin_seconds: float = 30.0
     # How long the end of a request waits for the stages' accounts.
     account_seconds: float = 2.0
+    # What the token source reads of the target beside its tokens, as in ``Open.features``.
+    features: tuple[int, ...] = ()
     # Session ids grow also over restarts of this node: the shell starts from the clock.
     first_session: SessionId = SessionId(0)
 
@@ -130,8 +132,8 @@ class DraftMachine:
     def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
         match event:
-            case Received(peer, message):
-                state, effects = _received(state, peer, message, now)
+            case Received(peer, message, tensor):
+                state, effects = _received(state, peer, message, tensor, now)
             case Computed(Expand(), Expanded() as answer, seconds):
                 state, effects = _expanded(state, answer, seconds)
             case Computed(job):
@@ -169,6 +171,10 @@ def _go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     state, sent = _send(state)
     effects.extend(sent)
     for session in state.sessions.values():
+        if fed := sessions.feed(session):
+            session = fed[0]
+            state = _put(state, session)
+            effects.append(Compute(fed[1]))
         if stopped := sessions.stop_asking(session):
             state = _put(state, stopped[0])
             effects.append(Abandon(stopped[1]))
@@ -194,19 +200,23 @@ def _starving(state: DraftState) -> bool:
 def _open(state: DraftState) -> tuple[DraftState, Effects]:
     job, config = state.backlog[0], state.config
     request, sampling = job.request, job.request.sampling
+    policy = config.policies[request.policy]
+    features = config.features if policy.drafts else ()
     session = sessions.open_session(
         state.next_session,
         request,
-        config.policies[request.policy],
+        policy,
         config.stages,
         job.given,
         job.counters,
+        featured=bool(features),
     )
     message = Open(
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
         given=len(job.given),
+        features=features,
         **asdict(sampling),
     )
     state = replace(
@@ -257,11 +267,11 @@ def _stages(state: DraftState) -> tuple[Rank, ...]:
 
 
 def _received(
-    state: DraftState, peer: Rank, message: Message, now: float
+    state: DraftState, peer: Rank, message: Message, tensor: object | None, now: float
 ) -> tuple[DraftState, Effects]:
     match message:
         case Verdict() if peer == state.config.stages:
-            return _verdict(state, message), ()
+            return _verdict(state, message, tensor), ()
         case Credit(limit) if peer == FIRST:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
@@ -277,7 +287,7 @@ def _received(
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
 
 
-def _verdict(state: DraftState, message: Verdict) -> DraftState:
+def _verdict(state: DraftState, message: Verdict, tensor: object | None) -> DraftState:
     session = state.sessions.get(message.session)
     if session is None:
         if message.session >= state.next_session:
@@ -285,7 +295,7 @@ def _verdict(state: DraftState, message: Verdict) -> DraftState:
                 f"session {message.session} was never opened", peer=Rank(state.config.stages)
             )
         return state  # the session is over
-    return _put(state, sessions.judge(session, message))
+    return _put(state, sessions.judge(session, message, tensor))
 
 
 def _expanded(state: DraftState, answer: Expanded, seconds: float) -> tuple[DraftState, Effects]:

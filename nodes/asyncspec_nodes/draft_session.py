@@ -14,10 +14,13 @@ from msgspec.structs import replace
 from asyncspec import tree as trees
 from asyncspec.accept import walk
 from asyncspec.actor.machine import Request
+from asyncspec.jobs import Feed
 from asyncspec.policy import Growth, Policy, View
 from asyncspec.segment import connected
 from asyncspec.tree import TokenTree
+from asyncspec_nodes import features as feature_books
 from asyncspec_nodes.counters import Counters, TurnClock
+from asyncspec_nodes.features import Features
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Segment, Verdict
@@ -70,6 +73,8 @@ class DraftSession(Struct, frozen=True):
     last_depth: int = 0
     # The last question that brought nothing: as long as the tree is the same it is not repeated.
     barren: tuple[Growth, Version, NodeId] | None = None
+    # What the token source reads of the target beside the tokens; None where it wants nothing.
+    features: Features | None = None
     # 0 while the prompt is processed, then 1, 2, ...
     round: int = 0
     # Of this round: segments sent, trees received.
@@ -89,6 +94,11 @@ class DraftSession(Struct, frozen=True):
         return len(self.prefix) + len(self.committed)
 
     @property
+    def reach(self) -> int:
+        """Tokens of the committed path that the token source can be told of."""
+        return self.length if self.features is None else self.features.reach
+
+    @property
     def last_position(self) -> int:
         """The deepest position whose verdict can still be part of the answer."""
         return len(self.request.prompt) + self.request.max_new_tokens - 2
@@ -101,8 +111,11 @@ def open_session(
     stages: int,
     given: tuple[int, ...],
     counters: Counters,
+    *,
+    featured: bool = False,
 ) -> DraftSession:
-    """A session that goes on after the tokens ``given`` so far."""
+    """A session that goes on after the tokens ``given`` so far. ``featured``: its token source
+    reads features of the target."""
     prefix = request.prompt + given
     last = NodeId(len(prefix) - 1)
     return DraftSession(
@@ -115,6 +128,7 @@ def open_session(
         tree=trees.plant(last, prefix[-1], len(prefix) - 1),
         root_parent=NodeId(len(prefix) - 2),
         next_node=NodeId(len(prefix)),
+        features=Features(len(prefix)) if featured else None,
         counters=replace(counters, sessions=counters.sessions + 1),
     )
 
@@ -145,15 +159,24 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
 # --- verdicts -----------------------------------------------------------------------------------
 
 
-def judge(session: DraftSession, verdict: Verdict) -> DraftSession:
-    """Note what the target said. Raises ``RemoteProtocolError`` for nodes never sent."""
-    unsent = (n for n in verdict.ids if n >= session.next_node or n in session.tree)
-    if any(n not in session.sent for n in unsent):
+def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> DraftSession:
+    """Note what the target said; ``handle``: to the features that came with it. Raises
+    ``RemoteProtocolError`` for nodes never sent, and for features nobody wants."""
+    named = {*verdict.ids, *verdict.featured}
+    unsent = (n for n in named if n >= session.next_node or n in session.tree)
+    prompt = range(session.prefilled, len(session.prefix))
+    if any(n in prompt for n in named) or any(n not in session.sent for n in unsent):
         raise RemoteProtocolError(f"verdict on a node never sent in session {session.session}")
+    features = session.features
+    if features is not None:
+        features = feature_books.note(features, verdict, handle, session.sent)
+    elif verdict.featured or handle is not None:
+        raise RemoteProtocolError(f"features nobody wants in session {session.session}")
     alive = {n: t for n, t in zip(verdict.ids, verdict.tokens, strict=True) if n in session.sent}
     return replace(
         session,
         judged={**session.judged, **alive},
+        features=features,
         acknowledged=max(session.acknowledged, verdict.applied),
         clock=session.clock.judge(verdict.segment),
         counters=replace(session.counters, passes=session.counters.passes + (session.round > 0)),
@@ -236,6 +259,12 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
             drafts=0,
             last_depth=0,
         )
+    features = session.features
+    if features is not None:
+        line = (session.tree.root, *accepted)
+        features = feature_books.move(
+            features, line if bonus is not None else line[:-1], tree.nodes
+        )
     # What every stage has applied need not be announced again: the nodes announced so far have
     # all passed every stage, for their verdicts led here, and are in its cache as committed.
     known = tuple((n, v) for n, v in session.announced if v > session.acknowledged)
@@ -246,6 +275,7 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
         version=version,
         sent=frozenset(n for n in session.sent if n in tree),
         judged={n: t for n, t in session.judged.items() if n in tree},
+        features=features,
         announced=(*known, *((n, version) for n in news)),
     )
 
@@ -264,6 +294,14 @@ def _prune(session: DraftSession) -> PruneIndices:
 # --- drafting -----------------------------------------------------------------------------------
 
 
+def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
+    """The features the token source can be given; None where there are no new ones."""
+    if session.features is None:
+        return None
+    fed = feature_books.feed(session.features, session.session)
+    return None if fed is None else (replace(session, features=fed[0]), fed[1])
+
+
 def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand] | None:
     """What the token source is to do next; None while it works or where there is nothing."""
     if session.asked is not None or not session.policy.drafts:
@@ -272,16 +310,16 @@ def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand]
         growth = session.policy.grow(view(session, starving=starving))
         if growth is None or session.barren == (growth, session.version, session.next_node):
             return None
-    elif session.source_length:
+    elif session.source_length >= session.reach:
         return None
     else:
-        growth = None  # the source reads the prompt while the stages do
+        growth = None  # the source reads the prompt while the stages do, or right behind them
     job = _expand(session, growth)
     now = session.clock.ask()
-    asked = Asked(job, growth, session.version, session.round, now, session.length)
+    asked = Asked(job, growth, session.version, session.round, now, session.reach)
     depth = growth.shape.depth if growth else 0
     return (
-        replace(session, asked=asked, source_length=session.length, last_depth=depth),
+        replace(session, asked=asked, source_length=session.reach, last_depth=depth),
         job,
     )
 
@@ -292,7 +330,7 @@ def _expand(session: DraftSession, growth: Growth | None) -> Expand:
         session=session.session,
         version=session.version,
         base=session.source_length,
-        committed=everything[session.source_length :],
+        committed=everything[session.source_length : session.reach],
         depth=0,
         width=0,
         count=0,

@@ -12,13 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.actor.runtime import Tensors
-from asyncspec.backend.base import TokenSource
+from asyncspec.backend.base import FeatureSource, Tensors, TokenSource
 from asyncspec.errors import UserError
 from asyncspec.jobs import SourceJob
 from asyncspec.ngram import NGramSource
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.config_tables import EAGLE, Config
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.layout import layout
 from asyncspec_nodes.reports import Reporter
@@ -26,7 +25,7 @@ from asyncspec_nodes.rules import Rules
 from asyncspec_nodes.service import TextCodec
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
-from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Expanded, Hello, Role
 
 
 class Loaded(Struct, frozen=True):
@@ -64,6 +63,9 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             stages=config.stages,
             window=config.limits.window,
             vocab=checkpoint.facts.vocab_size,
+            first_layer=span[0],
+            end_layer=span[1],
+            layers=checkpoint.facts.layers,
         )
     )
     return Loaded(
@@ -94,6 +96,7 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
             stages=config.stages,
             max_sessions=config.limits.sessions,
             rejoin_seconds=config.limits.rejoin_seconds,
+            features=source.features,
             first_session=SessionId(time.time_ns() // 1_000_000),
         )
     )
@@ -101,20 +104,32 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
         me=_hello(config, DRAFT, "draft", (0, 0), target),
         machine=machine,
         initial=machine.initial(),
-        run_job=source.run if source else _no_source,
-        abandon_job=source.abandon if source else _no_source,
+        run_job=source.run,
+        abandon_job=source.abandon,
+        tensors=source.tensors,
         codec=tokenizer,
         rules=Rules(
             context_length=target.facts.context_length,
             eos=frozenset(target.facts.eos_token_ids),
             policy=config.draft.policy,
-            drafts=source is not None,
+            drafts=source.drafts,
         ),
     )
 
 
-def load_source(config: Config, target: Any) -> TokenSource | None:
-    """What proposes tokens; None for "none"."""
+class Source(Struct, frozen=True):
+    """A token source that can be asked."""
+
+    run: Callable[[Any], Expanded | None]
+    abandon: Callable[[Any], None]
+    drafts: bool = True
+    # What it reads of the target, as in ``Open.features``, and how that comes.
+    features: tuple[int, ...] = ()
+    tensors: Tensors | None = None
+
+
+def load_source(config: Config, target: Any) -> Source:
+    """What proposes tokens."""
     source = config.draft.source
     if source == "none":
         if POLICIES[config.draft.policy].drafts:
@@ -122,16 +137,25 @@ def load_source(config: Config, target: Any) -> TokenSource | None:
                 f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
                 "use policy autoregressive, or another source"
             )
-        return None
+        return Source(_no_source, _no_source, drafts=False)
     if source == "ngram":
-        return NGramSource()
+        ngram: TokenSource = NGramSource()
+        return Source(ngram.run, ngram.abandon)
+    if source.startswith(EAGLE):
+        from asyncspec.backend.hf.eagle.source import load_eagle
+
+        head = load_eagle(source.removeprefix(EAGLE), target, dtype=config.target.dtype)
+        eagle: FeatureSource = head
+        wanted = head.features.wanted
+        return Source(eagle.run, eagle.abandon, features=wanted, tensors=eagle)
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.draft import load_draft
     from asyncspec.backend.hf.vocab import check_vocab
 
     draft = open_checkpoint(source)
     check_vocab(target.path, draft.path)
-    return load_draft(draft, dtype=config.target.dtype, vocab=target.facts.vocab_size)
+    model: TokenSource = load_draft(draft, dtype=config.target.dtype, vocab=target.facts.vocab_size)
+    return Source(model.run, model.abandon)
 
 
 def _no_source(job: SourceJob) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncspec.actor import machine
 from asyncspec.errors import UserError
-from asyncspec.jobs import Job
+from asyncspec.jobs import Job, Judged
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.trace import records
 from asyncspec.trace.brief import effect_record
@@ -22,7 +22,7 @@ from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.errors import RemoteProtocolError
 
-Settings = dict[str, int | float | str | bool | None]
+Settings = dict[str, int | float | str | bool | tuple[int, ...] | None]
 
 
 class Difference(Struct, frozen=True):
@@ -142,12 +142,8 @@ class _Player:
         match source:
             case records.Received(peer, message, tensor):
                 return machine.Received(peer, message, self._handle() if tensor else None)  # type: ignore[arg-type]
-            case records.Computed(job, seconds, tokens, expanded):
-                result = tokens if tokens is not None else expanded
-                issued = self._jobs.pop(job)
-                return machine.Computed(
-                    issued, result if result is not None else self._handle(), seconds
-                )
+            case records.Computed(job):
+                return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
             case records.Fired(timer):
                 return machine.Fired(timer)
             case records.Joined(peer):
@@ -164,6 +160,13 @@ class _Player:
                 return machine.Stopped(request, kept)
             case _:
                 assert_never(source)
+
+    def _result(self, source: records.Computed) -> object:
+        if source.expanded is not None:
+            return source.expanded
+        if source.tokens is None:
+            return self._handle()
+        return Judged(source.tokens, self._handle()) if source.featured else source.tokens
 
     def _handle(self) -> int:
         self._handles += 1

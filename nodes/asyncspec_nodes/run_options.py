@@ -64,7 +64,11 @@ def add_arguments(parser: Parser) -> None:
     )
     add = parser.add_argument
     add("--target", metavar="DIR|HF_ID", help="default: the bundled demo model")
-    add("--draft", metavar="DIR|HF_ID|ngram|none", help="default: the demo draft, else ngram")
+    add(
+        "--draft",
+        metavar="DIR|HF_ID|eagle:DIR|ngram|none",
+        help="default: the demo draft, else ngram; eagle: alone is the demo target's head",
+    )
     add("--stages", type=int, metavar="N", help="verify stages (default: 3)")
     add("--policy", metavar="NAME", help=f"default: {DEFAULT_POLICY}; see asyncspec policies")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")

@@ -23,6 +23,7 @@ class Waiting(Struct, frozen=True):
     ids: tuple[NodeId, ...]
     parents: tuple[NodeId, ...]
     tokens: tuple[int, ...] = ()
+    # Each with the taps that came with it: they die with their row.
     hidden: Rows | None = None
 
     def select(self, stay: Sequence[int]) -> Waiting:
@@ -54,6 +55,8 @@ class StageSession(Struct, frozen=True):
 
     session: SessionId
     liveness: Liveness
+    # What the token source reads of the target, as in ``Open.features``.
+    features: tuple[int, ...] = ()
     slots: Slots = Slots()
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
@@ -114,6 +117,11 @@ def plan(
 
 def _judged(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:
     return tuple(i for i, row in enumerate(rows) if row.position >= prompt_length - 1)
+
+
+def taps(session: StageSession, layers: int) -> int:
+    """How many hidden states beside its own a row brings that has passed so many layers."""
+    return sum(0 <= depth <= layers for depth in session.features) if layers else 0
 
 
 def count(session: StageSession, running: Running, seconds: float) -> StageSession:

@@ -30,7 +30,7 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Admit, Forward, Release, Rows
+from asyncspec.jobs import Admit, Forward, Judged, Release, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.sampling import Sampling
 from asyncspec_nodes.stage_session import (
@@ -42,6 +42,7 @@ from asyncspec_nodes.stage_session import (
     plan,
     prune,
     survivors,
+    taps,
     thin,
 )
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -74,6 +75,10 @@ class VerifyConfig(Struct, frozen=True):
     window: int = 2
     # Tokens are below this; the device has no embedding for others.
     vocab: int = 2**31
+    # The layers here, of so many in all: they say which features are known where.
+    first_layer: int = 0
+    end_layer: int = 2**31
+    layers: int = 2**31
 
     @property
     def last(self) -> bool:
@@ -187,6 +192,8 @@ def _segment(
     if session is None:
         _known(state, message.session, peer)
         return _grant(state)
+    if message.taps != taps(session, state.config.first_layer):
+        raise RemoteProtocolError(f"segment with {message.taps} taps a row", peer=peer)
     waiting = thin(
         session,
         Waiting(
@@ -235,14 +242,23 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         # node, which opens another session when the pipeline stands again.
         return replace(state, closed_early=state.closed_early - {session}), ()
     onward: Effects = () if config.last else (Send(config.after, message),)
+    if max(message.features, default=0) > config.layers:
+        raise RemoteProtocolError(
+            f"features of depth {max(message.features)} of {config.layers} layers",
+            peer=config.before,
+        )
     sampling = Sampling.of(message)
-    liveness = Liveness(prompt_length=message.prompt_length)
-    new = StageSession(session, liveness, tokens_travel=sampling.penalises)
+    new = StageSession(
+        session=session,
+        liveness=Liveness(prompt_length=message.prompt_length),
+        features=message.features,
+        tokens_travel=sampling.penalises,
+    )
     if session in state.closed_early:
         state = replace(state, closed_early=state.closed_early - {session})
         return state, (*onward, _report(new))
     asked = message.prompt_length - message.given
-    admit = Compute(Admit(session, message.capacity, sampling, prompt_length=asked))
+    admit = Compute(Admit(session, message.capacity, sampling, asked, message.features))
     return replace(state, sessions={**state.sessions, session: new}), (admit, *onward)
 
 
@@ -397,17 +413,22 @@ def _computed(
 
 
 def _verdict(session: StageSession, running: Running, result: object) -> Effects:
-    """The verdict of a pass, for the nodes that are still alive."""
+    """The verdict of a pass, for the nodes that are still alive, with their features if wanted."""
     if running.abandoned:
         return ()
-    if not isinstance(result, tuple) or len(result) != len(running.judged):
+    tokens = result.tokens if isinstance(result, Judged) else result
+    if not isinstance(tokens, tuple) or len(tokens) != len(running.judged):
         raise LocalProtocolError("the device judged other rows than it was asked to")
+    if isinstance(result, Judged) != bool(session.features):
+        raise LocalProtocolError("the device gave features to a session that wants none, or none")
     ids = running.waiting.ids
-    alive = set(survivors(session, ids))
+    stay = survivors(session, ids)
+    alive = set(stay)
     pairs = [
-        (ids[row], token) for row, token in zip(running.judged, result, strict=True) if row in alive
+        (ids[row], token) for row, token in zip(running.judged, tokens, strict=True) if row in alive
     ]
-    if not pairs:
+    features = Rows(result.features, stay) if isinstance(result, Judged) and stay else None
+    if not pairs and features is None:
         return ()
     message = Verdict(
         session=session.session,
@@ -415,8 +436,9 @@ def _verdict(session: StageSession, running: Running, result: object) -> Effects
         applied=applied(session, running.waiting),
         ids=tuple(node for node, _ in pairs),
         tokens=tuple(token for _, token in pairs),
+        featured=tuple(ids[row] for row in stay) if features is not None else (),
     )
-    return (Send(DRAFT, message),)
+    return (Send(DRAFT, message, features),)
 
 
 def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send:
@@ -427,6 +449,7 @@ def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send
         ids=waiting.ids,
         parents=waiting.parents,
         tokens=waiting.tokens,
+        taps=taps(session, state.config.end_layer),
     )
     return Send(state.config.after, message, waiting.hidden)
 

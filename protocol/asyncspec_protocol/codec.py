@@ -7,8 +7,16 @@ import math
 import msgspec
 
 from .errors import RemoteProtocolError
-from .limits import ITEM_BYTES, MOST_DIMENSIONS, MOST_NODES, MOST_TENSOR_BYTES, MOST_TOKEN
+from .limits import (
+    ITEM_BYTES,
+    MOST_DIMENSIONS,
+    MOST_FEATURES,
+    MOST_NODES,
+    MOST_TENSOR_BYTES,
+    MOST_TOKEN,
+)
 from .messages import (
+    FINAL,
     Events,
     Expand,
     Expanded,
@@ -60,12 +68,14 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     _check_message(header.message)
     if header.tensor is not None:
         _check_tensor(header.message, header.tensor)
+    elif isinstance(header.message, Verdict):
+        _require(not header.message.featured, "featured nodes have their features in a tensor")
     return header
 
 
 def _check_message(message: Message) -> None:
     match message:
-        case Segment(_, _, applied, ids, parents, tokens):
+        case Segment(_, _, applied, ids, parents, tokens, taps):
             _require(0 < len(ids) <= MOST_NODES, "a segment has 1 to 4096 nodes")
             _require(len(parents) == len(ids), "every node of a segment has a parent")
             _require(len(tokens) in (0, len(ids)), "every node of a segment has a token, or none")
@@ -75,10 +85,12 @@ def _check_message(message: Message) -> None:
                 "a parent is older than its child",
             )
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
+            _require(0 <= taps <= MOST_FEATURES, "a row has at most 64 features")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
-        case Verdict(_, _, applied, ids, tokens):
+        case Verdict(_, _, applied, ids, tokens, featured):
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
-            _require(min((applied, *ids, *tokens)) >= 0, "numbers do not go below 0")
+            _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
+            _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
         case PruneIndices(_, version, horizon, accepted, keep):
             _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
@@ -95,6 +107,10 @@ def _check_message(message: Message) -> None:
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
             _check_penalties(opened)
             _require(0 <= opened.given < length, "what was given comes after the user's prompt")
+            features = opened.features
+            ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
+            _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
+            _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
         case Finished(stats=stats):
             _require(all(map(math.isfinite, stats.values())), "numbers are finite")
         case Submit():
@@ -124,6 +140,11 @@ def _check_tensor(message: Message, tensor: TensorSpec) -> None:
     _require(tensor.nbytes <= MOST_TENSOR_BYTES, "the tensor is too large")
     if isinstance(message, Segment):
         _require(tensor.shape[0] == len(message.ids), "a segment's tensor has a row per node")
+        widths = (1 + message.taps,) if message.taps else ()
+        _require(tensor.shape[1:-1] == widths, "a segment's tensor has its taps beside each row")
+    if isinstance(message, Verdict):
+        rows = tensor.shape[0] if len(tensor.shape) == 2 else 0
+        _require(0 < rows == len(message.featured), "a verdict's tensor has a row per feature")
     if isinstance(message, Events):
         _require(tensor.dtype == "uint8" and len(tensor.shape) == 1, "a trace is bytes")
 

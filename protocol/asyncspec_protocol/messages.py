@@ -17,9 +17,15 @@ PROTOCOL_VERSION = 1
 
 Role = Literal["draft", "verify", "client"]
 
+FINAL = -1
+"""In ``Open.features``: the last hidden state after the final norm, which the head reads."""
+
 
 class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
-    """A few nodes that travel the pipeline in one forward pass. Tensor: hidden states [n, H]."""
+    """A few nodes that travel the pipeline in one forward pass.
+
+    Tensor: hidden states [n, H]; with ``taps`` [n, 1 + taps, H], the tapped ones behind.
+    """
 
     session: SessionId
     # Names the pass in traces, credits and verdicts.
@@ -33,10 +39,16 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     # Only the first stage embeds: empty between stages, where the tensor takes their place, unless
     # the last stage's draws depend on them: then a session's tokens go all the way (``Open``).
     tokens: tuple[int, ...] = ()
+    # Hidden states of earlier stages that travel with each row, by ``Open.features``. Said here,
+    # so that the receiver can hold the tensor's width against the session before it uses it.
+    taps: int = 0
 
 
 class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
-    """For each surviving node of a segment, the token the target says comes next."""
+    """For each surviving node of a segment, the token the target says comes next.
+
+    Tensor: features [len(featured), F], where the session wants some.
+    """
 
     session: SessionId
     segment: SegmentId
@@ -45,6 +57,8 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     ids: tuple[NodeId, ...]
     # Drawn at the last stage, which holds the head: logits do not cross the network.
     tokens: tuple[int, ...]
+    # Whose features the tensor's rows are: all surviving nodes, those that need no verdict too.
+    featured: tuple[NodeId, ...] = ()
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
@@ -174,6 +188,9 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     frequency_penalty: float = 0.0
     # Tokens at the end of the prompt that are answer, of an earlier session of the same request.
     given: int = 0
+    # What the token source reads of the target, for every node: the residual stream after so many
+    # layers, ascending, or ``FINAL`` alone. Empty: nothing, and nothing travels.
+    features: tuple[int, ...] = ()
 
 
 class Floor(Struct, array_like=True, frozen=True, tag="floor"):

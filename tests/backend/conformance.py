@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows
+from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
@@ -48,15 +48,18 @@ class Pipeline:
         capacity: int = 512,
         sampling: Sampling | None = None,
         prompt_length: int = 0,
+        features: tuple[int, ...] = (),
     ) -> None:
         sampling = sampling or Sampling()
         self._penalises = sampling.penalises
         self.stages = stages
         self.session = session
         self.known = [Knowledge() for _ in stages]
+        # Features that came back, by node.
+        self.featured: dict[NodeId, Any] = {}
         self._segment = 0
         for stage in stages:
-            stage.run(Admit(session, capacity, sampling, prompt_length))
+            stage.run(Admit(session, capacity, sampling, prompt_length, features))
 
     def send(
         self,
@@ -87,6 +90,10 @@ class Pipeline:
             if not last:
                 wire = stage.pack(Rows(result, tuple(range(len(ids)))))
                 hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
+        if isinstance(result, Judged):
+            features = cast("Sequence[Any]", result.features)
+            self.featured |= dict(zip(ids, features, strict=True))
+            result = result.tokens
         assert isinstance(result, tuple)
         return cast("tuple[int, ...]", result)
 
@@ -128,7 +135,11 @@ def sequential(
     sampling: Sampling | None = None,
 ) -> list[int]:
     """What is drawn after each of ``tokens[prompt:]``, one row per pass."""
-    pipeline = Pipeline(stages, sampling=sampling, prompt_length=prompt)
+    return one_by_one(Pipeline(stages, sampling=sampling, prompt_length=prompt), tokens, prompt)
+
+
+def one_by_one(pipeline: Pipeline, tokens: Sequence[int], prompt: int) -> list[int]:
+    """As ``sequential``, through a pipeline that is open."""
     pipeline.read(tokens[:prompt])
     drawn: list[int] = []
     for i in range(prompt, len(tokens)):
@@ -154,10 +165,15 @@ class Walk:
     prunes: float = 0.4
     # Called with each path row's position just before it is sent, and its row in the segment.
     watch: Callable[[dict[int, int]], None] = lambda rows: None
+    # What is to come back of the path's nodes, and then what did, by position.
+    features: tuple[int, ...] = ()
+    featured: list[Any] = field(default_factory=list)
 
     def run(self, stages: Sequence[StageBackend], sampling: Sampling | None = None) -> list[int]:
         """What is drawn after each of ``tokens[prompt:]``, on the way."""
-        pipeline = Pipeline(stages, sampling=sampling, prompt_length=self.prompt)
+        pipeline = Pipeline(
+            stages, sampling=sampling, prompt_length=self.prompt, features=self.features
+        )
         pipeline.read(self.tokens[: self.prompt])
         self._next = self.prompt
         self._issued = self.prompt
@@ -178,6 +194,8 @@ class Walk:
                     pipeline.settle(stage, *news)
                     pending[stage] = None
         pipeline.close()
+        if self.features:
+            self.featured = [pipeline.featured[node] for node in self._path]
         return [drawn[i] for i in range(self.prompt, len(self.tokens))]
 
     def _segment(

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
 from asyncspec.grow import Grown
-from asyncspec.jobs import Release
+from asyncspec.jobs import Feed, Release, Rows
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads
@@ -287,8 +288,10 @@ def test_rows_that_do_not_fit(eagle: Twin) -> None:
 
 def ask(both: Twin, base: int, committed: Sequence[int]) -> Expanded:
     start, end = max(base, 1) - 1, base + len(committed) - 1
-    job = Expand(ONE, Version(7), base, tuple(committed), 4, 4, 14)
-    expanded = both.source.run(job, both.features[start:end] if committed else None)
+    if end > start:
+        rows = Rows(both.features, tuple(range(start, end)))
+        assert both.source.run(Feed(ONE, start, (rows,))) is None
+    expanded = both.source.run(Expand(ONE, Version(7), base, tuple(committed), 4, 4, 14))
     assert expanded is not None
     return expanded
 
@@ -304,10 +307,39 @@ def test_as_a_token_source(eagle: Twin) -> None:
     expanded = ask(eagle, 51, text[51:54])
     same((expanded.parents, expanded.tokens, expanded.scores), eagle.want(53))
     with pytest.raises(ValueError, match="knows 54 tokens, not 51"):
+        eagle.source.run(Expand(ONE, Version(7), 51, tuple(text[51:54]), 4, 4, 14))
+    with pytest.raises(ValueError, match="from position 50 on, 53 are known"):
         ask(eagle, 51, text[51:54])
+    with pytest.raises(ValueError, match="features of shape"):
+        eagle.source.run(Expand(ONE, Version(7), 54, tuple(text[54:55]), 4, 4, 14))
     assert eagle.source.run(Release(ONE)) is None
     assert ask(eagle, 0, text[:1]).tokens == ()
     assert ask(eagle, 1, text[1:11]).base == 11
+
+
+def test_features_may_come_before_their_tokens(eagle: Twin) -> None:
+    """Fed piece by piece, asked in other pieces; what is not taken yet goes with its session."""
+    text = [9, *eagle.tokens]
+    for start, end in ((0, 7), (7, 8), (8, 40)):
+        eagle.source.run(Feed(ONE, start, (Rows(eagle.features, tuple(range(start, end))),)))
+    for base, end in ((0, 5), (5, 6), (6, 41)):
+        expanded = eagle.source.run(Expand(ONE, Version(1), base, tuple(text[base:end]), 4, 4, 14))
+    assert expanded is not None
+    same((expanded.parents, expanded.tokens, expanded.scores), eagle.want(40))
+    eagle.source.run(Feed(ONE, 40, (Rows(eagle.features, (40, 41)),)))
+    eagle.source.run(Release(ONE))
+    eagle.source.run(Feed(ONE, 0, (Rows(eagle.features, (0,)),)))
+    assert eagle.source.known(ONE) == 0
+
+
+def test_features_as_they_come_from_the_wire(eagle: Twin) -> None:
+    wire = eagle.source.pack(Rows(eagle.features, (3, 5)))
+    found = eagle.source.unpack(wire)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, eagle.features[[3, 5]])
+    for wrong in (("bfloat16", wire.shape), (wire.dtype, (2, 1, HIDDEN)), (wire.dtype, (4, 32))):
+        with pytest.raises(ValueError, match="hidden states of"):
+            eagle.source.unpack(WireTensor(*wrong, wire.data))
 
 
 def test_bfloat16(tiny: MakeTiny, tmp_path: Path) -> None:

@@ -61,33 +61,43 @@ def abandoned(effects: list[Effect]) -> list[Job]:
     return [e.job for e in effects if isinstance(e, Abandon)]
 
 
-def stage(rank: int = 1, stages: int = 1, prompt_length: int = 1, window: int = 8) -> Driven:
-    """A stage whose peers are there, with session 0 open."""
-    driven = Driven(VerifyMachine(VerifyConfig(Rank(rank), stages, window)))
+def stage(
+    rank: int = 1,
+    stages: int = 1,
+    prompt_length: int = 1,
+    window: int = 8,
+    features: tuple[int, ...] = (),
+) -> Driven:
+    """A stage of one layer whose peers are there, with session 0 open."""
+    config = VerifyConfig(
+        Rank(rank), stages, window, first_layer=rank - 1, end_layer=rank, layers=stages
+    )
+    driven = Driven(VerifyMachine(config))
     peers = {DRAFT, Rank(rank - 1)} | ({Rank(rank + 1)} if rank < stages else set())
     driven.feed(*(Joined(peer) for peer in sorted(peers)))
     if rank < stages:
         driven.feed(Received(Rank(rank + 1), Credit(1000)))
-    driven.feed(Received(Rank(rank - 1), opening(prompt_length)))
+    driven.feed(Received(Rank(rank - 1), opening(prompt_length, features=features)))
     return driven
 
 
-def draft(stages: int = 1, credit: int = 100) -> Driven:
+def draft(stages: int = 1, credit: int = 100, features: tuple[int, ...] = ()) -> Driven:
     """A draft node whose pipeline stands."""
-    driven = Driven(DraftMachine(DraftConfig(stages=stages, policies=SMALL)))
+    config = DraftConfig(stages=stages, policies=SMALL, features=features)
+    driven = Driven(DraftMachine(config))
     for rank in range(1, stages + 1):
         driven.feed(Joined(Rank(rank)), Received(Rank(rank), Ready(Rank(rank), True)))
     driven.feed(Received(Rank(1), Credit(credit)))
     return driven
 
 
-def opening(prompt_length: int, session: int = 0) -> Open:
+def opening(prompt_length: int, session: int = 0, features: tuple[int, ...] = ()) -> Open:
     """A greedy session."""
-    return Open(SessionId(session), prompt_length, 64, 0, 0.0, 0, 1.0)
+    return Open(SessionId(session), prompt_length, 64, 0, 0.0, 0, 1.0, features=features)
 
 
 def segment(
-    number: int, nodes: dict[int, int], *, tokens: bool = True, session: int = 0
+    number: int, nodes: dict[int, int], *, tokens: bool = True, session: int = 0, taps: int = 0
 ) -> Segment:
     """A segment of ``nodes``: id -> parent. Every node's token is its id."""
     return Segment(
@@ -97,6 +107,7 @@ def segment(
         ids=tuple(map(NodeId, nodes)),
         parents=tuple(map(NodeId, nodes.values())),
         tokens=tuple(nodes) if tokens else (),
+        taps=taps,
     )
 
 

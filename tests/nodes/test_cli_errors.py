@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from asyncspec_nodes import cli, node_cli
-from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 
 Change = Callable[[Path], None]
 
@@ -71,7 +71,17 @@ def _line(
         (["--target", "/nowhere/model"], "there is no directory /nowhere/model"),
         (["--target", str(BUNDLED_TARGET)], "there is no prompt"),
         (["--draft", "./nowhere"], "there is no directory ./nowhere"),
-        (["--draft", "eagle:head"], "EAGLE drafts are not supported yet"),
+        (["--draft", "eagle:./nowhere"], "there is no directory ./nowhere"),
+        (["--draft", f"eagle:{BUNDLED_DRAFT}"], "only heads of one layer are supported"),
+        (["--draft", str(BUNDLED_EAGLE)], "has no tokenizer.json"),
+        (
+            ["--target", str(BUNDLED_DRAFT), "--draft", "eagle:", "--stages", "1"],
+            "eagle: alone is the bundled target's own head; use eagle:DIR",
+        ),
+        (
+            ["--target", str(BUNDLED_DRAFT), "--draft", f"eagle:{BUNDLED_EAGLE}", "--stages", "1"],
+            "was made for a target with a hidden size of 256, but the target's is",
+        ),
         (["--draft", "none", "--policy", "flowspec"], "policy flowspec needs a token source"),
         (
             ["--prompt", "a", "--trace", "/nowhere/t.json"],

@@ -69,6 +69,7 @@ def test_a_good_file_has_defaults() -> None:
         (("port = 7700", "port = 7700\nlayers = [0, 1]"), "holds no target layers"),
         (("port = 7701", "port = 7701\nlayers = [0, 1]"), "rank 2 has no layers key"),
         (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
+        (('path = "model"', 'path = "model"\n[draft]\nsource = "eagle:"'), "names no head"),
         (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "(at limits.sessions)"),
         (('path = "model"', 'path = "model"\n[security]\nca = "a"'), "missing key 'certificate'"),
     ],
@@ -132,6 +133,20 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert config.security is not None
     assert config.security.ca == str(tmp_path / "ca.pem")
     assert config.security.key == "/keys/node.key"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("eagle:head", "eagle:{}/head"),
+        ("eagle:./gone", "eagle:{}/gone"),
+        ("eagle:a/b", "eagle:a/b"),
+    ],
+)
+def test_an_eagle_heads_path_is_relative_too(tmp_path: Path, source: str, found: str) -> None:
+    (tmp_path / "head").mkdir()
+    (tmp_path / "c.toml").write_text(f'{GOOD}[draft]\nsource = "{source}"\n')
+    assert load(tmp_path / "c.toml").draft.source == found.format(tmp_path)
 
 
 def test_a_hub_id_stays_one(tmp_path: Path) -> None:

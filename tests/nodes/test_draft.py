@@ -19,10 +19,11 @@ from asyncspec.actor.machine import (
     Received,
     Submitted,
 )
-from asyncspec.jobs import Release
+from asyncspec.jobs import Feed, Release, Rows
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import (
+    FINAL,
     Close,
     Closed,
     Credit,
@@ -167,6 +168,88 @@ def test_a_lost_stage_ends_the_session_and_a_new_one_goes_on_from_the_committed_
     assert (opened.session, opened.prompt_length) == (1, 2)
     (chunk,) = sent(effects, Segment)
     assert chunk.tokens == (1, 5)
+
+
+HANDLE = object()
+
+
+def featured(segment: int, judged: dict[int, int], featured: tuple[int, ...], handle: Any) -> Any:
+    ids, tokens = tuple(judged), tuple(judged.values())
+    return Received(V1, Verdict(0, segment, 0, ids, tokens, featured), handle)  # type: ignore[arg-type]
+
+
+def jobs(effects: list[Any]) -> list[Any]:
+    return [e.job for e in effects if isinstance(e, Compute)]
+
+
+def with_features() -> Driven:
+    """One request whose prompt of 70 tokens is sent in two chunks, to a source that reads the
+    final hidden state."""
+    driven = draft(features=(FINAL,))
+    effects = driven.feed(Submitted(ask(0, prompt=(1,) * 70, max_new_tokens=20, policy="pruned")))
+    assert [m.features for m in sent(effects, Open)] == [(FINAL,)]
+    assert jobs(effects) == []
+    return driven
+
+
+def test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_accepted() -> None:
+    driven = with_features()
+    feed, expand = jobs(driven.feed(featured(0, {}, tuple(range(64)), HANDLE)))
+    assert feed == Feed(0, 0, (Rows(HANDLE, tuple(range(64))),))  # type: ignore[arg-type]
+    assert (expand.base, len(expand.committed), expand.count) == (0, 65, 0)
+    # The source is at work: what comes is given to it, it is not asked again.
+    (feed,) = jobs(driven.feed(featured(1, {69: 5}, tuple(range(64, 70)), HANDLE)))
+    assert feed == Feed(0, 64, (Rows(HANDLE, tuple(range(6))),))  # type: ignore[arg-type]
+    effects = driven.feed(Computed(expand, Expanded(0, 0, 65, (), (), ())))  # type: ignore[arg-type]
+    (expand,) = jobs(effects)
+    assert (expand.base, expand.committed) == (65, (1,) * 5 + (5,))
+    driven.feed(Computed(expand, Expanded(0, 0, 71, *TREE.values())))  # type: ignore[arg-type]
+    # Nodes 70 (the root), 71 (token 10) and 74 (token 13) turn out right, after it the bonus 99;
+    # 72 is dead, and so is what came of it.
+    effects = driven.feed(featured(2, {70: 10, 71: 13, 72: 1, 74: 99}, (70, 71, 72, 74), HANDLE))
+    feed, expand = jobs(effects)
+    assert feed == Feed(0, 70, (Rows(HANDLE, (0, 1, 3)),))  # type: ignore[arg-type]
+    assert (expand.base, expand.committed) == (71, (10, 13, 99))
+    session = driven.state.sessions[0]
+    assert (session.features.held, session.features.ready) == ({}, ())
+
+
+def test_a_policy_without_drafts_wants_no_features() -> None:
+    driven = draft(features=(2, 4, 5))
+    effects = driven.feed(Submitted(ask(0, policy="autoregressive")))
+    assert [m.features for m in sent(effects, Open)] == [()]
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (featured(0, {}, tuple(range(64)), None), "without its features"),
+        (featured(0, {}, (0, 1, 3), HANDLE), "out of order"),
+        (featured(0, {}, (1, 2), HANDLE), "out of order"),
+        (featured(0, {69: 5}, (), HANDLE), "without its features"),
+        (featured(0, {69: 5}, (69,), HANDLE), "out of order"),
+        (featured(0, {69: 5}, (0, 1, 69), HANDLE), "out of order"),
+        (featured(0, {}, (70,), HANDLE), "never sent"),
+    ],
+)
+def test_features_that_are_not_those_that_must_come(message: Any, text: str) -> None:
+    driven = with_features()
+    before = driven.state
+    with pytest.raises(RemoteProtocolError, match=text):
+        driven.feed(message)
+    assert driven.state is before
+
+
+def test_features_nobody_wants() -> None:
+    with pytest.raises(RemoteProtocolError, match="nobody wants"):
+        started().feed(featured(1, {}, (0,), HANDLE))
+
+
+def test_features_of_a_prompt_that_was_not_sent() -> None:
+    driven = draft(credit=1, features=(FINAL,))
+    driven.feed(Submitted(ask(0, prompt=(1,) * 70, policy="pruned")))
+    with pytest.raises(RemoteProtocolError, match="never sent"):
+        driven.feed(featured(0, {}, tuple(range(65)), HANDLE))
 
 
 def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:

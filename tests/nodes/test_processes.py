@@ -26,6 +26,8 @@ from asyncspec_nodes.config import to_toml
 from asyncspec_nodes.config_tables import Config, DraftTable, SecurityTable, TargetTable
 from asyncspec_nodes.local import LocalCluster, local_config
 from asyncspec_nodes.reports import Loading, Report
+from backend import eagle_heads
+from backend.eagle_heads import Sizes
 from nodes.background import START, Background
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
@@ -225,6 +227,28 @@ def test_the_check_knows_penalties_and_stop_strings(tiny: Path) -> None:
     count = len(answer["token_ids"])
     assert count < 128
     assert answer["check"]["tokens"] == answer["check"]["same"] == count
+
+
+def random_eagle3(directory: Path) -> Path:
+    """An EAGLE-3 head for the bundled target; its guesses are noise."""
+    sizes = Sizes(hidden=256, heads=4, kv_heads=2, head_dim=64, vocab=1024)
+    return eagle_heads.save(directory, eagle_heads.eagle3(sizes, reads=256), sizes)
+
+
+@pytest.mark.parametrize("head", ["bundled", "eagle3"])
+def test_an_eagle_head_drafts(tmp_path: Path, head: str) -> None:
+    source = "eagle:" if head == "bundled" else f"eagle:{random_eagle3(tmp_path / head)}"
+    argv = ["--stages", "2", "--draft", source, "--prompt", PROMPTS[0], "--max-new-tokens", "20"]
+    done = subprocess.run(
+        command(*argv, "--check", "--json"), capture_output=True, text=True, timeout=START
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], 20)[0]
+    assert answer["check"]["sentence"] == "equal to the sequential decoder: 20 of 20 tokens"
+    assert answer["stats"]["drafted_nodes"] > 0
+    if head == "bundled":
+        assert answer["stats"]["hit_rate"] > 0.5
 
 
 def with_rank(nodes: list[psutil.Process], rank: int) -> psutil.Process:

@@ -22,9 +22,10 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Forward
+from asyncspec.jobs import Admit, Forward, Judged
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.messages import (
+    FINAL,
     Close,
     Closed,
     Credit,
@@ -52,16 +53,19 @@ def segments(draw: st.DrawFn) -> Segment:
     ids = draw(st.lists(nodes, min_size=1, max_size=4, unique=True))
     parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
     tokens = tuple(ids) if draw(st.booleans()) else ()
-    return Segment(draw(small), draw(small), draw(small), tuple(ids), parents, tokens)  # type: ignore[arg-type]
+    taps = draw(st.sampled_from([0, 0, 1]))
+    return Segment(draw(small), draw(small), draw(small), tuple(ids), parents, tokens, taps)  # type: ignore[arg-type]
 
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
     ids = draw(several)
     words = tuple(draw(small) for _ in ids)
-    return Verdict(draw(small), draw(small), draw(small), ids, words)  # type: ignore[arg-type]
+    featured = draw(st.one_of(st.just(ids), st.just((0, *ids)), st.just(()), several))
+    return Verdict(draw(small), draw(small), draw(small), ids, words, featured)  # type: ignore[arg-type]
 
 
+wanted = st.sampled_from([(), (), (FINAL,), (1,), (0, 2), (7,)])
 ranks = st.integers(0, 3)
 messages: st.SearchStrategy[Any] = st.one_of(
     segments(),
@@ -78,6 +82,7 @@ messages: st.SearchStrategy[Any] = st.one_of(
         small,
         st.just(1.0),
         presence_penalty=st.sampled_from([0.0, 1.0]),
+        features=wanted,
     ),
     st.builds(Close, small),
     st.builds(Floor, small),
@@ -99,8 +104,10 @@ inputs: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-def answer(job: Any, draw: Any) -> Input:
-    """What a device might say to a job."""
+def answer(job: Any, draw: Any, *, featured: bool) -> Input:
+    """What a device might say to a job; ``featured``: on the last stage, in such a session."""
+    if isinstance(job, Forward) and featured:
+        return Computed(job, Judged(tuple(draw(small) for _ in job.judge), "features"))
     if isinstance(job, Forward):
         return Computed(job, tuple(draw(small) for _ in job.judge) if job.judge else "hidden")
     length = draw(st.integers(0, 4))
@@ -111,13 +118,15 @@ def answer(job: Any, draw: Any) -> Input:
     return Computed(job, Expanded(job.session, job.version, base, parents, words, scores))
 
 
-def torment(driven: Driven, data: st.DataObject, check: Any) -> None:
+def torment(driven: Driven, data: st.DataObject, check: Any, featured: set[int]) -> None:
+    """``featured``: sessions whose passes end in features here."""
     jobs: list[Any] = []
     for event in data.draw(st.lists(inputs, max_size=25)):
         if event == "device":
             if not jobs:
                 continue
-            event = answer(jobs.pop(0), data.draw)
+            job = jobs.pop(0)
+            event = answer(job, data.draw, featured=job.session in featured)
         before = driven.state
         try:
             effects = driven.feed(event)
@@ -125,22 +134,33 @@ def torment(driven: Driven, data: st.DataObject, check: Any) -> None:
             assert driven.state is before, "an error leaves the state as it was"
             continue
         check(driven.state)
-        jobs += [
-            e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward | Expand)
-        ]
+        asked = [e.job for e in effects if isinstance(e, Compute)]
+        jobs += [job for job in asked if isinstance(job, Forward | Expand)]
+        if getattr(driven.machine.config, "last", False):
+            featured |= {job.session for job in asked if isinstance(job, Admit) and job.features}
 
 
 @settings(max_examples=200)
 @given(st.data())
 def test_a_stage_handles_anything(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 3))
-    driven = stage(data.draw(st.integers(1, stages)), stages, window=data.draw(st.integers(1, 4)))
-    torment(driven, data, check_stage)
+    driven = stage(
+        data.draw(st.integers(1, stages)),
+        stages,
+        window=data.draw(st.integers(1, 4)),
+        features=(features := data.draw(st.sampled_from([(), (FINAL,), (1,), (0,)]))),
+    )
+    last = driven.machine.config.last
+    torment(driven, data, check_stage, {0} if features and last else set())
 
 
 @settings(max_examples=200)
 @given(st.data())
 def test_a_draft_node_handles_anything(data: st.DataObject) -> None:
-    driven = draft(stages=data.draw(st.integers(1, 3)), credit=data.draw(st.integers(1, 9)))
+    driven = draft(
+        stages=data.draw(st.integers(1, 3)),
+        credit=data.draw(st.integers(1, 9)),
+        features=data.draw(wanted),
+    )
     driven.feed(Submitted(ask(0, prompt=(1, 2), policy=data.draw(st.sampled_from(sorted(SMALL))))))
-    torment(driven, data, check_draft)
+    torment(driven, data, check_draft, set())

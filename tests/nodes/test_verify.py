@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Fired, Joined, Lost, Received, Report, Send
-from asyncspec.jobs import Admit, Compact, Release, Rows
+from asyncspec.jobs import Admit, Compact, Judged, Release, Rows
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
+    FINAL,
     Close,
     Credit,
     Floor,
@@ -194,6 +195,18 @@ def test_floor_ends_what_the_draft_node_could_not_close() -> None:
     assert not last.state.sessions
 
 
+def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_began() -> None:
+    """The next stage will never hear of it, so nothing of it may be sent there later."""
+    first = stage(1, 2)
+    first.feed(Lost(Rank(2)))
+    assert first.feed(Received(DRAFT, opening(1, session=1))) == []
+    effects = first.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
+    assert sent(effects, Credit) == [Credit(9)]
+    effects = first.feed(Joined(Rank(2)), Received(Rank(2), Credit(2)))
+    assert sent(effects, Segment) == []
+    assert not first.state.sessions
+
+
 def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
     first = stage(1, 2)
     assert Send(DRAFT, Ready(Rank(1), False)) in first.feed(Lost(Rank(2)))
@@ -250,6 +263,54 @@ def test_a_later_stage_takes_tokens_if_and_only_if_it_needs_them(penalty: float)
         last.feed(Received(Rank(1), wrong, object()))
     right = segment(0, {0: -1}, tokens=bool(penalty), session=1)
     assert passes(last.feed(Received(Rank(1), right, object())))
+
+
+def test_features_travel_with_their_rows_and_die_with_them() -> None:
+    """Two stages of a layer each, depths 1 and 2: the first sends one tap a row, the last adds its
+    own and says whose the features are. Prompt nodes before the last are featured unjudged."""
+    first = stage(1, 2, prompt_length=2, features=(1, 2))
+    (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1, 3: 1}))))
+    first.feed(prune(1, 4, (), (2,)))
+    (onward,) = [e for e in first.feed(done(job, "hidden")) if isinstance(e, Send)]
+    assert onward.message == segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1)
+    assert onward.tensor == Rows("hidden", (0, 1, 2))
+    last = stage(2, 2, prompt_length=2, features=(1, 2))
+    (job,) = passes(last.feed(Received(Rank(1), onward.message, "arrived")))
+    assert job.judge == (1, 2)
+    last.feed(prune(2, 5, (), ()))
+    (verdict,) = [
+        e for e in last.feed(done(job, Judged((7, 8), "features"))) if isinstance(e, Send)
+    ]
+    assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1))  # type: ignore[arg-type]
+    assert verdict.tensor == Rows("features", (0, 1))
+
+
+def test_features_of_a_prompts_chunk_come_in_a_verdict_on_nobody() -> None:
+    only = stage(prompt_length=4, features=(FINAL,))
+    (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0}))))
+    (verdict,) = sent(only.feed(done(job, Judged((), "features"))), Verdict)
+    assert (verdict.ids, verdict.tokens, verdict.featured) == ((), (), (0, 1))
+
+
+@pytest.mark.parametrize("taps", [0, 2])
+def test_a_segment_with_other_taps_than_its_session_has(taps: int) -> None:
+    last = stage(2, 2, features=(1, 2))
+    with pytest.raises(RemoteProtocolError, match=f"segment with {taps} taps a row"):
+        last.feed(Received(Rank(1), segment(0, {0: -1}, tokens=False, taps=taps), "hidden"))
+
+
+def test_a_depth_the_target_does_not_have() -> None:
+    only = stage()
+    with pytest.raises(RemoteProtocolError, match="features of depth 2 of 1 layers"):
+        only.feed(Received(DRAFT, opening(1, session=1, features=(1, 2))))
+
+
+@pytest.mark.parametrize(("features", "result"), [((), Judged((7,), "x")), ((FINAL,), (7,))])
+def test_a_device_that_mistakes_what_is_wanted(features: tuple[int, ...], result: object) -> None:
+    only = stage(features=features)
+    (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}))))
+    with pytest.raises(LocalProtocolError, match="wants none"):
+        only.feed(done(job, result))
 
 
 def test_a_segment_needs_credit() -> None:

@@ -6,9 +6,11 @@ import typing
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.messages import (
+    FINAL,
     Expanded,
     Message,
     Open,
@@ -26,7 +28,8 @@ def segments(draw: st.DrawFn) -> Segment:
     ids = draw(st.lists(nodes, min_size=1, max_size=8, unique=True))
     parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
     tokens = tuple(draw(count) for _ in ids) if draw(st.booleans()) else ()
-    return Segment(draw(count), draw(count), draw(count), tuple(ids), parents, tokens)
+    taps = draw(st.integers(0, 3))
+    return Segment(draw(count), draw(count), draw(count), tuple(ids), parents, tokens, taps)
 
 
 @st.composite
@@ -59,6 +62,10 @@ openings = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     given=st.just(0),
+    features=st.one_of(
+        st.just((FINAL,)),
+        st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),
+    ),
 )
 
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
@@ -102,9 +109,15 @@ messages: st.SearchStrategy[Any] = st.one_of(*map(of_kind, KINDS))
 
 @st.composite
 def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
-    """A message, and hidden states where it may carry some."""
+    """A message, with hidden states where it may carry some and features where it must."""
     message = draw(messages)
-    if not isinstance(message, Segment) or draw(st.booleans()):
+    shape: tuple[int, ...]
+    if isinstance(message, Verdict) and draw(st.booleans()):
+        featured = tuple(draw(st.lists(nodes, min_size=1, max_size=8, unique=True)))
+        message, shape = replace(message, featured=featured), (len(featured), 3)
+    elif isinstance(message, Segment) and draw(st.booleans()):
+        shape = (len(message.ids), *([1 + message.taps] if message.taps else []), 3)
+    else:
         return message, None, None
-    spec = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), (len(message.ids), 3))
+    spec = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), shape)
     return message, spec, memoryview(draw(st.binary(min_size=spec.nbytes, max_size=spec.nbytes)))

@@ -10,7 +10,9 @@ from typing import Any
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.actor.runtime import Runtime
+from asyncspec.backend.base import Tensors
 from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
+from asyncspec.backend.toy_eagle import ToyEagle
 from asyncspec.trace.courier import Courier
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node
@@ -90,10 +92,17 @@ class LocalCluster:
     """``async with LocalCluster(stages) as cluster``: nodes that can be killed and started."""
 
     def __init__(
-        self, stages: int, model: ToyModel | None = None, *, traced: bool | None = None
+        self,
+        stages: int,
+        model: ToyModel | None = None,
+        *,
+        traced: bool | None = None,
+        features: tuple[int, ...] = (),
     ) -> None:
-        """``traced``: record always; False: only what is asked for; None: never."""
+        """``traced``: record always; False: only what is asked for; None: never. ``features``:
+        what the token source reads of the target."""
         self.stages = stages
+        self.features = features
         self.traced = traced
         self.couriers: dict[int, Courier] = {}
         self.model = model or ToyModel()
@@ -124,14 +133,28 @@ class LocalCluster:
             sock.setblocking(False)
         machine: Machine[Any]
         run: Any
+        tensors: Tensors | None = None
         if rank == 0:
-            machine = DraftMachine(DraftConfig(stages=self.stages, rejoin_seconds=20.0))
-            run, tensors = ToySource(self.model).run, None
+            machine = DraftMachine(
+                DraftConfig(stages=self.stages, rejoin_seconds=20.0, features=self.features)
+            )
+            run = ToySource(self.model).run
+            if self.features:
+                tensors = eagle = ToyEagle(self.model, self.features)
+                run = eagle.run
         else:
-            machine = VerifyMachine(VerifyConfig(rank=Rank(rank), stages=self.stages))
-            tensors = ToyStage(self.model, *hello(rank, self.stages).layers)
-            self.backends[rank] = tensors
-            run = tensors.run
+            first, end = hello(rank, self.stages).layers
+            machine = VerifyMachine(
+                VerifyConfig(
+                    Rank(rank),
+                    self.stages,
+                    first_layer=first,
+                    end_layer=end,
+                    layers=self.model.layers,
+                )
+            )
+            tensors = self.backends[rank] = ToyStage(self.model, first, end)
+            run = self.backends[rank].run
         self.shells[rank] = RecordingShell()
         self.nodes[rank] = Runtime(
             machine,

@@ -12,10 +12,11 @@ import pytest
 import uvloop
 
 from asyncspec.actor.machine import Cancelled, Received
+from asyncspec.backend.base import WireTensor
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
-from asyncspec_protocol.ids import Rank, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Verdict
+from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import FINAL, Verdict
 from cluster import ask
 from shell.local import LocalCluster
 
@@ -59,6 +60,42 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
             for rank in range(1, stages + 1):
                 books = [link.session_bytes for link in cluster.nodes[rank].links.values()]
                 assert not any(books), "an ended session leaves no entry behind"
+
+    run(main())
+
+
+@pytest.mark.parametrize("features", [(FINAL,), (0, 2, 3)])
+def test_features_over_tcp_are_the_targets_own(run: Runner, features: tuple[int, ...]) -> None:
+    """The toy head refuses any other; a stage that comes back must send all of them again."""
+
+    async def main() -> None:
+        async with LocalCluster(3, features=features) as cluster:
+            prompt = tuple(range(15))
+            end = asyncio.ensure_future(cluster.ask(ask(0, max_new_tokens=60, prompt=prompt)))
+            await cluster.shells[0].has(0, 20)
+            await cluster.stop(2)
+            cluster.start(2)
+            assert (await end).stats["sessions"] == 2
+            expected = decode(
+                lambda tokens: cluster.model.next_token(tokens, Sampling()), prompt, 60
+            )
+            assert tuple(cluster.shells[0].tokens[0]) == expected
+
+    run(main())
+
+
+def test_features_of_another_width_cost_the_stage_its_link(run: Runner) -> None:
+    async def main() -> None:
+        async with LocalCluster(1, features=(FINAL,)) as cluster:
+            await cluster.ask(ask(0, max_new_tokens=3))
+            verdict = Verdict(SessionId(0), SegmentId(0), Version(0), (), (), (NodeId(0),))
+            tensor = WireTensor("uint64", (1, 2), memoryview(bytes(16)))
+            cluster.nodes[1].links[Rank(0)].send(verdict, tensor)
+            shell = cluster.shells[0]
+            gone = (1, False, "features of shape (1, 2), expected 1")
+            while (await shell.changes.get()) != gone:
+                pass
+            assert (await cluster.ask(ask(1, max_new_tokens=9))).reason == "length"
 
     run(main())
 

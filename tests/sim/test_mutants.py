@@ -13,20 +13,22 @@ import pytest
 from msgspec.structs import replace
 
 import asyncspec_nodes.draft_session as draft_session
+import asyncspec_nodes.features as feature_books
 import asyncspec_nodes.stage_session as stage_session
 import asyncspec_nodes.verify as verify
 from asyncspec.accept import Walk, walk
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.jobs import Compact
+from asyncspec.jobs import Compact, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
+from asyncspec_nodes.features import Features
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
 from cluster import Cluster, ask
-from laws import SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
+from laws import FEATURES, SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
 
 DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 
@@ -37,7 +39,10 @@ PENALISED = Sampling(0.5, presence_penalty=-1.0, frequency_penalty=0.9)
 def laws_hold() -> bool:
     """Run a fixed sample of what Hypothesis draws; False where a law is broken."""
     for seed, delays in enumerate(DELAYS * 4):
-        cluster = Cluster(Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7)
+        features = FEATURES[seed % len(FEATURES)]
+        cluster = Cluster(
+            Shaken(list(delays)), stages=1 + seed % 4, policies=SMALL, top=0.7, features=features
+        )
         watch_invariants(cluster)
         requests = [
             ask(0, prompt=(seed % 8, 1, 2), max_new_tokens=30),
@@ -161,7 +166,39 @@ def tokens_lost_on_the_way(state: Any, session: Any, waiting: Any) -> Any:
 ONWARD = verify._onward
 
 
-MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
+def dead_features_held(features: Any, passed: Any, tree: Any) -> Any:
+    """What the path has left behind is never forgotten."""
+    return replace(MOVE(features, passed, tree), held=features.held)
+
+
+def old_tip_forgotten(features: Any, passed: Any, tree: Any) -> Any:
+    """Of a round, the features of the accepted nodes are taken, not that of the tip above them."""
+    return MOVE(features, passed[1:], tree)
+
+
+MOVE = feature_books.move
+
+
+def features_by_place(features: Any, verdict: Any, handle: Any, alive: Any) -> Any:
+    """Features are taken in the order of the nodes that were judged, not of those featured."""
+    swapped = replace(verdict, featured=tuple(sorted(verdict.featured, reverse=True)))
+    return NOTE(features, verdict if len(verdict.ids) < 2 else swapped, handle, alive)
+
+
+NOTE = feature_books.note
+
+
+def asked_ahead_of_features(self: Any) -> int:
+    """The source is told of tokens whose features are still to come."""
+    return self.known + 2 if self.known else 0
+
+
+def first_features_sent(handle: object, rows: Any) -> Rows:
+    """The features of a pass's first rows are sent, not of those that are alive."""
+    return Rows(handle, tuple(range(len(rows))))
+
+
+MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("a prune is dropped", verify, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
     ("a slot is reused too early", stage_session, "place", slot_reused_too_early),
@@ -175,6 +212,11 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("siblings' tokens are counted", SlotTokens, "own", siblings_counted),
     ("tokens are not compacted", SlotTokens, "compact", tokens_not_compacted),
     ("tokens get out of step", verify, "_onward", tokens_lost_on_the_way),
+    ("features of the dead are held", feature_books, "move", dead_features_held),
+    ("the old tip's feature is lost", feature_books, "move", old_tip_forgotten),
+    ("features are mixed up", feature_books, "note", features_by_place),
+    ("the source is asked too early", Features, "reach", property(asked_ahead_of_features)),
+    ("features of other rows are sent", verify, "Rows", first_features_sent),
 ]
 
 
@@ -182,7 +224,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("target", "name", "broken"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS]
 )
 def test_the_laws_notice(
-    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, broken: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, target: Any, name: str, broken: Callable[..., Any] | property
 ) -> None:
     monkeypatch.setattr(target, name, broken)
     assert not laws_hold()

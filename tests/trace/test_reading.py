@@ -22,14 +22,16 @@ from asyncspec.trace.summary import summarise
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand, Message
 from cluster import Cluster, ask
-from laws import SMALL, Shaken
+from laws import FEATURES, SMALL, Shaken
 
 delays = st.lists(st.integers(0, 9), min_size=1, max_size=20)
 policies = st.sampled_from(sorted(SMALL))
 
 
-def run(costs: Any, policy: str, stages: int, requests: int = 1) -> Cluster:
-    cluster = Cluster(costs, stages=stages, policies=SMALL, record=True)
+def run(
+    costs: Any, policy: str, stages: int, requests: int = 1, features: tuple[int, ...] = ()
+) -> Cluster:
+    cluster = Cluster(costs, stages=stages, policies=SMALL, record=True, features=features)
     for number in range(requests):
         # The second one's tokens travel to all stages.
         sampling = Sampling(0.5, presence_penalty=0.5) if number else Sampling()
@@ -39,9 +41,11 @@ def run(costs: Any, policy: str, stages: int, requests: int = 1) -> Cluster:
     return cluster
 
 
-@given(delays, policies, st.integers(1, 4), st.integers(1, 2))
-def test_what_users_got(delays: list[int], policy: str, stages: int, requests: int) -> None:
-    cluster = run(Shaken(delays), policy, stages, requests)
+@given(delays, policies, st.integers(1, 4), st.integers(1, 2), st.sampled_from(FEATURES))
+def test_what_users_got(
+    delays: list[int], policy: str, stages: int, requests: int, features: tuple[int, ...]
+) -> None:
+    cluster = run(Shaken(delays), policy, stages, requests, features)
     found = build(cluster.trace())
     for number, tokens in cluster.world.tokens.items():
         mine = [token for token in found.tokens if token.request == number]
@@ -58,9 +62,11 @@ def test_what_users_got(delays: list[int], policy: str, stages: int, requests: i
         assert request.finished is not None
 
 
-@given(delays, policies, st.integers(1, 4))
-def test_counts_are_the_machines_own(delays: list[int], policy: str, stages: int) -> None:
-    cluster = run(Shaken(delays), policy, stages)
+@given(delays, policies, st.integers(1, 4), st.sampled_from(FEATURES))
+def test_counts_are_the_machines_own(
+    delays: list[int], policy: str, stages: int, features: tuple[int, ...]
+) -> None:
+    cluster = run(Shaken(delays), policy, stages, features=features)
     trace = cluster.trace()
     found = build(trace)
     stats = cluster.world.finished[0].stats

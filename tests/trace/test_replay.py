@@ -17,7 +17,7 @@ from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, Verdict
 from cluster import Cluster, ask
-from laws import SMALL, Shaken
+from laws import FEATURES, SMALL, Shaken
 from reader import Reader
 
 
@@ -25,9 +25,12 @@ from reader import Reader
     st.lists(st.integers(0, 9), min_size=1, max_size=20),
     st.sampled_from(sorted(SMALL)),
     st.integers(1, 4),
+    st.sampled_from(FEATURES),
 )
-def test_same_inputs_same_effects(delays: list[int], policy: str, stages: int) -> None:
-    cluster = Cluster(Shaken(delays), stages=stages, policies=SMALL, record=True)
+def test_same_inputs_same_effects(
+    delays: list[int], policy: str, stages: int, features: tuple[int, ...]
+) -> None:
+    cluster = Cluster(Shaken(delays), stages=stages, policies=SMALL, record=True, features=features)
     for number in range(2):
         cluster.submit(ask(number, policy=policy))
     cluster.world.run()

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--stages", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--draft", help="token source, as asyncspec run names it")
     parser.add_argument("--json", action="store_true")
 
 
@@ -62,6 +63,7 @@ def measure(policy: str, options: argparse.Namespace) -> dict[str, float]:
     command += ["--policy", policy, "--stages", str(options.stages)]
     command += ["--max-new-tokens", str(options.max_new_tokens)]
     command += ["--temperature", str(options.temperature), "--prompts", "/dev/stdin"]
+    command += ["--draft", options.draft] if options.draft else []
     done = subprocess.run(
         command, input=prompts(options), capture_output=True, text=True, check=False
     )
@@ -93,6 +95,7 @@ def ratios(sums: Counter[str]) -> dict[str, float]:
         "requests": sums["requests"],
         "new_tokens": sums["new_tokens"],
         "tokens_per_round": decoded / sums["rounds"],
+        "tokens_per_turn": decoded / sums["turns"],
         "turns_per_token": sums["turns"] / decoded,
         "wasted_rows_per_token": sums["wasted_rows"] / decoded,
         "hit_rate": (sums["hit_rate"] / sums["requests"]),

@@ -16,9 +16,10 @@ from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.recipe import Guarantee, Mode, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.tapped import depths_of, tapped
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows, StageJob
+from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows, StageJob
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
 
@@ -29,6 +30,9 @@ class _Session:
     sampling: Sampling
     # On the last stage, where draws depend on them.
     tokens: SlotTokens | None
+    # What the token source reads of the target, and what of it becomes known here.
+    features: tuple[int, ...]
+    depths: tuple[int, ...]
     committed: int = 0
 
     def compact(self, start: int, keep: tuple[int, ...]) -> None:
@@ -79,7 +83,7 @@ class HFStage:
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
-        return from_wire(tensor, self.shard.dtype, self.shard.facts.hidden_size)
+        return from_wire(tensor, self.shard.dtype, self.shard.facts.hidden_size, taps=True)
 
     def check(self) -> None:
         """See ``StageBackend``."""
@@ -98,11 +102,28 @@ class HFStage:
             cache=TreeCache(self._shape, job.capacity),
             sampling=job.sampling,
             tokens=SlotTokens(job.prompt_length) if asked else None,
+            features=job.features,
+            depths=depths_of(self.shard, job.features),
         )
 
-    def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...]:
+    def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...] | Judged:
         session = self._session(job.session)
         inputs = self._inputs(job)
+        carried: tuple[torch.Tensor, ...] = ()
+        if inputs.dim() == 3:
+            # The layers get what they would get without taps, to the last stride.
+            carried, inputs = inputs[:, 1:].unbind(1), inputs[:, 0].contiguous()
+        with tapped(self.shard, session.depths) as caught:
+            result = self._pass(job, session, inputs)
+        taps = [*carried, *caught]
+        if isinstance(result, tuple):
+            return Judged(result, torch.cat(taps, dim=1)) if session.features else result
+        return torch.stack([result, *taps], dim=1) if taps else result
+
+    def _pass(
+        self, job: Forward, session: _Session, inputs: torch.Tensor
+    ) -> torch.Tensor | tuple[int, ...]:
+        """Hidden states [n, H], or on the last stage the tokens that are drawn."""
         positions = torch.from_numpy(np.array([row.position for row in job.rows], np.int64))
         tree = self._attention(session.cache, job.committed, job.rows)
         tree.stop = lambda: self._useless is job
@@ -127,7 +148,7 @@ class HFStage:
         return FastAttention(cache, committed, rows)
 
     def _inputs(self, job: Forward) -> torch.Tensor:
-        """Tokens [n] or hidden states [n, H], as this stage takes them."""
+        """Tokens [n] or hidden states [n, H] or [n, 1 + taps, H], as they come to this stage."""
         if self.shard.embeds:
             return torch.tensor(self._tokens(job))
         if job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows:

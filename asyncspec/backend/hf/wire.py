@@ -1,4 +1,5 @@
-"""Hidden states as bytes and back. bfloat16 has no name in numpy, so bytes are viewed as bytes."""
+"""Hidden states and features as bytes and back. bfloat16 has no name in numpy, so bytes are viewed
+as bytes."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def to_wire(rows: Rows) -> WireTensor:
-    """Some rows of hidden states [n, H]. Copies only where rows are left out; a stage never
-    writes to hidden states it has handed out."""
+    """Some rows of hidden states [n, H] or [n, 1 + taps, H], or of features [n, F]. Copies only
+    where rows are left out; a stage never writes to hidden states it has handed out."""
     tensor = select(rows)
     data = tensor.view(-1).view(torch.uint8).numpy().data
     return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 
 def select(rows: Rows) -> torch.Tensor:
-    """The rows as one contiguous tensor [n, H]."""
+    """The rows as one contiguous tensor [n, ...]."""
     tensor = rows.handle
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"hidden states of another backend: {type(tensor).__name__}")
@@ -30,11 +31,15 @@ def select(rows: Rows) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def from_wire(wire: WireTensor, dtype: torch.dtype, width: int) -> torch.Tensor:
-    """Received hidden states [n, width]. Raises ``ValueError`` where they are something else."""
+def from_wire(
+    wire: WireTensor, dtype: torch.dtype, width: int, *, taps: bool = False
+) -> torch.Tensor:
+    """Received hidden states [n, width], where ``taps`` may be also [n, 1 + taps, width]. Raises
+    ``ValueError`` where they are something else."""
     if wire.dtype != NAMES[dtype]:
         raise ValueError(f"hidden states of type {wire.dtype}, expected {NAMES[dtype]}")
-    if len(wire.shape) != 2 or wire.shape[1] != width or wire.shape[0] < 1:
+    dimensions = (2, 3) if taps else (2,)
+    if len(wire.shape) not in dimensions or wire.shape[-1] != width or min(wire.shape) < 1:
         raise ValueError(f"hidden states of shape {wire.shape}, expected (n, {width})")
     size = math.prod(wire.shape) * dtype.itemsize
     if wire.data.nbytes != size:

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.eagle.geometry import Geometry, geometry_of, kind_of
-from asyncspec.backend.hf.eagle.layout import check_layout, ignored, plain_name
-from asyncspec.backend.hf.eagle.settings import Settings
+from asyncspec.backend.hf.eagle.describe import describe
+from asyncspec.backend.hf.eagle.geometry import Geometry
 from asyncspec.backend.hf.eagle.tensors import Stored, open_tensors
 from asyncspec.backend.hf.eagle.vocabulary import target_ids
 from asyncspec.backend.hf.hub import locate
@@ -35,14 +34,9 @@ def open_eagle(name: str | Path, target: Facts) -> EagleCheckpoint:
     Raises ``CheckpointError`` with the tensor, shape or setting that is wrong.
     """
     path = locate(name, pickled=True)
-    settings = Settings(path)
     found = open_tensors(path)
-    kind = kind_of([plain_name(stored, "EAGLE") for stored in found], settings)
-    named = {plain_name(stored, kind): tensor for stored, tensor in found.items()}
-    tensors = {key: tensor for key, tensor in named.items() if not ignored(key, kind)}
-    shapes = {key: tensor.shape for key, tensor in tensors.items()}
-    geometry = geometry_of(kind, settings, shapes, target)
-    check_layout(shapes, geometry, path)
+    geometry, names = describe(path, {key: tensor.shape for key, tensor in found.items()}, target)
+    tensors = {plain: found[stored] for plain, stored in names.items()}
     ids = None
     if "d2t" in tensors:
         t2d = tensors["t2d"].read(torch.bool) if "t2d" in tensors else None

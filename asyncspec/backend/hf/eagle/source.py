@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.attention import FastAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
@@ -21,8 +22,9 @@ from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head
 from asyncspec.backend.hf.eagle.taps import Features
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
+from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.grow import Grown, Shape, answer, beam
-from asyncspec.jobs import Release, Row, SourceJob
+from asyncspec.jobs import FeatureJob, Feed, Release, Row, Rows
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -49,7 +51,9 @@ class HFEagle:
         # Longest sequence of the target. A head's own limit is none: it goes on, guessing worse.
         self._context = context
         self._sessions: dict[SessionId, _Session] = {}
-        self._useless: SourceJob | None = None
+        self._useless: FeatureJob | None = None
+        # Features of the positions that come next.
+        self._fed: dict[SessionId, list[torch.Tensor]] = {}
 
     @property
     def features(self) -> Features:
@@ -117,22 +121,30 @@ class HFEagle:
     def release(self, session: SessionId) -> None:
         """Forget a session. Unknown sessions are no error."""
         self._sessions.pop(session, None)
+        self._fed.pop(session, None)
 
-    def run(self, job: SourceJob, features: torch.Tensor | None = None) -> Expanded | None:
-        """As ``TokenSource``, with the features of positions ``[max(base, 1) - 1, base +
-        len(committed) - 1)``: of all committed tokens that are new, moved back by one.
+    def run(self, job: FeatureJob) -> Expanded | None:
+        """See ``FeatureSource``. Raises ``ValueError`` where ``base`` or ``start`` is not what the
+        source knows, or features are missing, and as ``extend``."""
+        match job:
+            case Release(session):
+                self.release(session)
+                return None
+            case Feed():
+                self._feed(job)
+                return None
+            case _:
+                return self._expand(job)
 
-        Raises ``ValueError`` where ``base`` is not what the source knows, and as ``extend``.
-        """
-        if isinstance(job, Release):
-            self.release(job.session)
-            return None
-        known = self.known(job.session)
-        if known != job.base:
-            raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
-        return self._expand(job, features)
+    def pack(self, rows: Rows) -> WireTensor:
+        """See ``Tensors``."""
+        return to_wire(rows)
 
-    def abandon(self, job: SourceJob) -> None:
+    def unpack(self, tensor: WireTensor) -> object:
+        """See ``Tensors``: features [n, ``features.width``] in the type the target computes in."""
+        return from_wire(tensor, self.head.dtype, self.features.width)
+
+    def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""
         self._useless = job
 
@@ -144,15 +156,40 @@ class HFEagle:
             nodes = {held.trie.tip, *held.trie.slots.tail} if held.trie.length else set()
             assert held.guesses.keys() == nodes
 
-    def _expand(self, job: Expand, features: torch.Tensor | None) -> Expanded:
-        if not job.base and not job.committed:
+    def _feed(self, job: Feed) -> None:
+        fed = self._fed.setdefault(job.session, [])
+        known = max(self.known(job.session) - 1, 0) + sum(map(len, fed))
+        if job.start != known:
+            raise ValueError(f"features from position {job.start} on, {known} are known")
+        fed.extend(select(rows) for rows in job.rows)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
+        known = self.known(job.session)
+        if known != job.base:
+            raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
+        if job.base or job.committed:
+            tokens = job.committed[0 if job.base else 1 :]
+            self.extend(job.session, self._take(job.session, len(tokens)), tokens)
+        return self.known(job.session)
+
+    def grower(self, job: Expand) -> TrieGrower:
+        """See ``Part``."""
+        return self._grower(job.session, job.width, lambda: self._useless is job)
+
+    def _expand(self, job: Expand) -> Expanded:
+        length = self.begin(job)
+        if not length:
             return Expanded(job.session, job.version, 0, (), (), ())
-        if features is None:
-            features = torch.empty(0, self.features.width)
-        self.extend(job.session, features, job.committed[0 if job.base else 1 :])
-        with torch.inference_mode():
-            grower = self._grower(job.session, job.width, lambda: self._useless is job)
-            return answer(grower, job, self.known(job.session))
+        return answer(self.grower(job), job, length)
+
+    def _take(self, session: SessionId, count: int) -> torch.Tensor:
+        """The oldest ``count`` features that were fed and not taken yet, or all there are."""
+        fed = self._fed.pop(session, [])
+        features = torch.cat(fed) if fed else torch.empty(0, self.features.width)
+        if len(features) > count:
+            self._fed[session] = [features[count:]]
+        return features[:count]
 
     def _check_rows(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
         want = (len(tokens), self.features.width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.backend.hf.eagle.settings import Settings
+from asyncspec_protocol.messages import FINAL
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -21,6 +22,11 @@ class Features(Struct, frozen=True):
     depths: tuple[int, ...]
     # Columns of a feature row.
     width: int
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """As ``Open.features`` says it."""
+        return self.depths or (FINAL,)
 
 
 def tap_depths(settings: Settings, layers: int) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ import torch
 from msgspec import Struct
 
 from asyncspec.backend.hf.checkpoint import TORCH_DTYPES, read_tensor
-from asyncspec.backend.hf.weights import INDEX, SINGLE, TensorInfo, list_tensors
+from asyncspec.backend.hf.eagle.describe import pickled
+from asyncspec.backend.hf.weights import TensorInfo, list_tensors
 from asyncspec.errors import CheckpointError
 
 
@@ -28,9 +29,8 @@ class Stored(Struct, frozen=True):
 def open_tensors(directory: Path) -> dict[str, Stored]:
     """All tensors of a head by their stored names. Raises ``CheckpointError`` where a file is
     missing or broken."""
-    pickled = sorted(directory.glob("pytorch_model*.bin"))
-    if pickled and not any((directory / name).is_file() for name in (SINGLE, INDEX)):
-        return {name: stored for file in pickled for name, stored in _unpickle(file).items()}
+    if files := pickled(directory):
+        return {name: stored for file in files for name, stored in _unpickle(file).items()}
     return {
         name: Stored(info.shape, partial(_read, name, info))
         for name, info in list_tensors(directory).items()

@@ -1,0 +1,147 @@
+"""EAGLE heads on real stages, in the simulator: the target's text, and features where they belong,
+under any delays, cuts and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from asyncspec.actor.machine import Request
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.policy import POLICIES
+from asyncspec.sim.costs import EqualTurns
+from asyncspec_nodes.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_protocol.ids import Rank
+from backend import eagle_heads
+from backend.eagle_cluster import EagleCluster, Loaded
+from backend.eagle_heads import TARGET
+from backend.test_features import plain, plain_model
+from backend.tiny import VOCAB
+from cluster import ask
+from laws import SMALL, Shaken, watch_invariants
+
+pytestmark = pytest.mark.torch
+
+MakeTiny = Callable[..., Path]
+NEW = 20
+HEADS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "eagle": (eagle_heads.eagle, {}),
+    "eagle3": (eagle_heads.eagle3, {}),
+    "eagle3-ends": (eagle_heads.eagle3, {"eagle_aux_hidden_state_layer_ids": [0, 3, 8]}),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tiny: MakeTiny) -> Loaded:
+    return Loaded(open_checkpoint(tiny("llama", **TARGET)))
+
+
+def head(kind: str, target: Loaded, directory: Path) -> HFEagle:
+    state, settings = HEADS[kind]
+    return load_eagle(eagle_heads.save(directory, state(), **settings), target.checkpoint)
+
+
+def request(seed: int, **changes: Any) -> Request:
+    random = Random(seed)
+    prompt = tuple(random.randrange(3, VOCAB) for _ in range(random.randint(1, 20)))
+    return ask(seed, prompt=prompt, max_new_tokens=NEW, **changes)
+
+
+def generate(path: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """By Hugging Face alone, greedily and past any end of text."""
+    model = plain_model(path)
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+    return list(map(int, out[0, len(prompt) :]))
+
+
+def check(cluster: EagleCluster, asked: Sequence[Request], path: Path) -> None:
+    """The target's text, and the source was fed the features of its positions in every session."""
+    eagle, world = cluster.source.eagle, cluster.world
+    eagle.check()
+    assert not eagle._sessions
+    assert not eagle._fed
+    features = []
+    for one in asked:
+        new = generate(path, one.prompt, one.max_new_tokens)
+        assert world.tokens[one.request] == new
+        features.append(plain(path, [*one.prompt, *new], eagle.features.wanted))
+    # Sessions are numbered in the order of the requests; one request alone may need several.
+    for session, rows in cluster.source.fed.items():
+        index, found = min(session, len(asked) - 1), torch.cat(rows)
+        assert len(found) >= len(asked[index].prompt)
+        torch.testing.assert_close(found, features[index][: len(found)], atol=5e-4, rtol=5e-4)
+    assert len(cluster.source.fed) >= len(asked)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("kind", HEADS)
+def test_any_delays(target: Loaded, tmp_path: Path, kind: str, stages: int) -> None:
+    eagle = head(kind, target, tmp_path / "head")
+    for seed, policies in enumerate((("chunked", "flowspec"), ("pruned", "flowspec-no-sbd"))):
+        random = Random(f"{kind} {stages} {seed}")
+        delays = [random.randint(0, 9) for _ in range(23)]
+        cluster = EagleCluster(
+            Shaken(delays), target, eagle, stages=stages, policies=SMALL, prefill_rows=3
+        )
+        watch_invariants(cluster)
+        asked = [request(i, policy=policy) for i, policy in enumerate(policies, 2 * seed)]
+        for one in asked:
+            cluster.submit(one)
+        cluster.world.run(until=100_000.0)
+        check(cluster, asked, target.checkpoint.path)
+
+
+def test_a_lost_stage(target: Loaded, tmp_path: Path) -> None:
+    """The new session's prompt is the whole text so far, and its features come back again."""
+    cluster = EagleCluster(
+        EqualTurns(), target, head("eagle3", target, tmp_path / "head"), stages=3, policies=SMALL
+    )
+    one = request(3)
+    cluster.submit(one)
+    for when in (9.0, 30.0):
+        cluster.world.at(when, lambda: cluster.world.cut(Rank(1), Rank(2)))
+        cluster.world.at(when + 3, cluster.connect_all)
+    cluster.world.run(until=100_000.0)
+    assert cluster.world.finished[one.request].stats["sessions"] == 3
+    check(cluster, [one], target.checkpoint.path)
+
+
+def test_autoregressive_requests_want_no_features(target: Loaded, tmp_path: Path) -> None:
+    cluster = EagleCluster(
+        EqualTurns(), target, head("eagle", target, tmp_path / "head"), policies=SMALL
+    )
+    one = request(4, policy="autoregressive")
+    cluster.submit(one)
+    cluster.world.run(until=100_000.0)
+    assert cluster.world.tokens[one.request] == generate(
+        target.checkpoint.path, one.prompt, one.max_new_tokens
+    )
+    assert not cluster.source.fed
+
+
+def test_the_bundled_head_accepts_the_same_on_any_number_of_stages() -> None:
+    """A round of ``chunked`` does not depend on timing, so neither do its figures."""
+    bundled = Loaded(open_checkpoint(BUNDLED_TARGET))
+    eagle = load_eagle(BUNDLED_EAGLE, bundled.checkpoint)
+    prompt = tuple(Random(0).randrange(300, 1000) for _ in range(12))
+    one = ask(0, prompt=prompt, max_new_tokens=40, policy="chunked")
+    found = []
+    for stages in (1, 2, 4):
+        cluster = EagleCluster(EqualTurns(), bundled, eagle, stages=stages, policies=POLICIES)
+        cluster.submit(one)
+        cluster.world.run(until=100_000.0)
+        check(cluster, [one], BUNDLED_TARGET)
+        stats = cluster.world.finished[0].stats
+        found.append((stats["rounds"], stats["hit_rate"], stats["drafted_nodes"]))
+    assert found == [found[0]] * 3
+    # Chance would be a hit in sixteen or so of 1,024 tokens.
+    assert found[0][1] > 0.4
