@@ -175,7 +175,7 @@ def test_what_travels_between_stages_is_checked(tiny: MakeTiny) -> None:
     """[n, 1 + taps, H], low to high; another width, or a row of nothing, is refused."""
     first, second = cut(open_checkpoint(tiny("llama", **TARGET)), 2)
     for stage in (first, second):
-        stage.run(Admit(SESSION, 8, Sampling(), (1, 3, 6)))
+        stage.run(Admit(SESSION, 8, Sampling(), features=(1, 3, 6)))
     rows = (Row(0, 0, (0,)), Row(1, 1, (0, 1)), Row(2, 2, (0, 1, 2)))
     result = first.run(Forward(SESSION, SegmentId(0), 0, rows, tokens=(1, 2, 3)))
     wire = first.pack(Rows(result, (0, 2)))

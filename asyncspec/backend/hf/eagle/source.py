@@ -95,8 +95,7 @@ class HFEagle:
 
         Raises ``ValueError`` for a session that was never extended.
         """
-        with torch.inference_mode():
-            return beam(self._grower(session, width), Shape(depth, width, count))
+        return beam(self._grower(session, width), Shape(depth, width, count))
 
     def _grower(
         self, session: SessionId, width: int, stop: Callable[[], bool] = lambda: False
@@ -107,15 +106,17 @@ class HFEagle:
 
         def compute(wanted: Wanted) -> None:
             committed = held.trie.length
-            features = torch.stack([held.guesses[parent] for parent, _ in wanted])
             ids, rows = held.trie.hang(wanted)
             tokens = [token for _, token in wanted]
-            self._remember(held, ids, self._pass(held, committed, rows, features, tokens))
+            with torch.inference_mode():
+                features = torch.stack([held.guesses[parent] for parent, _ in wanted])
+                self._remember(held, ids, self._pass(held, committed, rows, features, tokens))
 
         most = self.head.geometry.draft_vocab_size
         if min(width, most) > held.remembered and held.guesses:
             held.remembered = min(width, most)
-            self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
+            with torch.inference_mode():
+                self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
         return TrieGrower(held.trie, self._context - self.known(session), most, compute, stop)
 
     def release(self, session: SessionId) -> None:
