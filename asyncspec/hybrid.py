@@ -9,7 +9,7 @@ the asides go on alone: a long copy costs no draft pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
@@ -25,7 +25,7 @@ from asyncspec.grow import (
     shape_of,
     start_of,
 )
-from asyncspec.jobs import Release, SourceJob
+from asyncspec.jobs import FeatureJob, Feed, Release
 from asyncspec.mixture import Opinion, Trust, mix, opinion
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -44,10 +44,10 @@ class Part(Protocol):
     def grower(self, job: Expand) -> Grower:
         """Grows a tree from the tip on. ``begin`` came before."""
 
-    def run(self, job: SourceJob) -> Expanded | None:
-        """See ``TokenSource``."""
+    def run(self, job: Any) -> Expanded | None:
+        """See ``TokenSource`` (or ``FeatureSource``)."""
 
-    def abandon(self, job: SourceJob) -> None:
+    def abandon(self, job: Any) -> None:
         """See ``TokenSource``."""
 
 
@@ -67,41 +67,68 @@ class _Session(Struct):
 
 
 class HybridSource:
-    """A ``TokenSource`` over a base and any number of asides."""
+    """A ``TokenSource`` over several others.
 
-    def __init__(self, base: Part, asides: Sequence[Part]) -> None:
-        self._base = base
-        self._asides = tuple(asides)
+    The first of ``models`` is the base; further models (which cost a pass of their own per level)
+    and ``lookups`` are asides. ``reader`` is the one that reads the target's features, if any.
+    """
+
+    def __init__(
+        self, models: Sequence[Part], lookups: Sequence[Part], reader: Part | None = None
+    ) -> None:
+        self._base = models[0]
+        self._lookups = tuple(lookups)
+        # Lookups first: ``_further`` uses the trusts of those.
+        self._asides = (*lookups, *models[1:])
+        self._reader = reader
         self._sessions: dict[SessionId, _Session] = {}
 
-    def run(self, job: SourceJob) -> Expanded | None:
-        """See ``TokenSource``."""
+    def run(self, job: FeatureJob) -> Expanded | None:
+        """See ``TokenSource`` and ``FeatureSource``."""
+        if isinstance(job, Feed):
+            assert self._reader is not None, "features that nobody reads"
+            return self._reader.run(job)
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             for part in (self._base, *self._asides):
                 part.run(job)
             return None
+        length = self.begin(job)
+        if not job.count:
+            return Expanded(job.session, job.version, length, (), (), ())
+        grown = beam(self.grower(job), shape_of(job), start_of(job))
+        if not job.fixed_width:
+            grown = self._further(job, grown)
+        return Expanded(job.session, job.version, length, *grown)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
         fresh = _Session([Trust() for _ in self._asides])
         session = self._sessions.setdefault(job.session, fresh)
         _learn(session, job.committed)
-        length = self._base.begin(job)
-        for part in self._asides:
-            part.begin(job)
-        return Expanded(job.session, job.version, length, *self._grow(session, job))
+        lengths = {part.begin(job) for part in (self._base, *self._asides)}
+        (length,) = lengths
+        return length
 
-    def _grow(self, session: _Session, job: Expand) -> Grown:
+    def grower(self, job: Expand) -> Grower:
+        """See ``Part``."""
         asides = [part.grower(job) for part in self._asides]
-        shape = shape_of(job)
-        grown = beam(_Mixer(session, asides, self._base.grower(job)), shape, start_of(job))
-        if shape.fixed_width or not job.count:
-            return grown
-        asides = [part.grower(job) for part in self._asides]
-        further = Shape(FURTHER, shape.width, shape.count)
-        return beam(_Mixer(session, asides), further, Start(grown, _leaves(grown), compete=True))
+        return _Mixer(self._sessions[job.session], asides, self._base.grower(job))
 
-    def abandon(self, job: SourceJob) -> None:
+    def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""
-        self._base.abandon(job)
+        for part in (self._base, *self._asides):
+            part.abandon(job)
+
+    def _further(self, job: Expand, grown: Grown) -> Grown:
+        """Go on below the leaves with the lookups alone; the best of both stay."""
+        lookups = [part.grower(job) for part in self._lookups]
+        leaves = set(range(len(grown[0]))).difference(grown[0])
+        if not lookups or not leaves:
+            return grown
+        start = Start(grown, tuple(sorted(leaves)), compete=True)
+        mixer = _Mixer(self._sessions[job.session], lookups)
+        return beam(mixer, Shape(FURTHER, job.width, job.count), start)
 
 
 class _Mixer:
@@ -137,7 +164,7 @@ class _Mixer:
         return [self._mix(*both, width) for both in zip(bases, opinions, strict=True)]
 
     def _mix(self, base: Proposal, asides: tuple[Opinion, ...], width: int) -> Proposal:
-        for trust, aside in zip(self._session.trusts, asides, strict=True):
+        for trust, aside in zip(self._session.trusts, asides, strict=False):
             base = mix(base, aside, trust.weight(aside.sure), width)
         return base
 
@@ -156,7 +183,3 @@ def _learn(session: _Session, committed: Sequence[int]) -> None:
         node = session.children.get((node, token))
     session.children.clear()
     session.said.clear()
-
-
-def _leaves(grown: Grown) -> tuple[int, ...]:
-    return tuple(i for i in range(len(grown[0])) if i not in set(grown[0]))

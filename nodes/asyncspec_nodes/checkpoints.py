@@ -11,15 +11,13 @@ from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint
 from asyncspec.backend.hf.vocab import check_vocab, token_ids
 from asyncspec.backend.hf.weights import list_tensors
 from asyncspec.errors import UserError
-from asyncspec_nodes.config_tables import EAGLE
 from asyncspec_nodes.layout import check_stages
+from asyncspec_nodes.source_names import EAGLE, HYBRID, NGRAM, WITHOUT_MODEL, each
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
 BUNDLED_TARGET = MODELS / "demo-target"
 BUNDLED_DRAFT = MODELS / "demo-draft"
 BUNDLED_EAGLE = MODELS / "demo-eagle"
-
-WITHOUT_MODEL = ("ngram", "none")
 
 
 def check_target(target: Path, stages: int) -> Facts:
@@ -33,6 +31,14 @@ def check_target(target: Path, stages: int) -> Facts:
 
 def check_draft(source: str, target: Path) -> str:
     """A token source as a cluster file names it. Raises ``UserError``."""
+    if source == HYBRID:
+        if target != BUNDLED_TARGET:
+            raise UserError(f"{HYBRID} alone is the bundled target's own; use DIR+{NGRAM}")
+        source = f"{BUNDLED_DRAFT}+{NGRAM}"
+    return each(source, lambda part: _check_part(part, target))
+
+
+def _check_part(source: str, target: Path) -> str:
     if source in WITHOUT_MODEL:
         return source
     if source.startswith(EAGLE):

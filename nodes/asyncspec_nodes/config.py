@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.config_rules import check
-from asyncspec_nodes.config_tables import EAGLE, Config
+from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.source_names import EAGLE, WITHOUT_MODEL, each
 
 
 def load(path: Path) -> Config:
@@ -53,14 +55,18 @@ def _absolute(config: Config, base: Path) -> Config:
     return replace(
         config,
         target=replace(config.target, path=_beside(base, config.target.path)),
-        draft=replace(config.draft, source=_beside(base, config.draft.source)),
+        draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
         security=security,
     )
 
 
-def _beside(base: Path, name: str) -> str:
+def _source(base: Path, name: str) -> str:
     if name.startswith(EAGLE):
         return EAGLE + _beside(base, name.removeprefix(EAGLE))
+    return name if name in WITHOUT_MODEL else _beside(base, name)
+
+
+def _beside(base: Path, name: str) -> str:
     path = base / Path(name).expanduser()
     written_as_path = name.startswith((".", "/", "~"))
     return str(path) if written_as_path or path.is_dir() else name

@@ -6,7 +6,8 @@ import ipaddress
 
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.config_tables import EAGLE, Config
+from asyncspec_nodes.config_tables import Config
+from asyncspec_nodes.source_names import EAGLE, HYBRID, parts
 
 
 def check(config: Config) -> None:
@@ -16,8 +17,11 @@ def check(config: Config) -> None:
     _check_layers(config)
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
-    if config.draft.source == EAGLE:
-        raise UserError(f'[draft] source = "{EAGLE}" names no head; add its directory')
+    for part in parts(config.draft.source):
+        if part == EAGLE:
+            raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')
+        if part == HYBRID:
+            raise UserError(f'[draft] source: "{HYBRID}" names no model; use "DIR+ngram"')
 
 
 def _check_ranks(config: Config) -> None:

@@ -11,8 +11,6 @@ Mode = Literal["exact", "fast"]
 DTYPES: tuple[str, ...] = get_args(DType)
 MODES: tuple[str, ...] = get_args(Mode)
 MOST_STAGES = 64
-EAGLE = "eagle:"
-"""Before the name of an EAGLE head, where a token source is named."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -45,7 +43,7 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[draft]``"""
 
     # What proposes tokens: a draft model's directory or Hugging Face id, an EAGLE head's with
-    # "eagle:" before it, "ngram", or "none" (docs/sources.md).
+    # "eagle:" before it, "ngram", several of these joined by "+", or "none" (docs/sources.md).
     source: Annotated[str, Meta(min_length=1)] = "ngram"
     # The strategy for requests that name none.
     policy: str = "flowspec"

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.backend.base import FeatureSource, Tensors, TokenSource
-from asyncspec.errors import UserError
-from asyncspec.jobs import SourceJob
-from asyncspec.ngram import NGramSource
-from asyncspec.policy import POLICIES
-from asyncspec_nodes.config_tables import EAGLE, Config
+from asyncspec.backend.base import Tensors
+from asyncspec_nodes.config_tables import Config
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.layout import layout
 from asyncspec_nodes.reports import Reporter
 from asyncspec_nodes.rules import Rules
 from asyncspec_nodes.service import TextCodec
+from asyncspec_nodes.sources import load_source, short
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
-from asyncspec_protocol.messages import PROTOCOL_VERSION, Expanded, Hello, Role
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
 
 
 class Loaded(Struct, frozen=True):
@@ -89,7 +85,7 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
     layout(config, target.facts.layers)
     reporter.loading("tokenizer")
     tokenizer = load_tokenizer(target.path)
-    reporter.loading(f"draft {_short(config.draft.source)}")
+    reporter.loading(f"draft {short(config.draft.source)}")
     source = load_source(config, target)
     machine = DraftMachine(
         DraftConfig(
@@ -117,51 +113,6 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
     )
 
 
-class Source(Struct, frozen=True):
-    """A token source that can be asked."""
-
-    run: Callable[[Any], Expanded | None]
-    abandon: Callable[[Any], None]
-    drafts: bool = True
-    # What it reads of the target, as in ``Open.features``, and how that comes.
-    features: tuple[int, ...] = ()
-    tensors: Tensors | None = None
-
-
-def load_source(config: Config, target: Any) -> Source:
-    """What proposes tokens."""
-    source = config.draft.source
-    if source == "none":
-        if POLICIES[config.draft.policy].drafts:
-            raise UserError(
-                f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
-                "use policy autoregressive, or another source"
-            )
-        return Source(_no_source, _no_source, drafts=False)
-    if source == "ngram":
-        ngram: TokenSource = NGramSource()
-        return Source(ngram.run, ngram.abandon)
-    if source.startswith(EAGLE):
-        from asyncspec.backend.hf.eagle.source import load_eagle
-
-        head = load_eagle(source.removeprefix(EAGLE), target, dtype=config.target.dtype)
-        eagle: FeatureSource = head
-        wanted = head.features.wanted
-        return Source(eagle.run, eagle.abandon, features=wanted, tensors=eagle)
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.draft import load_draft
-    from asyncspec.backend.hf.vocab import check_vocab
-
-    draft = open_checkpoint(source)
-    check_vocab(target.path, draft.path)
-    model: TokenSource = load_draft(draft, dtype=config.target.dtype, vocab=target.facts.vocab_size)
-    return Source(model.run, model.abandon)
-
-
-def _no_source(job: SourceJob) -> None:
-    raise AssertionError(f"no policy may ask for {type(job).__name__} here")
-
-
 def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target: Any) -> Hello:
     from asyncspec.backend.hf.checkpoint import resolve_dtype
 
@@ -176,7 +127,3 @@ def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target:
         fingerprint=target.fingerprint,
         mode=config.target.mode,
     )
-
-
-def _short(source: str) -> str:
-    return Path(source).name or source

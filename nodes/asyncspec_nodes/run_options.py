@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--draft",
         metavar="DIR|HF_ID|eagle:DIR|ngram|none",
-        help="default: the demo draft, else ngram; eagle: alone is the demo target's head",
+        help="default: the demo draft, else ngram; several in one tree are joined by +; with the demo target also eagle: and hybrid",
     )
     add("--stages", type=int, metavar="N", help="verify stages (default: 3)")
     add("--policy", metavar="NAME", help=f"default: {DEFAULT_POLICY}; see asyncspec policies")

@@ -83,13 +83,13 @@ def test_with_nothing_to_add_it_is_the_base(
 ) -> None:
     model = ToyModel(vocab=VOCAB)
     job = expand(0, text, fixed_width=fixed_width, count=count)
-    hybrid = HybridSource(ToySource(model), [NGramSource(shortest=40, longest=40)])
+    hybrid = HybridSource([ToySource(model)], [NGramSource(shortest=40, longest=40)])
     assert hybrid.run(job) == ToySource(model).run(job)
 
 
 @given(st.lists(texts, min_size=1, max_size=6), st.integers(1, 20))
 def test_a_tree_is_a_tree_and_its_scores_fall(pieces: list[Any], count: int) -> None:
-    hybrid = HybridSource(ToySource(ToyModel(vocab=VOCAB)), [NGramSource()])
+    hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
     base = 0
     for piece in pieces:
         expanded = hybrid.run(expand(base, piece, count=count))
@@ -106,7 +106,7 @@ def test_a_tree_is_a_tree_and_its_scores_fall(pieces: list[Any], count: int) -> 
 def test_a_copy_goes_deeper_than_the_levels_that_were_paid_for() -> None:
     phrase = (7, 8, 9, 10, 11, 4, 5, 6)
     text = (*phrase, *phrase, *phrase, *phrase[:3])
-    hybrid = HybridSource(ToySource(ToyModel(vocab=VOCAB)), [NGramSource()])
+    hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
     assert phrase[3:] in paths(
         hybrid.run(expand(0, text, depth=2)) or Expanded(0, 0, 0, (), (), ())
     )
@@ -116,7 +116,7 @@ def test_a_copy_goes_deeper_than_the_levels_that_were_paid_for() -> None:
 
 
 def test_it_forgets_with_its_parts() -> None:
-    hybrid = HybridSource(ToySource(ToyModel(vocab=VOCAB)), [NGramSource()])
+    hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
     hybrid.run(expand(0, (1, 2, 3)))
     hybrid.run(Release(0))
     hybrid.run(expand(0, (1, 2)))

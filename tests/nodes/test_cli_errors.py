@@ -82,6 +82,10 @@ def _line(
             ["--target", str(BUNDLED_DRAFT), "--draft", f"eagle:{BUNDLED_EAGLE}", "--stages", "1"],
             "was made for a target with a hidden size of 256, but the target's is",
         ),
+        (["--draft", "ngram+none"], "'ngram+none' mixes 'none' with something; leave it out"),
+        (["--draft", "ngram+"], "'ngram+' mixes 'nothing' with something; leave it out"),
+        (["--draft", "ngram+ngram"], "names a token source twice; leave one out"),
+        (["--draft", "eagle:a+eagle:b"], "mixes two EAGLE heads; only one can read"),
         (["--draft", "none", "--policy", "flowspec"], "policy flowspec needs a token source"),
         (
             ["--prompt", "a", "--trace", "/nowhere/t.json"],

@@ -22,8 +22,8 @@ from asyncspec.sampling import Sampling
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
 from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_draft, check_target
 from asyncspec_nodes.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.loading import load_source
 from asyncspec_nodes.local import local_config
+from asyncspec_nodes.sources import load_source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
