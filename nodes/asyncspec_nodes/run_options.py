@@ -67,7 +67,8 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--draft",
         metavar="DIR|HF_ID|eagle:DIR|ngram|none",
-        help="default: the demo draft, else ngram; several in one tree are joined by +; with the demo target also eagle: and hybrid",
+        help="default: the demo draft, else ngram; + joins several; the demo target also has "
+        "eagle: and hybrid (docs/sources.md)",
     )
     add("--stages", type=int, metavar="N", help="verify stages (default: 3)")
     add("--policy", metavar="NAME", help=f"default: {DEFAULT_POLICY}; see asyncspec policies")
