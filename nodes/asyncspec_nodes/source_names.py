@@ -1,4 +1,5 @@
 """The names of token sources: ``DIR``, ``eagle:DIR``, ``ngram``, ``none``, and mixes with ``+``."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
