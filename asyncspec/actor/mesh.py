@@ -1,6 +1,7 @@
 """Who is linked to whom: listening, dialling, handshakes, and dialling again.
 
-Rank 0 dials every stage and stage k dials stage k+1; clients dial rank 0. Each node listens on one
+Rank 0 dials every stage and the token source, where that is a node of its own,
+and stage k dials stage k+1; clients dial rank 0. Each node listens on one
 port. A second link of a rank replaces the first only when that one is dead.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -48,10 +49,10 @@ class Security(Struct, frozen=True):
     client: ssl.SSLContext | None = None
 
 
-def dialled(me: Hello) -> tuple[Rank, ...]:
-    """The ranks this node dials."""
+def dialled(me: Hello, peers: Collection[Rank]) -> tuple[Rank, ...]:
+    """The ranks this node dials, of those there are."""
     if me.role == "draft":
-        return tuple(Rank(r) for r in range(1, me.stages + 1))
+        return tuple(sorted(rank for rank in peers if rank != me.rank))
     return (Rank(me.rank + 1),) if me.role == "verify" and me.rank < me.stages else ()
 
 
@@ -81,7 +82,9 @@ class Mesh:
         """Listen on ``sock`` and dial whom this node has to dial."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, sock=sock, ssl=self._security.server)
-        self._tasks = [loop.create_task(self._dial(rank)) for rank in dialled(self._me)]
+        self._tasks = [
+            loop.create_task(self._dial(rank)) for rank in dialled(self._me, self._peers)
+        ]
 
     async def close(self, reason: str) -> None:
         """Close every link and stop listening and dialling."""
@@ -128,7 +131,7 @@ class Mesh:
         """A rank has one link here, and it is the peer's part to dial."""
         if rank in self.links:
             return Fault("handshake", f"rank {rank} is connected already: give each rank once")
-        if rank in dialled(self._me):
+        if rank in dialled(self._me, self._peers):
             return Fault("handshake", f"rank {self._me.rank} dials rank {rank} itself")
         return None
 

@@ -44,8 +44,6 @@ from asyncspec_protocol.messages import (
     Closed,
     Collect,
     Events,
-    Expand,
-    Expanded,
     Fault,
     Hello,
     Message,
@@ -306,7 +304,7 @@ class Runtime(Generic[S]):
             if not isinstance(message, Submit | Cancel):
                 raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
             self._shell.client(link, message)
-        elif isinstance(message, Submit | Cancel | Hello | Welcome | Expand | Expanded):
+        elif isinstance(message, Submit | Cancel | Hello | Welcome):
             raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
         else:
             self.feed(Received(link.rank, message, self._unpack(frame)))

@@ -18,6 +18,8 @@ def check(config: Config) -> None:
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
+        if part.startswith(EAGLE) and config.source is not None:
+            raise UserError("[source]: an EAGLE head works on the draft node; leave the table out")
         if part == EAGLE:
             raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')
         if part == HYBRID:

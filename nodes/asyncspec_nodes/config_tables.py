@@ -61,6 +61,15 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     layers: tuple[int, int] | None = None
 
 
+class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[source]``: a node of its own for what [draft] source names, with the rank after the last
+    stage's. Left out: the draft node has it."""
+
+    # Address this node listens on and the draft node reaches it at.
+    host: Annotated[str, Meta(min_length=1)]
+    port: Port
+
+
 class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[limits]``"""
 
@@ -107,12 +116,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsTable = LimitsTable()
     trace: TraceTable = TraceTable()
     security: SecurityTable | None = None
+    source: SourceTable | None = None
 
     @property
     def stages(self) -> int:
         """Number of verify stages."""
         return len(self.node) - 1
 
+    @property
+    def nodes(self) -> tuple[NodeTable, ...]:
+        """All of them: the [[node]] tables, and behind them the token source's own."""
+        if self.source is None:
+            return self.node
+        return (*self.node, NodeTable(self.stages + 1, self.source.host, self.source.port))
+
     def at(self, rank: int) -> NodeTable:
         """The node of a rank."""
-        return next(node for node in self.node if node.rank == rank)
+        return next(node for node in self.nodes if node.rank == rank)

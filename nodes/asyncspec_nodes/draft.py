@@ -50,6 +50,7 @@ from asyncspec_protocol.messages import (
     Open,
     Ready,
     Verdict,
+    Withdraw,
 )
 
 Effects = tuple[Effect, ...]
@@ -62,6 +63,10 @@ class DraftConfig(Struct, frozen=True):
     """How the draft node works."""
 
     stages: int
+    # The node that has the token source; None: it is here.
+    source: Rank | None = None
+    # Tokens are below this.
+    vocab: int = 2**31
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
     # Prompt nodes per segment.
     prefill_rows: int = 64
@@ -115,8 +120,10 @@ class DraftState(Struct, frozen=True):
     @property
     def up(self) -> bool:
         """True while every stage is reachable and linked to the next."""
-        everyone = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
-        return everyone <= self.peers and everyone <= self.ready
+        stages = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
+        source = self.config.source
+        drafts = source is None or source in self.peers
+        return drafts and stages <= self.peers and stages <= self.ready
 
 
 class DraftMachine:
@@ -147,7 +154,7 @@ class DraftMachine:
             case Fired(timer):
                 state, effects = _fired(state, timer, now)
             case Joined(peer):
-                state, effects = _joined(state, peer), ()
+                state, effects = _joined(state, peer)
             case Lost(peer):
                 state, effects = _lost(state, peer, now)
             case _:
@@ -177,11 +184,21 @@ def _go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             effects.append(Compute(fed[1]))
         if stopped := sessions.stop_asking(session):
             state = _put(state, stopped[0])
-            effects.append(Abandon(stopped[1]))
+            effects.append(_stop(state, stopped[1]))
         elif asked := sessions.ask(session, starving=_starving(state)):
             state = _put(state, asked[0])
-            effects.append(Compute(asked[1]))
+            effects.append(_ask(state, asked[1]))
     return state, tuple(effects)
+
+
+def _ask(state: DraftState, job: Expand) -> Effect:
+    source = state.config.source
+    return Compute(job) if source is None else Send(source, job)
+
+
+def _stop(state: DraftState, job: Expand) -> Effect:
+    source = state.config.source
+    return Abandon(job) if source is None else Send(source, Withdraw(job.session))
 
 
 def _put(state: DraftState, session: DraftSession) -> DraftState:
@@ -261,7 +278,7 @@ def _send(state: DraftState) -> tuple[DraftState, Effects]:
 
 
 def _stages(state: DraftState) -> tuple[Rank, ...]:
-    return tuple(sorted(state.peers))
+    return tuple(sorted(rank for rank in state.peers if rank <= state.config.stages))
 
 
 # --- messages and results -----------------------------------------------------------------------
@@ -284,6 +301,8 @@ def _received(
             return _down(replace(state, ready=state.ready - {peer}), now)
         case Closed() if peer == message.rank:
             return _account(state, message)
+        case Expanded() if peer == state.config.source:
+            return _answered(state, message, peer), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
 
@@ -304,6 +323,19 @@ def _expanded(state: DraftState, answer: Expanded, seconds: float) -> tuple[Draf
     if session is None:
         return state, ()
     return _put(state, sessions.expanded(session, answer, seconds)), ()
+
+
+def _answered(state: DraftState, answer: Expanded, peer: Rank) -> DraftState:
+    """The same from another node, which may say anything."""
+    session = state.sessions.get(answer.session)
+    if session is None:
+        return state
+    asked = session.asked
+    if asked is None or answer.base != asked.length:
+        raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
+    if max(answer.tokens, default=0) >= state.config.vocab:
+        raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
+    return _put(state, sessions.expanded(session, answer, answer.seconds))
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -386,14 +418,17 @@ def _end(
     """Close a session everywhere. Its request ends when the stages have given account."""
     state, effects = _close(state, session)
     key = session.session
-    ending = Ending(session=session, reason=reason, ended=now, missing=state.peers)
+    missing = frozenset(_stages(state))
+    ending = Ending(session=session, reason=reason, ended=now, missing=missing)
     state = replace(state, endings={**state.endings, key: ending})
     return state, (*effects, Arm(_timer(key), now + state.config.account_seconds))
 
 
 def _close(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
-    closes = tuple(Send(rank, Close(session.session)) for rank in _stages(state))
-    release: Effects = (Compute(Release(session.session)),) if session.policy.drafts else ()
+    closes = tuple(Send(rank, Close(session.session)) for rank in sorted(state.peers))
+    if state.config.source is not None or not session.policy.drafts:
+        return _without(state, session.session), closes
+    release: Effects = (Compute(Release(session.session)),)
     if session.asked is not None and not session.asked.abandoned:
         release = (Abandon(session.asked.job), *release)
     return _without(state, session.session), (*closes, *release)
@@ -464,6 +499,9 @@ def _who_is_missing(state: DraftState) -> str:
         for r in ranks
         if r in state.peers and r not in state.ready
     ]
+    source = state.config.source
+    if source is not None and source not in state.peers:
+        gone.append("the token source is not connected")
     return ", ".join(gone or cut) or "a stage came back too late"
 
 
@@ -475,13 +513,16 @@ def _complete(state: DraftState) -> tuple[DraftState, Effects]:
     if not state.up or state.sessions:
         return state, ()
     floor = Floor(first=state.next_session)
-    floors = tuple(Send(rank, floor) for rank in _stages(state))
+    floors = tuple(Send(rank, floor) for rank in sorted(state.peers))
     return state, (*floors, Arm(REJOIN, None))
 
 
-def _joined(state: DraftState, peer: Rank) -> DraftState:
+def _joined(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
     state = replace(state, peers=state.peers | {peer})
-    return replace(state, allowed=0, sent=0, window=0) if peer == FIRST else state
+    if peer == FIRST:
+        state = replace(state, allowed=0, sent=0, window=0)
+    # A stage says when it is ready; a source is as soon as it is there.
+    return _complete(state) if peer == state.config.source else (state, ())
 
 
 def _lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects]:

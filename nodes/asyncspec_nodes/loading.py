@@ -18,8 +18,10 @@ from asyncspec_nodes.layout import layout
 from asyncspec_nodes.reports import Reporter
 from asyncspec_nodes.rules import Rules
 from asyncspec_nodes.service import TextCodec
-from asyncspec_nodes.sources import load_source, short
+from asyncspec_nodes.source import SourceConfig, SourceMachine
+from asyncspec_nodes.sources import ELSEWHERE, load_source, short
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
 
@@ -28,7 +30,7 @@ class Loaded(Struct, frozen=True):
     """A node that can begin to serve."""
 
     me: Hello
-    machine: DraftMachine | VerifyMachine
+    machine: DraftMachine | VerifyMachine | SourceMachine
     initial: object
     run_job: Callable[[Any], object | None]
     abandon_job: Callable[[Any], None]
@@ -41,7 +43,10 @@ class Loaded(Struct, frozen=True):
 
 def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     """Load a node's part. Slow; raises ``UserError`` with what to change."""
-    return _load_draft(config, reporter) if rank == DRAFT else _load_stage(config, rank, reporter)
+    role = role_of(rank, config.stages)
+    if role == "source":
+        return _load_source(config, rank, reporter)
+    return _load_draft(config, reporter) if role == "draft" else _load_stage(config, rank, reporter)
 
 
 def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
@@ -85,11 +90,16 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
     layout(config, target.facts.layers)
     reporter.loading("tokenizer")
     tokenizer = load_tokenizer(target.path)
-    reporter.loading(f"draft {short(config.draft.source)}")
-    source = load_source(config, target)
+    if config.source is None:
+        reporter.loading(f"draft {short(config.draft.source)}")
+        source = load_source(config, target)
+    else:
+        source = ELSEWHERE
     machine = DraftMachine(
         DraftConfig(
             stages=config.stages,
+            source=None if config.source is None else Rank(config.stages + 1),
+            vocab=target.facts.vocab_size,
             max_sessions=config.limits.sessions,
             rejoin_seconds=config.limits.rejoin_seconds,
             features=source.features,
@@ -110,6 +120,23 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
             policy=config.draft.policy,
             drafts=source.drafts,
         ),
+    )
+
+
+def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
+    reporter.loading("torch")
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+
+    target = open_checkpoint(config.target.path)
+    reporter.loading(f"draft {short(config.draft.source)}")
+    source = load_source(config, target)
+    machine = SourceMachine(SourceConfig(Rank(rank), vocab=target.facts.vocab_size))
+    return Loaded(
+        me=_hello(config, rank, "source", (0, 0), target),
+        machine=machine,
+        initial=machine.initial(),
+        run_job=source.run,
+        abandon_job=source.abandon,
     )
 
 

@@ -20,11 +20,13 @@ from asyncspec_nodes.config_tables import (
     DraftTable,
     LimitsTable,
     NodeTable,
+    SourceTable,
     TargetTable,
     TraceTable,
 )
 from asyncspec_nodes.reports import Report
 from asyncspec_nodes.supervisor import Child
+from asyncspec_protocol.handshake import role_of
 
 START_SECONDS = 600.0
 """A cluster that has not loaded its models by then is given up."""
@@ -38,15 +40,23 @@ TRACED = TraceTable(events=200_000, text=True)
 
 
 def local_config(
-    target: TargetTable, draft: DraftTable, stages: int, sessions: int, *, traced: bool = False
+    target: TargetTable,
+    draft: DraftTable,
+    stages: int,
+    sessions: int,
+    *,
+    traced: bool = False,
+    apart: bool = False,
 ) -> Config:
-    """The cluster file of a local cluster; its ports are filled in by ``LocalCluster``."""
+    """The cluster file of a local cluster; its ports are filled in by ``LocalCluster``. ``apart``:
+    the token source is a process of its own."""
     return Config(
         cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
         target=target,
         draft=draft,
         limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
         trace=TRACED if traced else TraceTable(),
+        source=SourceTable(host="127.0.0.1", port=1) if apart else None,
         node=tuple(NodeTable(rank=r, host="127.0.0.1", port=1) for r in range(stages + 1)),
     )
 
@@ -74,7 +84,8 @@ class LocalCluster:
     @property
     def guarantee(self) -> str:
         """What every stage's self-test vouches for: "bitwise", or else "tolerance"."""
-        seen = {c.serving.guarantee for c in self._children if c.rank and c.serving}
+        verify = (c for c in self._children if c.role == "verify")
+        seen = {child.serving.guarantee for child in verify if child.serving}
         return "bitwise" if seen == {"bitwise"} else "tolerance"
 
     async def __aenter__(self) -> LocalCluster:
@@ -110,13 +121,14 @@ class LocalCluster:
         folder = Path(self._folder.name)
         logs = self._logs or folder
         # The sockets listen before anybody dials them, and no port is free for a moment between.
-        sockets = [listen.loopback() for _ in self.config.node]
+        sockets = [listen.loopback() for _ in self.config.nodes]
         try:
             self.config = _with_ports(self.config, [s.getsockname()[1] for s in sockets])
             file = folder / "cluster.toml"
             file.write_text(to_toml(self.config), encoding="utf-8")
             for rank, sock in enumerate(sockets):
-                child = await Child.start(rank, file, sock, logs / f"rank-{rank}.log")
+                role = role_of(rank, self.config.stages)
+                child = await Child.start(rank, role, file, sock, logs / f"rank-{rank}.log")
                 self._children.append(child)
                 self._watches.append(asyncio.create_task(child.watch(self._heard)))
         finally:
@@ -144,5 +156,6 @@ class LocalCluster:
 
 
 def _with_ports(config: Config, ports: list[int]) -> Config:
-    nodes = tuple(replace(n, port=port) for n, port in zip(config.node, ports, strict=True))
-    return replace(config, node=nodes)
+    nodes = tuple(replace(n, port=port) for n, port in zip(config.node, ports, strict=False))
+    source = None if config.source is None else replace(config.source, port=ports[-1])
+    return replace(config, node=nodes, source=source)

@@ -116,7 +116,7 @@ def _runtime(
         machine,
         loaded.initial,
         me=loaded.me,
-        peers={Rank(n.rank): (n.host, n.port) for n in config.node},
+        peers={Rank(n.rank): (n.host, n.port) for n in config.nodes},
         sock=sock,
         run_job=loaded.run_job,
         abandon_job=loaded.abandon_job,

@@ -18,12 +18,15 @@ from asyncspec_nodes import listen
 from asyncspec_nodes.arguments import Parser
 from asyncspec_nodes.config import load
 from asyncspec_nodes.reports import Reporter
+from asyncspec_protocol.handshake import role_of
 
 
 def _parser() -> Parser:
     parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
-    parser.add_argument("--role", required=True, choices=["draft", "verify"])
-    parser.add_argument("--rank", required=True, type=int, help="0 drafts, 1..N verify")
+    parser.add_argument("--role", required=True, choices=["draft", "verify", "source"])
+    parser.add_argument(
+        "--rank", required=True, type=int, help="0 drafts, 1..N verify, N+1 is the source"
+    )
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="cluster file")
     parser.add_argument("--listen-fd", type=int, metavar="N", help="inherited listening socket")
     parser.add_argument(
@@ -56,10 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     config, rank = load(arguments.config), arguments.rank
-    if not 0 <= rank <= config.stages:
-        raise UserError(f"{arguments.config} has ranks 0 to {config.stages}, not {rank}")
-    if (arguments.role == "draft") != (rank == 0):
-        raise UserError(f"rank {rank} is not a {arguments.role} node: rank 0 drafts, others verify")
+    last = len(config.nodes) - 1
+    if not 0 <= rank <= last:
+        raise UserError(f"{arguments.config} has ranks 0 to {last}, not {rank}")
+    role = role_of(rank, config.stages)
+    if arguments.role != role:
+        raise UserError(f"rank {rank} is not a {arguments.role} node; use --role {role}")
     if arguments.listen_fd is None:
         at = config.at(rank)
         sock = listen.bind(at.host, at.port, whose=f"rank {rank}")

@@ -19,6 +19,7 @@ from asyncspec.trace import records
 from asyncspec.trace.brief import effect_record
 from asyncspec.trace.records import Node, Record, Step
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
+from asyncspec_nodes.source import SourceConfig, SourceMachine
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.errors import RemoteProtocolError
 
@@ -44,7 +45,10 @@ class Replayed(Struct, frozen=True):
     difference: Difference | None = None
 
 
-def settings(config: DraftConfig | VerifyConfig) -> Settings:
+AnyMachine = DraftMachine | VerifyMachine | SourceMachine
+
+
+def settings(config: DraftConfig | VerifyConfig | SourceConfig) -> Settings:
     """A machine's settings as plain values; policies are known by name."""
     fields = {name: getattr(config, name) for name in config.__struct_fields__}
     return {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
@@ -87,12 +91,14 @@ def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Re
     return Replayed(node.rank, len(steps))
 
 
-def _machine(node: Node, policies: Mapping[str, Policy]) -> DraftMachine | VerifyMachine:
+def _machine(node: Node, policies: Mapping[str, Policy]) -> AnyMachine:
     try:
         if node.role == "draft":
             fields: dict[str, Any] = {**node.config, "policies": {}}
             config = msgspec.convert(fields, DraftConfig, strict=False)
             return DraftMachine(msgspec.structs.replace(config, policies=policies))
+        if node.role == "source":
+            return SourceMachine(msgspec.convert(node.config, SourceConfig))
         return VerifyMachine(msgspec.convert(node.config, VerifyConfig))
     except msgspec.ValidationError as error:
         raise UserError(f"rank {node.rank} was recorded with other settings: {error}") from None
@@ -101,7 +107,7 @@ def _machine(node: Node, policies: Mapping[str, Policy]) -> DraftMachine | Verif
 class _Player:
     """One machine, fed from a recording."""
 
-    def __init__(self, played: DraftMachine | VerifyMachine) -> None:
+    def __init__(self, played: AnyMachine) -> None:
         self._machine: Any = played
         self._state: Any = played.initial()
         # Jobs the machine has issued, by number.

@@ -31,6 +31,7 @@ from asyncspec_nodes.local import local_config
 from asyncspec_nodes.prompts import Prompt
 from asyncspec_nodes.remote import Remote
 from asyncspec_nodes.rules import policy_problem, prompt_problem, settings_problem, stop_problem
+from asyncspec_nodes.source_names import EAGLE, parts
 from asyncspec_protocol.messages import Submit
 
 DEFAULT_POLICY = "flowspec"
@@ -70,6 +71,7 @@ def add_arguments(parser: Parser) -> None:
         help="default: the demo draft, else ngram; + joins several; the demo target also has "
         "eagle: and hybrid (docs/sources.md)",
     )
+    add("--source-apart", action="store_true", help="the token source gets a process of its own")
     add("--stages", type=int, metavar="N", help="verify stages (default: 3)")
     add("--policy", metavar="NAME", help=f"default: {DEFAULT_POLICY}; see asyncspec policies")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
@@ -171,6 +173,8 @@ def _local(arguments: argparse.Namespace) -> Config:
         )
     check_target(target, stages)
     source = check_draft(source, target)
+    if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
+        raise UserError("an EAGLE head works on the draft node; leave --source-apart out")
     return local_config(
         TargetTable(
             path=str(target), dtype=arguments.dtype or "auto", mode=arguments.mode or "exact"
@@ -180,6 +184,7 @@ def _local(arguments: argparse.Namespace) -> Config:
         stages,
         arguments.concurrency,
         traced=arguments.trace is not None,
+        apart=arguments.source_apart and POLICIES[policy].drafts,
     )
 
 
@@ -187,6 +192,8 @@ def _remote(arguments: argparse.Namespace) -> Remote:
     for name in ("target", "draft", "stages", "dtype", "mode"):
         if getattr(arguments, name) is not None:
             raise UserError(f"--{name} is the running cluster's choice; leave it out")
+    if arguments.source_apart:
+        raise UserError("--source-apart is the running cluster's choice; leave it out")
     if arguments.check:
         raise UserError("--check needs the target's files; use it without --connect")
     if arguments.policy is not None and arguments.policy not in POLICIES:

@@ -82,10 +82,14 @@ def _load(name: str, config: Config, target: Any) -> _Loaded:
     return _Loaded(load_draft(draft, dtype=config.target.dtype, vocab=vocab))
 
 
+def _no_source(job: FeatureJob) -> None:
+    raise AssertionError(f"no policy may ask for {type(job).__name__} here")
+
+
+ELSEWHERE = Source(_no_source, _no_source)
+"""On the draft node where the source is a node of its own."""
+
+
 def short(name: str) -> str:
     """A source's name without the folders."""
     return "+".join(Path(part).name or part for part in name.split("+"))
-
-
-def _no_source(job: FeatureJob) -> None:
-    raise AssertionError(f"no policy may ask for {type(job).__name__} here")

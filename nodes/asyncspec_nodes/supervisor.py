@@ -15,6 +15,7 @@ import msgspec
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.reports import Report, Serving, Trouble, read_report
+from asyncspec_protocol.messages import Role
 
 STOP_SECONDS = 5.0
 """How long a child may take to stop before it is killed."""
@@ -24,8 +25,11 @@ class Child:
     """One node process. Its stdin is a pipe that is never written to: when this process ends,
     however it ends, the child reads the end of it and stops."""
 
-    def __init__(self, rank: int, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self, rank: int, role: Role, process: asyncio.subprocess.Process, log: Path
+    ) -> None:
         self.rank = rank
+        self.role: Role = role
         self.process = process
         self.serving: Serving | None = None
         self._trouble: Trouble | None = None
@@ -34,12 +38,14 @@ class Child:
     @property
     def name(self) -> str:
         """What a user calls it."""
-        return "the draft node" if self.rank == 0 else f"stage {self.rank}"
+        names = {"draft": "the draft node", "source": "the token source"}
+        return names.get(self.role, f"stage {self.rank}")
 
     @classmethod
-    async def start(cls, rank: int, config: Path, sock: socket.socket, log: Path) -> Child:
+    async def start(
+        cls, rank: int, role: Role, config: Path, sock: socket.socket, log: Path
+    ) -> Child:
         """Start a node that serves on ``sock``; this process's end of it is closed."""
-        role = "draft" if rank == 0 else "verify"
         # -P: a file in the user's directory must not stand in for a module.
         command = [sys.executable, "-P", "-m", "asyncspec_nodes.node_cli", "--role", role]
         command += ["--rank", str(rank), "--config", str(config), "--supervised"]
@@ -54,7 +60,7 @@ class Child:
                 # Ctrl-C in the terminal reaches only the parent, which stops its children.
                 start_new_session=True,
             )
-        return cls(rank, process, log)
+        return cls(rank, role, process, log)
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
         """Pass on reports until the child ends. Returns what its end means."""

@@ -97,12 +97,16 @@ def _check_message(message: Message) -> None:
         case PruneIndices(_, version, horizon, accepted, keep):
             _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
             _require(min((version, horizon, *accepted, *keep)) >= 0, "numbers do not go below 0")
-        case Expand(_, _, base, committed, depth, width, count):
-            _require(min((base, depth, width, count, *committed)) >= 0, "numbers do not go below 0")
-        case Expanded(_, _, _, parents, tokens, scores):
-            _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
-            _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
-            _require(all(map(math.isfinite, scores)), "scores are finite")
+        case Expand(_, _, base, committed, depth, width, count, beam) as job:
+            numbers = (base, depth, width, count, beam, *committed, *job.widths)
+            _require(min(numbers) >= 0, "numbers do not go below 0")
+            _require(max((depth, width, count, beam, *job.widths)) <= MOST_NODES, "a tree is small")
+            _require(len(job.widths) in (0, depth), "every level has its width, or none")
+            _check_tree(job.parents, job.tokens, job.scores)
+            _require(all(-1 <= n < len(job.parents) for n in job.frontier), "a frontier is known")
+        case Expanded(_, _, _, parents, tokens, scores, seconds):
+            _check_tree(parents, tokens, scores)
+            _require(math.isfinite(seconds) and seconds >= 0, "time does not go back")
         case Open(session, length, capacity, _, temperature, top_k, top_p, min_p) as opened:
             _require(session >= 0 and 0 < length <= capacity, "a session holds its prompt")
             _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
@@ -124,6 +128,15 @@ def _check_message(message: Message) -> None:
             for value in msgspec.structs.astuple(message):
                 if isinstance(value, int | float):
                     _require(math.isfinite(value) and value >= -1, "numbers are finite, and >= -1")
+
+
+def _check_tree(
+    parents: tuple[int, ...], tokens: tuple[int, ...], scores: tuple[float, ...]
+) -> None:
+    _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
+    _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
+    _require(min(tokens, default=0) >= 0, "numbers do not go below 0")
+    _require(all(map(math.isfinite, scores)), "scores are finite")
 
 
 def _check_likely(nodes: int, likely: tuple[int, ...], log_probs: tuple[float, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .ids import Rank
-from .messages import PROTOCOL_VERSION, Fault, Hello, Welcome
+from .messages import PROTOCOL_VERSION, Fault, Hello, Role, Welcome
 
 NO_RANK = Rank(-1)
 
@@ -32,6 +32,13 @@ def client_hello(cluster: str) -> Hello:
     return Hello(PROTOCOL_VERSION, cluster, NO_RANK, "client", 0, (0, 0), "", "", "")
 
 
+def role_of(rank: int, stages: int) -> Role:
+    """What a node of a rank is: the draft node, a stage, or behind these the token source."""
+    if rank == 0:
+        return "draft"
+    return "verify" if rank <= stages else "source"
+
+
 def _common(me: Hello, peer: Hello | Welcome) -> str | None:
     if peer.protocol != me.protocol:
         older = "peer" if peer.protocol < me.protocol else "node"
@@ -58,10 +65,10 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
     if me.role == "client":
         return None
     who = f"rank {peer.rank}"
-    if peer.rank == me.rank or not 0 <= peer.rank <= me.stages:
+    if peer.rank == me.rank or not 0 <= peer.rank <= me.stages + 1:
         return f"{who} does not fit here: rank {me.rank} of {me.stages} stages needs other ranks"
-    if (peer.role == "draft") != (peer.rank == 0):
-        return f"{who} has the role {peer.role}: rank 0 drafts, all others verify"
+    if peer.role != role_of(peer.rank, me.stages):
+        return f"{who} has the role {peer.role}: rank 0 drafts, 1 to {me.stages} verify"
     if peer.stages != me.stages:
         return f"{who} counts {peer.stages} stages, rank {me.rank} counts {me.stages}: use one file"
     if peer.fingerprint != me.fingerprint:
@@ -77,7 +84,7 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
 
 def _layers(me: Hello, peer: Hello | Welcome) -> str | None:
     """Neighbouring stages hold neighbouring layers."""
-    if 0 in (me.rank, peer.rank) or abs(me.rank - peer.rank) != 1:
+    if me.role != "verify" or peer.role != "verify" or abs(me.rank - peer.rank) != 1:
         return None
     first, second = (me, peer) if me.rank < peer.rank else (peer, me)
     if first.layers[1] == second.layers[0]:

@@ -15,7 +15,7 @@ from .ids import NodeId, Rank, SegmentId, SessionId, Version
 
 PROTOCOL_VERSION = 1
 
-Role = Literal["draft", "verify", "client"]
+Role = Literal["draft", "verify", "source", "client"]
 
 FINAL = -1
 """In ``Open.features``: the last hidden state after the final norm, which the head reads."""
@@ -123,6 +123,14 @@ class Expanded(Struct, array_like=True, frozen=True, tag="expanded", gc=False):
     tokens: tuple[int, ...]
     # Cumulative log-probability from the tip, in nats; never above the parent's.
     scores: tuple[float, ...]
+    # Time the source's device spent on it, where that is not the draft node's own.
+    seconds: float = 0.0
+
+
+class Withdraw(Struct, array_like=True, frozen=True, tag="withdraw", gc=False):
+    """What a source was asked for is of no use any more: it may answer at once with what it has."""
+
+    session: SessionId
 
 
 class Hello(Struct, array_like=True, frozen=True, tag="hello"):
@@ -341,6 +349,7 @@ Message = (
     | PruneIndices
     | Expand
     | Expanded
+    | Withdraw
     | Hello
     | Welcome
     | Ready

@@ -92,6 +92,8 @@ def _line(
             "cannot write the trace /nowhere/t.json: No such",
         ),
         (["--policy", "lossy-relaxed", "--check"], "policy lossy-relaxed is lossy: it has nothing"),
+        (["--draft", "eagle:", "--source-apart"], "an EAGLE head works on the draft node"),
+        (["--connect", "h:1", "--prompt", "a", "--source-apart"], "--source-apart is the running"),
         (["--cluster", "home"], "--cluster goes with --connect"),
         (["--log-dir", "/nowhere/logs"], "--log-dir: there is no directory /nowhere/logs"),
         (["--connect", "here", "--prompt", "a"], "--connect here is not HOST:PORT"),

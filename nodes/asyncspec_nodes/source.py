@@ -1,0 +1,148 @@
+"""A token source on a device of its own, as a machine: ``Expand`` in, ``Expanded`` out.
+
+Law of this file: the draft node says what a session's path is, and every question continues the
+one before it; whatever does not is the draft node's fault. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import (
+    Abandon,
+    Cancelled,
+    Compute,
+    Computed,
+    Effect,
+    Fired,
+    Input,
+    Joined,
+    Lost,
+    Received,
+    Send,
+    Stopped,
+    Submitted,
+)
+from asyncspec.jobs import Release
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.messages import (
+    Close,
+    Expand,
+    Expanded,
+    Floor,
+    Message,
+    Withdraw,
+)
+
+Effects = tuple[Effect, ...]
+
+
+class SourceConfig(Struct, frozen=True):
+    """Where it stands."""
+
+    rank: Rank
+    # Tokens are below this.
+    vocab: int = 2**31
+
+
+class Reading(Struct, frozen=True):
+    """A session as this node knows it."""
+
+    # Length of its path, what is being read included.
+    length: int
+    # The question the device works on.
+    asked: Expand | None = None
+
+
+class SourceState(Struct, frozen=True):
+    """Everything a source node knows."""
+
+    config: SourceConfig
+    sessions: Mapping[SessionId, Reading] = {}
+    # Sessions below this are over.
+    floor: SessionId = SessionId(0)
+
+
+class SourceMachine:
+    """The role ``source``."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self.config = config
+
+    def initial(self) -> SourceState:
+        """A source that has met nobody yet."""
+        return SourceState(config=self.config)
+
+    def step(self, state: SourceState, event: Input, now: float) -> tuple[SourceState, Effects]:
+        """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
+        match event:
+            case Received(peer, message) if peer == DRAFT:
+                return _received(state, message)
+            case Received(peer, message):
+                raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
+            case Computed(Expand() as job, Expanded() as answer, seconds):
+                return _computed(state, job, answer, seconds)
+            case Lost(peer) if peer == DRAFT:
+                return _forget(state, tuple(state.sessions))
+            case Joined() | Lost():
+                return state, ()
+            case Computed() | Fired() | Submitted() | Cancelled() | Stopped():
+                raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
+            case _:
+                assert_never(event)
+
+
+def _received(state: SourceState, message: Message) -> tuple[SourceState, Effects]:
+    match message:
+        case Expand():
+            return _expand(state, message)
+        case Withdraw(session):
+            reading = state.sessions.get(session)
+            asked = None if reading is None else reading.asked
+            return state, () if asked is None else (Abandon(asked),)
+        case Close(session):
+            return _forget(state, (session,) if session in state.sessions else ())
+        case Floor(first):
+            over = tuple(session for session in state.sessions if session < first)
+            return _forget(replace(state, floor=max(state.floor, first)), over)
+        case _:
+            raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=DRAFT)
+
+
+def _expand(state: SourceState, job: Expand) -> tuple[SourceState, Effects]:
+    if job.session < state.floor:
+        return state, ()  # over, and the draft node has said so
+    reading = state.sessions.get(job.session, Reading(0))
+    if reading.asked is not None or job.base != reading.length:
+        raise RemoteProtocolError(
+            f"session {job.session} goes on from token {job.base}, not {reading.length}", peer=DRAFT
+        )
+    if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
+        raise RemoteProtocolError("a token that is not in the vocabulary", peer=DRAFT)
+    reading = Reading(job.base + len(job.committed), job)
+    return replace(state, sessions={**state.sessions, job.session: reading}), (Compute(job),)
+
+
+def _computed(
+    state: SourceState, job: Expand, answer: Expanded, seconds: float
+) -> tuple[SourceState, Effects]:
+    reading = state.sessions.get(job.session)
+    if reading is None or reading.asked is not job:
+        return state, ()  # closed meanwhile
+    sessions = {**state.sessions, job.session: replace(reading, asked=None)}
+    return replace(state, sessions=sessions), (Send(DRAFT, replace(answer, seconds=seconds)),)
+
+
+def _forget(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceState, Effects]:
+    effects: list[Effect] = []
+    for session in over:
+        if (asked := state.sessions[session].asked) is not None:
+            effects.append(Abandon(asked))
+        effects.append(Compute(Release(session)))
+    left = {k: v for k, v in state.sessions.items() if k not in over}
+    return replace(state, sessions=left), tuple(effects)
