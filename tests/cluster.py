@@ -15,6 +15,7 @@ from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.simulated import connect, recorder
+from asyncspec_nodes.source import SourceConfig, SourceMachine
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank
 
@@ -35,8 +36,10 @@ class Cluster:
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
         features: tuple[int, ...] = (),
+        apart: bool = False,
         record: bool = False,
     ) -> None:
+        """``apart``: the token source is a node of its own, unless it reads features."""
         self.model = model or ToyModel()
         self.stages = stages
         self.top = top
@@ -48,6 +51,8 @@ class Cluster:
             max_sessions=max_sessions,
             rejoin_seconds=rejoin_seconds,
             features=features,
+            source=Rank(stages + 1) if apart and not features else None,
+            vocab=(model or ToyModel()).vocab,
         )
         self.backends: dict[Rank, ToyStage] = {}
         # The token source, where it reads features.
@@ -55,6 +60,8 @@ class Cluster:
         actors = {DRAFT: self.draft()}
         for rank in range(1, stages + 1):
             actors[Rank(rank)] = self.stage(Rank(rank))
+        if self.config.source is not None:
+            actors[self.config.source] = self.source_node(self.config.source)
         # One for each node where the run is recorded.
         self.recorders: dict[Rank, Recorder] = {}
         self.world = World(actors, costs, self.recorders)
@@ -70,6 +77,15 @@ class Cluster:
             return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
         self.eagle = ToyEagle(self.model, self.config.features, top=self.top)
         return Actor(machine, machine.initial(), self.eagle.run, self.eagle)
+
+    def source_node(self, rank: Rank) -> Actor:
+        """A fresh node for the token source."""
+        machine = SourceMachine(SourceConfig(rank, self.model.vocab))
+        return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
+
+    def node(self, rank: Rank) -> Actor:
+        """A fresh node behind the draft node."""
+        return self.source_node(rank) if rank == self.config.source else self.stage(rank)
 
     def stage(self, rank: Rank) -> Actor:
         """A fresh stage, layers split evenly."""
@@ -100,6 +116,8 @@ class Cluster:
     def connect_all(self) -> None:
         """Bring up every link that is down."""
         connect(self.world, self.stages)
+        if self.config.source is not None:
+            self.world.connect(DRAFT, self.config.source)
 
     def submit(self, request: Request) -> None:
         """A user asks, now."""

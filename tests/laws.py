@@ -115,6 +115,7 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "prefill_rows": draw(st.integers(1, 5)),
         "max_sessions": draw(st.integers(1, 3)),
         "features": draw(st.sampled_from(FEATURES)),
+        "apart": draw(st.booleans()),
     }
     return Cluster(Shaken(delays), **{**options, **fixed})
 
@@ -126,7 +127,7 @@ def watch_invariants(cluster: Cluster) -> None:
         state = cluster.state(rank)
         if rank == 0:
             check_draft(state)
-        else:
+        elif rank <= cluster.stages:
             check_stage(state)
             check_prune_applied(state, event)
 
@@ -222,6 +223,8 @@ def check_empty(cluster: Cluster) -> None:
     assert not draft.backlog
     if cluster.eagle is not None:
         assert not cluster.eagle.fed
+    if cluster.config.source is not None:
+        assert not cluster.state(cluster.config.source).sessions
     for rank, backend in cluster.backends.items():
         backend.check()
         state = cluster.state(rank)

@@ -21,6 +21,7 @@ from asyncspec.trace.records import Node, Record
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
 from asyncspec_nodes.replay import settings
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT, Rank
 
 MOST_STEPS = 1_000_000_000
@@ -148,7 +149,7 @@ def _stage(setting: Setting, rank: Rank) -> Actor:
 
 def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
     """Listens to a simulated node from now on; forgets nothing."""
-    role = "verify" if rank else "draft"
+    role = role_of(rank, stages)
     config = settings(actor.machine.config)  # type: ignore[attr-defined]
     node = Node(rank, world.now, world.now, role, stages, config=config, whole=True)
     return Recorder(node, most=MOST_STEPS, clock=lambda: world.now)

@@ -42,7 +42,7 @@ def test_a_client_may_not_bear_a_rank() -> None:
         (1, {"cluster": "work"}, "the same [cluster] name"),
         (1, {"rank": 2}, "rank 2 does not fit here"),
         (1, {"rank": 9}, "rank 9 does not fit here"),
-        (1, {"role": "draft"}, "rank 0 drafts, all others verify"),
+        (1, {"role": "draft"}, "rank 0 drafts, 1 to 3 verify"),
         (1, {"stages": 4}, "use one file"),
         (1, {"fingerprint": "else"}, "the same checkpoint"),
         (1, {"dtype": "bfloat16"}, "set one dtype"),

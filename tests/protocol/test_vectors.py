@@ -43,6 +43,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "expanded": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5)),),
+    "expanded-seconds": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5), 0.5),),
+    "withdraw": (m.Withdraw(7),),
     "hello": (m.Hello(*FACTS),),
     "welcome": (m.Welcome(*FACTS),),
     "ready": (m.Ready(2, True),),

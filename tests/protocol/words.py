@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.messages import (
     FINAL,
+    Expand,
     Expanded,
     Message,
     Open,
@@ -48,6 +49,31 @@ def expansions(draw: st.DrawFn) -> Expanded:
     return Expanded(draw(count), draw(count), draw(count), parents, tokens, scores)
 
 
+@st.composite
+def questions(draw: st.DrawFn) -> Expand:
+    known = draw(expansions())
+    size = len(known.tokens)
+    small = st.integers(0, 4096)
+    depth = draw(small)
+    widths = draw(st.lists(small, min_size=depth, max_size=depth)) if depth < 5 else []
+    return Expand(
+        draw(count),
+        draw(count),
+        draw(count),
+        tuple(draw(st.lists(count, max_size=5))),
+        depth,
+        draw(small),
+        draw(small),
+        draw(small),
+        draw(st.booleans()),
+        tuple(widths),
+        known.parents,
+        known.tokens,
+        known.scores,
+        tuple(draw(st.lists(st.integers(-1, size - 1), max_size=4))),
+    )
+
+
 openings = st.builds(
     Open,
     session=count,
@@ -71,6 +97,7 @@ openings = st.builds(
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
+    Expand: questions(),
     Expanded: expansions(),
     Open: openings,
 }

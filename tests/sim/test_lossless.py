@@ -43,11 +43,11 @@ def test_a_lost_peer_ends_sessions_never_requests(
     for request in asked:
         cluster.submit(request)
     for when, which, restart in losses:
-        rank = Rank(1 + which % cluster.stages)
+        rank = Rank(1 + which % (len(world.actors) - 1))
 
         def strike(rank: Rank = rank, restart: bool = restart) -> None:
             if restart:
-                world.restart(rank, cluster.stage(rank))
+                world.restart(rank, cluster.node(rank))
             elif rank < cluster.stages:
                 world.cut(rank, Rank(rank + 1))
             else:

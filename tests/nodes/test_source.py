@@ -1,0 +1,98 @@
+"""A token source on a node of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncspec.actor.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
+from asyncspec.jobs import Release
+from asyncspec_nodes.source import SourceConfig, SourceMachine
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw
+from nodes.drive import Driven, abandoned
+
+RANK = Rank(3)
+
+
+def source() -> Driven:
+    driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10)))
+    driven.feed(Joined(DRAFT))
+    return driven
+
+
+def question(base: int, committed: tuple[int, ...], session: int = 0, **fields: Any) -> Expand:
+    return Expand(session, 0, base, committed, **{"depth": 2, "width": 2, "count": 4, **fields})
+
+
+def asked(driven: Driven, job: Expand) -> None:
+    (effect,) = driven.feed(Received(DRAFT, job))
+    assert effect == Compute(job)
+
+
+def answer(job: Expand) -> Expanded:
+    return Expanded(job.session, job.version, job.base + len(job.committed), (-1,), (1,), (-0.5,))
+
+
+def test_a_question_is_computed_and_answered_with_its_time() -> None:
+    driven = source()
+    first = question(0, (1, 2, 3))
+    asked(driven, first)
+    (sent,) = driven.feed(Computed(first, answer(first), 0.25))
+    assert sent == Send(DRAFT, Expanded(0, 0, 3, (-1,), (1,), (-0.5,), 0.25))
+    asked(driven, question(3, (4,)))
+
+
+def test_questions_must_go_on_from_one_another() -> None:
+    driven = source()
+    asked(driven, question(0, (1, 2)))
+    for job in (question(2, (3,)), question(0, (1,))):
+        with pytest.raises(RemoteProtocolError, match="goes on from token"):
+            driven.feed(Received(DRAFT, job))
+    other = source()
+    with pytest.raises(RemoteProtocolError, match="goes on from token 5, not 0"):
+        other.feed(Received(DRAFT, question(5, (1,))))
+
+
+def test_tokens_the_target_does_not_have() -> None:
+    known = {"parents": (-1,), "tokens": (10,), "scores": (-1.0,), "frontier": (0,)}
+    for job in (question(0, (10,)), question(0, (1,), **known)):
+        with pytest.raises(RemoteProtocolError, match="not in the vocabulary"):
+            source().feed(Received(DRAFT, job))
+
+
+def test_what_is_withdrawn_is_abandoned_and_still_answered() -> None:
+    driven = source()
+    job = question(0, (1,))
+    asked(driven, job)
+    assert abandoned(driven.feed(Received(DRAFT, Withdraw(0)))) == [job]
+    assert [type(e) for e in driven.feed(Computed(job, answer(job)))] == [Send]
+    assert driven.feed(Received(DRAFT, Withdraw(0)), Received(DRAFT, Withdraw(7))) == []
+
+
+@pytest.mark.parametrize("end", [Received(DRAFT, Close(0)), Received(DRAFT, Floor(5)), Lost(DRAFT)])
+def test_the_end_of_a_session(end: Any) -> None:
+    driven = source()
+    job = question(0, (1,))
+    asked(driven, job)
+    assert driven.feed(end) == [Abandon(job), Compute(Release(0))]
+    assert driven.feed(Computed(job, answer(job))) == []
+    assert driven.state.sessions == {}
+    assert driven.feed(end) == []
+
+
+def test_a_question_of_a_session_that_is_over() -> None:
+    driven = source()
+    driven.feed(Received(DRAFT, Floor(5)))
+    assert driven.feed(Received(DRAFT, question(7, (1,), session=4))) == []
+
+
+def test_what_has_no_place_here() -> None:
+    driven = source()
+    for peer, message in ((DRAFT, Credit(1)), (Rank(1), Withdraw(0))):
+        with pytest.raises(RemoteProtocolError, match="unexpected"):
+            driven.feed(Received(peer, message))
+    with pytest.raises(LocalProtocolError, match="no use for Fired"):
+        driven.feed(Fired("late"))
