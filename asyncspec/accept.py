@@ -7,7 +7,7 @@ exact in distribution, greedy or sampled, and it accepts as much as any exact sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -26,11 +26,32 @@ class Walk(Struct, frozen=True):
     bonus: int | None
 
 
-def walk(tree: TokenTree, judged: Mapping[NodeId, int]) -> Walk:
-    """Follow the target's tokens (``judged``: node -> next token) from the root downwards."""
+class Opinion(Struct, frozen=True):
+    """What the target said of a node's successor."""
+
+    # The token that was drawn by the request's sampling settings.
+    drawn: int
+    # The likeliest tokens, best first, and their log-probabilities (nats) before any such setting;
+    # empty where the policy does not ask for them.
+    tokens: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+
+
+Choose = Callable[[TokenTree, NodeId, Opinion], int]
+"""The token that counts. Of a lossless policy it is the drawn one."""
+
+
+def drawn(tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+    """The lossless choice."""
+    return opinion.drawn
+
+
+def walk(tree: TokenTree, judged: Mapping[NodeId, Opinion], choose: Choose = drawn) -> Walk:
+    """Follow the chosen tokens from the root downwards."""
     accepted: list[NodeId] = []
     node = tree.root
-    while (token := judged.get(node)) is not None:
+    while (opinion := judged.get(node)) is not None:
+        token = choose(tree, node, opinion)
         below = trees.child(tree, node, token)
         if below is None:
             return Walk(tuple(accepted), token)

@@ -30,6 +30,8 @@ class Admit(Struct, frozen=True):
     prompt_length: int = 0
     # What the token source reads of the target, as in ``Open.features``.
     features: tuple[int, ...] = ()
+    # Likeliest tokens that are given beside the drawn one, as in ``Open.tops``.
+    tops: int = 0
 
 
 class Row(Struct, frozen=True):
@@ -68,12 +70,14 @@ class Forward(Struct, frozen=True):
 
 
 class Judged(Struct, frozen=True):
-    """What the last stage makes of a pass in a session with features."""
+    """What the last stage makes of a pass in a session that wants more than tokens."""
 
     # One per judged row.
     tokens: tuple[int, ...]
-    # Handle to the features [n, F] of all rows.
-    features: object
+    # Handle to the features [n, F] of all rows, where the session has features.
+    features: object | None = None
+    # The likeliest tokens of each judged row and their log-probabilities, where they are wanted.
+    likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
 
 
 class Compact(Struct, frozen=True):

@@ -73,6 +73,11 @@ def child(tree: TokenTree, node: NodeId, token: int) -> NodeId | None:
     return tree.index.get((node, token))
 
 
+def children(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
+    """The nodes right below ``node``, oldest first."""
+    return tuple(n for n, data in tree.nodes.items() if data.parent == node)
+
+
 def ancestors(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
     """The nodes above ``node``, nearest first, the root last."""
     line: list[NodeId] = []

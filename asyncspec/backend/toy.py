@@ -75,6 +75,13 @@ class ToyModel(Struct, frozen=True):
             return self.mode(hidden)
         return choose(self.logits(hidden), before, position, sampling)
 
+    def likely(self, hidden: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The likeliest next tokens, best first, and their log-probabilities."""
+        logits = self.logits(hidden)
+        total = math.log(sum(map(math.exp, logits)))
+        best = sorted(range(self.vocab), key=lambda t: (-logits[t], t))[:count]
+        return tuple(best), tuple(min(0.0, logits[t] - total) for t in best)
+
     def start(self) -> ToyState:
         """Before the first token."""
         return ToyState(caches=((),) * self.layers, stream=(0,))
@@ -119,6 +126,7 @@ class _Session(Struct):
     features: tuple[int, ...]
     # On the last stage, where draws depend on them.
     tokens: SlotTokens | None
+    tops: int
 
 
 class ToyStage:
@@ -135,11 +143,11 @@ class ToyStage:
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
-            case Admit(session, _, sampling, prompt_length, features):
+            case Admit(session, _, sampling, prompt_length, features, tops):
                 caches: list[list[int]] = [[] for _ in self._layers]
                 last = self._layers.stop == self._model.layers
                 tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
-                self._sessions[session] = _Session(caches, sampling, features, tokens)
+                self._sessions[session] = _Session(caches, sampling, features, tokens, tops)
             case Release(session):
                 self._sessions.pop(session, None)
             case Compact(session, start, keep):
@@ -165,11 +173,13 @@ class ToyStage:
                 (h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True)
             )
         tokens = self._draw(job, session, hidden)
-        if not session.features:
+        if not session.features and not session.tops:
             return tokens
         if FINAL in session.features:
             taps = [(model.norm(h),) for h in hidden]
-        return Judged(tokens, tuple(map(feature, taps)))
+        likely = tuple(model.likely(hidden[i], session.tops) for i in job.judge)
+        features = tuple(map(feature, taps)) if session.features else None
+        return Judged(tokens, features, likely if session.tops else ())
 
     def _draw(self, job: Forward, session: _Session, hidden: Sequence[int]) -> tuple[int, ...]:
         tokens = session.tokens

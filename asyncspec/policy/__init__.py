@@ -23,7 +23,12 @@ POLICIES = Catalogue(
         "specpipe": Levels(width=64, children=8),
         "flowspec-no-sbd": FlowSpec(sbd=False),
         "flowspec": FlowSpec(),
+        "lossy-relaxed": Levels(width=64, children=8, lossy="relaxed"),
+        "lossy-top-p": Levels(width=64, children=8, lossy="top-p"),
     }
 )
 
-__all__ = ["POLICIES", "Growth", "Policy", "View"]
+LOSSLESS = tuple(name for name, policy in POLICIES.items() if not policy.tops)
+"""Names of the policies that write what the target alone would have written."""
+
+__all__ = ["LOSSLESS", "POLICIES", "Growth", "Policy", "View"]

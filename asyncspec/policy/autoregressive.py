@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from asyncspec.policy.base import Growth, View
+from asyncspec.policy.base import Growth, Lossless, View
 from asyncspec_protocol.ids import NodeId
 
 
-class Autoregressive(Struct, frozen=True):
+class Autoregressive(Lossless, frozen=True):
     """The baseline every other policy has to beat, and the simplest loop to read."""
 
     @property

@@ -11,12 +11,14 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
+from asyncspec.accept import Opinion
 from asyncspec.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class View(Struct, frozen=True):
@@ -75,12 +77,30 @@ class Growth(Struct, frozen=True):
     frontier: tuple[NodeId, ...] = ()
 
 
+class Lossless(Struct, frozen=True):
+    """Base of policies that write what the target alone would have written."""
+
+    @property
+    def tops(self) -> int:
+        return 0
+
+    def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+        return opinion.drawn
+
+
 class Policy(Protocol):
     """The questions. Implementations are frozen structs whose fields are the parameters."""
 
     @property
     def drafts(self) -> bool:
         """False where no token source is needed."""
+
+    @property
+    def tops(self) -> int:
+        """Likeliest tokens wanted with every verdict. Lossless policies want none: 0."""
+
+    def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+        """The token after ``node``. Of lossless policies it is the drawn one."""
 
     def accepts(self, view: View) -> bool:
         """Whether verdicts that have come are to be acted on now."""

@@ -22,7 +22,13 @@ class Catalogue(Mapping[str, Policy]):
         """Raises ``UserError`` for parameters that cannot be, ``KeyError`` for an unknown name."""
         name, _, changes = spec.partition(":")
         policy = self._named[name]
-        return _changed(name, policy, changes) if changes else policy
+        changed = _changed(name, policy, changes) if changes else policy
+        if bool(changed.tops) != bool(policy.tops):
+            kind = "lossy" if policy.tops else "lossless"
+            raise UserError(
+                f"policy {name} is {kind} and stays so; asyncspec policies lists others"
+            )
+        return changed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._named)
@@ -42,6 +48,18 @@ class Catalogue(Mapping[str, Policy]):
         except KeyError:
             return f"unknown policy {spec.partition(':')[0]!r}; there are {', '.join(self)}"
         return None
+
+
+def split(names: str) -> list[str]:
+    """The names in a list with commas, which also stand between parameters: a piece that is one
+    belongs to the name before it."""
+    found: list[str] = []
+    for piece in names.split(","):
+        if found and "=" in piece and ":" not in piece:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return found
 
 
 def parameters(policy: Policy) -> dict[str, str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Count, Growth, Positive, View
+from asyncspec.policy.base import Count, Growth, Lossless, Positive, View
 from asyncspec_protocol.ids import NodeId
 
 
-class Chain(Struct, frozen=True):
+class Chain(Lossless, frozen=True):
     """A chain of the draft's first choices, cut in chunks of ``k`` tokens. Chunks follow each other
     without waiting for verdicts; a miss flushes all that is in flight.
 

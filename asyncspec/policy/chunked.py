@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, Positive, View
+from asyncspec.policy.base import Growth, Lossless, Positive, View
 from asyncspec.segment import share
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
 
 
-class Chunked(Struct, frozen=True):
+class Chunked(Lossless, frozen=True):
     """One tree per round in segments, verified as a whole: the round is synchronous.
 
     With ``early`` it is the paper's "Pruned PP": score order, and every segment's verdict counts

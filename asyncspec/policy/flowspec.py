@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, Positive, View
+from asyncspec.policy.base import Growth, Lossless, Positive, View
 from asyncspec.policy.chunked import next_piece
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
 
 
-class FlowSpec(Struct, frozen=True):
+class FlowSpec(Lossless, frozen=True):
     """Parameters are named as in the paper; the defaults are its own (section V-A).
 
     A round starts with a tree of ``l_init`` nodes, cut into segments of at most ``l_seg``. From

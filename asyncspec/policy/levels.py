@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from asyncspec.accept import Opinion
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Count, Growth, Positive, View
-from asyncspec.tree import by_score
+from asyncspec.policy.base import Count, Growth, Positive, Share, View
+from asyncspec.policy.lossy import TOPS, Lossy, relaxed, within_top_p
+from asyncspec.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 
 
@@ -32,6 +34,20 @@ class Levels(Struct, frozen=True):
     # Segments a level is cut into, so that the stages of one group work side by side (SpecPipe
     # 3.4, "mini-batch").
     parts: Positive = 1
+    # Which token to take (SpecPipe 3.4, "lossy acceleration"); p of "top-p".
+    lossy: Lossy = ""
+    top_p: Share = 0.9
+
+    @property
+    def tops(self) -> int:
+        return TOPS if self.lossy else 0
+
+    def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+        if self.lossy == "relaxed":
+            return relaxed(tree, node, opinion)
+        if self.lossy == "top-p":
+            return within_top_p(tree, node, opinion, self.top_p)
+        return opinion.drawn
 
     @property
     def drafts(self) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from asyncspec.grow import Shape
-from asyncspec.policy.base import Growth, Positive, View
+from asyncspec.policy.base import Growth, Lossless, Positive, View
 from asyncspec_protocol.ids import NodeId
 
 
-class StaticTree(Struct, frozen=True):
+class StaticTree(Lossless, frozen=True):
     """Synchronous: the draft node waits for the verdict of the whole tree, the pipeline for the
     next tree. It is the static baseline of PipeDec (4.2) and SpecPipe (4, A.1)."""
 

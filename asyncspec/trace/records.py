@@ -67,6 +67,8 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     tokens: tuple[int, ...] | None = None
     expanded: Expanded | None = None
     featured: bool = False
+    # Likeliest tokens of each judged row with their log-probabilities, where they were wanted.
+    likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
 
 
 class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):

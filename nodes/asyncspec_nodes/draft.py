@@ -217,6 +217,7 @@ def _open(state: DraftState) -> tuple[DraftState, Effects]:
         capacity=len(request.prompt) + request.max_new_tokens,
         given=len(job.given),
         features=features,
+        tops=policy.tops,
         **asdict(sampling),
     )
     state = replace(
@@ -430,6 +431,8 @@ def _finish_if_complete(
         ending.ended,
         stages=session.stages,
     )
+    if session.policy.tops:
+        stats["lossy"] = 1
     state = replace(state, endings={k: v for k, v in state.endings.items() if k != key})
     finish = Finish(request=session.request.request, reason=ending.reason, stats=stats, session=key)
     return state, (Arm(_timer(key), None), finish)

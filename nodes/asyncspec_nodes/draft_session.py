@@ -6,13 +6,13 @@ session may send, and to whom, is the draft machine's business (``draft.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec import tree as trees
-from asyncspec.accept import walk
+from asyncspec.accept import Opinion, walk
 from asyncspec.actor.machine import Request
 from asyncspec.jobs import Feed
 from asyncspec.policy import Growth, Policy, View
@@ -60,7 +60,7 @@ class DraftSession(Struct, frozen=True):
     prefilled: int = 0
     # Live nodes that were sent, and the verdicts of live nodes.
     sent: frozenset[NodeId] = frozenset()
-    judged: Mapping[NodeId, int] = {}
+    judged: Mapping[NodeId, Opinion] = {}
     next_segment: SegmentId = SegmentId(0)
     version: Version = Version(0)
     # Committed nodes that some stage may not know as such, with the version that said so.
@@ -172,7 +172,7 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
         features = feature_books.note(features, verdict, handle, session.sent)
     elif verdict.featured or handle is not None:
         raise RemoteProtocolError(f"features nobody wants in session {session.session}")
-    alive = {n: t for n, t in zip(verdict.ids, verdict.tokens, strict=True) if n in session.sent}
+    alive = {n: opinion for n, opinion in _opinions(session, verdict) if n in session.sent}
     return replace(
         session,
         judged={**session.judged, **alive},
@@ -181,6 +181,16 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
         clock=session.clock.judge(verdict.segment),
         counters=replace(session.counters, passes=session.counters.passes + (session.round > 0)),
     )
+
+
+def _opinions(session: DraftSession, verdict: Verdict) -> Iterator[tuple[NodeId, Opinion]]:
+    """What a verdict says of each node, in the detail the policy asks for."""
+    tops = len(verdict.likely) // max(1, len(verdict.ids))
+    if bool(tops) != bool(session.policy.tops and verdict.ids):
+        raise RemoteProtocolError(f"{tops} likeliest tokens a node in session {session.session}")
+    for i, (node, token) in enumerate(zip(verdict.ids, verdict.tokens, strict=True)):
+        part = slice(i * tops, (i + 1) * tops)
+        yield node, Opinion(token, verdict.likely[part], verdict.log_probs[part])
 
 
 class Advance(Struct, frozen=True):
@@ -198,7 +208,7 @@ def advance(session: DraftSession, now: float) -> Advance | None:
     """Accept what verdicts allow. None where they bring nothing new, or the policy waits."""
     if session.round and not session.policy.accepts(view(session)):
         return None
-    walked = walk(session.tree, session.judged)
+    walked = walk(session.tree, session.judged, session.policy.choose)
     if not walked.accepted and walked.bonus is None:
         return None
     path = tuple(session.tree.nodes[n].token for n in walked.accepted)

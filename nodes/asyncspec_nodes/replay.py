@@ -166,7 +166,10 @@ class _Player:
             return source.expanded
         if source.tokens is None:
             return self._handle()
-        return Judged(source.tokens, self._handle()) if source.featured else source.tokens
+        if not source.featured and not source.likely:
+            return source.tokens
+        features = self._handle() if source.featured else None
+        return Judged(source.tokens, features, source.likely)
 
     def _handle(self) -> int:
         self._handles += 1

@@ -165,6 +165,10 @@ def _local(arguments: argparse.Namespace) -> Config:
         raise UserError(problem)
     stages = 3 if arguments.stages is None else arguments.stages
     target = BUNDLED_TARGET if bundled else locate(arguments.target).absolute()
+    if arguments.check and POLICIES[policy].tops:
+        raise UserError(
+            f"policy {policy} is lossy: it has nothing to --check against; leave one out"
+        )
     check_target(target, stages)
     source = check_draft(source, target)
     return local_config(

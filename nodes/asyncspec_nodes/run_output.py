@@ -10,7 +10,7 @@ import msgspec
 
 from asyncspec_nodes.answers import Answer
 from asyncspec_nodes.reference_check import Comparison
-from asyncspec_nodes.summary import print_summary
+from asyncspec_nodes.summary import guarantee_of, print_summary
 
 
 class Printer(Protocol):
@@ -100,7 +100,7 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
         "policy": answer.submit.policy,
         "stages": stages,
         "stats": {name: number(name, value) for name, value in answer.stats.items()},
-        "guarantee": guarantee,
+        "guarantee": guarantee_of(answer, guarantee),
         "index": answer.index,
         "turn": answer.turn,
     }

@@ -8,7 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncspec.errors import UserError
-from asyncspec.policy import POLICIES
+from asyncspec.policy import LOSSLESS, POLICIES
+from asyncspec.policy.catalogue import split
 from asyncspec.sim.coverage import Coverage, harmonic, tabled
 from asyncspec.sim.language import Language
 from asyncspec.sim.recorded import read_language
@@ -123,11 +124,13 @@ def read_arguments(arguments: argparse.Namespace) -> SimulateOptions:
 
 def _policies(given: list[str] | None) -> tuple[str, ...]:
     if given is None:
-        return tuple(POLICIES)
-    names = [name for text in given for name in text.split(",")]
+        return LOSSLESS
+    names = [name for text in given for name in split(text)]
     for name in names:
         if problem := policy_problem(name, drafts=True):
             raise UserError(problem)
+        if POLICIES[name].tops:
+            raise UserError(f"policy {name} is lossy; simulated texts are the target's own")
     return tuple(dict.fromkeys(names))
 
 

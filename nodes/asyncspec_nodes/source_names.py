@@ -1,4 +1,4 @@
-"""What a token source is called: ``DIR``, ``eagle:DIR``, ``ngram``, ``none``, or mixes with ``+``."""
+"""The names of token sources: ``DIR``, ``eagle:DIR``, ``ngram``, ``none``, and mixes with ``+``."""
 
 from __future__ import annotations
 

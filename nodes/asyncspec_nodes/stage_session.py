@@ -57,6 +57,8 @@ class StageSession(Struct, frozen=True):
     liveness: Liveness
     # What the token source reads of the target, as in ``Open.features``.
     features: tuple[int, ...] = ()
+    # Likeliest tokens wanted with every verdict.
+    tops: int = 0
     slots: Slots = Slots()
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
     tokens_travel: bool = False

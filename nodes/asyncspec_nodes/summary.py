@@ -47,9 +47,15 @@ def rows(answers: Sequence[Answer], stages: int, guarantee: str) -> list[tuple[s
         ("policy", ", ".join(policies) or "the cluster's"),
         ("stages", str(stages)),
     ]
-    if guarantee:
-        lines.append(("guarantee", guarantee))
+    guarantees = sorted({guarantee_of(answer, guarantee) for answer in answers} - {""})
+    if guarantees:
+        lines.append(("guarantee", ", ".join(guarantees)))
     return lines
+
+
+def guarantee_of(answer: Answer, stages: str) -> str:
+    """What the stages vouch for ("bitwise", "tolerance"), unless the policy is lossy."""
+    return "none: a lossy policy" if answer.stats.get("lossy") else stages
 
 
 def _ratio(numerator: float, denominator: float) -> str:

@@ -252,14 +252,17 @@ def _open(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         session=session,
         liveness=Liveness(prompt_length=message.prompt_length),
         features=message.features,
+        tops=message.tops,
         tokens_travel=sampling.penalises,
     )
     if session in state.closed_early:
         state = replace(state, closed_early=state.closed_early - {session})
         return state, (*onward, _report(new))
     asked = message.prompt_length - message.given
-    admit = Compute(Admit(session, message.capacity, sampling, asked, message.features))
-    return replace(state, sessions={**state.sessions, session: new}), (admit, *onward)
+    admit = Admit(
+        session, message.capacity, sampling, asked, features=message.features, tops=message.tops
+    )
+    return replace(state, sessions={**state.sessions, session: new}), (Compute(admit), *onward)
 
 
 def _prune(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
@@ -419,24 +422,27 @@ def _verdict(session: StageSession, running: Running, result: object) -> Effects
     tokens = result.tokens if isinstance(result, Judged) else result
     if not isinstance(tokens, tuple) or len(tokens) != len(running.judged):
         raise LocalProtocolError("the device judged other rows than it was asked to")
-    if isinstance(result, Judged) != bool(session.features):
+    more = result if isinstance(result, Judged) else Judged(tokens)
+    if (more.features is not None) != bool(session.features) or len(more.likely) != (
+        len(tokens) if session.tops else 0
+    ):
         raise LocalProtocolError("the device gave features to a session that wants none, or none")
     ids = running.waiting.ids
     stay = survivors(session, ids)
     alive = set(stay)
-    pairs = [
-        (ids[row], token) for row, token in zip(running.judged, tokens, strict=True) if row in alive
-    ]
-    features = Rows(result.features, stay) if isinstance(result, Judged) and stay else None
-    if not pairs and features is None:
+    judged = [i for i, row in enumerate(running.judged) if row in alive]
+    features = Rows(more.features, stay) if more.features is not None and stay else None
+    if not judged and features is None:
         return ()
     message = Verdict(
         session=session.session,
         segment=running.waiting.segment,
         applied=applied(session, running.waiting),
-        ids=tuple(node for node, _ in pairs),
-        tokens=tuple(token for _, token in pairs),
+        ids=tuple(ids[running.judged[i]] for i in judged),
+        tokens=tuple(tokens[i] for i in judged),
         featured=tuple(ids[row] for row in stay) if features is not None else (),
+        likely=tuple(t for i in judged if more.likely for t in more.likely[i][0]),
+        log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
     )
     return (Send(DRAFT, message, features),)
 

@@ -14,6 +14,7 @@ from .limits import (
     MOST_NODES,
     MOST_TENSOR_BYTES,
     MOST_TOKEN,
+    MOST_TOPS,
 )
 from .messages import (
     FINAL,
@@ -87,11 +88,12 @@ def _check_message(message: Message) -> None:
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
             _require(0 <= taps <= MOST_FEATURES, "a row has at most 64 features")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
-        case Verdict(_, _, applied, ids, tokens, featured):
+        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs):
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
             _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
             _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
-            _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
+            _require(max((*tokens, *likely), default=0) <= MOST_TOKEN, "a token is out of bounds")
+            _check_likely(len(ids), likely, log_probs)
         case PruneIndices(_, version, horizon, accepted, keep):
             _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
             _require(min((version, horizon, *accepted, *keep)) >= 0, "numbers do not go below 0")
@@ -111,6 +113,7 @@ def _check_message(message: Message) -> None:
             ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
+            _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
         case Finished(stats=stats):
             _require(all(map(math.isfinite, stats.values())), "numbers are finite")
         case Submit():
@@ -121,6 +124,13 @@ def _check_message(message: Message) -> None:
             for value in msgspec.structs.astuple(message):
                 if isinstance(value, int | float):
                     _require(math.isfinite(value) and value >= -1, "numbers are finite, and >= -1")
+
+
+def _check_likely(nodes: int, likely: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
+    _require(len(likely) == len(log_probs) <= nodes * MOST_TOPS, "a node has 256 likeliest tokens")
+    _require(not likely or len(likely) % nodes == 0, "every node has as many likeliest tokens")
+    _require(min(likely, default=0) >= 0, "numbers do not go below 0")
+    _require(all(p <= 0 for p in log_probs), "a log-probability is 0 or less")
 
 
 def _check_penalties(opened: Open) -> None:

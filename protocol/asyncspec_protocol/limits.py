@@ -14,6 +14,8 @@ MOST_TOKEN = 2**31 - 1
 MOST_NODES = 4096
 # EAGLE-3 reads three depths; more than a deep target has layers is nobody's wish.
 MOST_FEATURES = 64
+# More likeliest tokens a node than any client or policy asks for.
+MOST_TOPS = 256
 # A tensor of hidden states has two dimensions; a few more cost nothing.
 MOST_DIMENSIONS = 4
 

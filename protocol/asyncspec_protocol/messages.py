@@ -59,6 +59,10 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     tokens: tuple[int, ...]
     # Whose features the tensor's rows are: all surviving nodes, those that need no verdict too.
     featured: tuple[NodeId, ...] = ()
+    # ``Open.tops`` likeliest tokens for each of ``ids``, best first, one node after the other, and
+    # their log-probabilities in nats, before any sampling setting.
+    likely: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
@@ -191,6 +195,9 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     # What the token source reads of the target, for every node: the residual stream after so many
     # layers, ascending, or ``FINAL`` alone. Empty: nothing, and nothing travels.
     features: tuple[int, ...] = ()
+    # Of every verdict so many of the target's likeliest tokens come with their probabilities, for
+    # policies that do not always take the one that was drawn. 0: none do.
+    tops: int = 0
 
 
 class Floor(Struct, array_like=True, frozen=True, tag="floor"):

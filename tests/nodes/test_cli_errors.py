@@ -91,6 +91,7 @@ def _line(
             ["--prompt", "a", "--trace", "/nowhere/t.json"],
             "cannot write the trace /nowhere/t.json: No such",
         ),
+        (["--policy", "lossy-relaxed", "--check"], "policy lossy-relaxed is lossy: it has nothing"),
         (["--cluster", "home"], "--cluster goes with --connect"),
         (["--log-dir", "/nowhere/logs"], "--log-dir: there is no directory /nowhere/logs"),
         (["--connect", "here", "--prompt", "a"], "--connect here is not HOST:PORT"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncspec.policy import POLICIES
+from asyncspec.policy import LOSSLESS
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
 from asyncspec.trace.build import build
 from asyncspec.trace.file import read_trace
@@ -43,7 +43,7 @@ def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", *FEW]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len({len(line) for line in lines}) == 1
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(POLICIES)
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(LOSSLESS)
     assert lines[2].split("|")[3].strip() == "1.00"
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.policy import POLICIES
-from asyncspec.policy.catalogue import parameters
+from asyncspec.policy.catalogue import parameters, split
 from asyncspec.policy.levels import Levels
 from asyncspec.policy.static_tree import StaticTree
 
@@ -16,6 +16,17 @@ from asyncspec.policy.static_tree import StaticTree
 def test_written_out_it_is_the_same_policy(name: str) -> None:
     written = ",".join(f"{key}={value}" for key, value in parameters(POLICIES[name]).items())
     assert POLICIES[f"{name}:{written}" if written else name] == POLICIES[name]
+
+
+@given(st.lists(st.sampled_from(sorted(POLICIES)), min_size=1), st.booleans())
+def test_a_list_of_names_is_taken_apart(names: list[str], written: bool) -> None:
+    def spec(name: str) -> str:
+        settings = parameters(POLICIES[name]) if written else {}
+        text = ",".join(f"{key}={value}" for key, value in settings.items())
+        return f"{name}:{text}" if text else name
+
+    specs = [spec(name) for name in names]
+    assert split(",".join(specs)) == specs
 
 
 def test_parameters_after_a_name() -> None:
@@ -40,6 +51,8 @@ def test_parameters_after_a_name() -> None:
         ("pipedec:width=0", "policy pipedec: width: expected int >= 1"),
         ("chunked:early=maybe", "policy chunked: early: expected bool, got str"),
         ("static-tree:branching=2xx1", "policy static-tree: branching[1]: expected int, got str"),
+        ("specpipe:lossy=relaxed", "policy specpipe is lossless and stays so"),
+        ("lossy-relaxed:lossy=", "policy lossy-relaxed is lossy and stays so"),
         ("autoregressive:k=1", "policy autoregressive has no parameter 'k'; there are: none"),
     ],
 )

@@ -31,6 +31,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "segment": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)),),
     "segment-hidden": (m.Segment(7, 3, 2, (40, 41), (12, 40)), *HIDDEN),
     "segment-both": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)), *HIDDEN),
+    "verdict-likely": (
+        m.Verdict(7, 3, 2, (40, 41), (600, 9), (), (600, 5, 9, 8), (-0.25, -1.5, -0.5, -2.0)),
+    ),
     "verdict": (m.Verdict(7, 3, 2, (40, 41), (600, 9)),),
     "prune": (m.PruneIndices(7, 4, 52, (40, 51), (41, 44)),),
     "expand": (m.Expand(7, 4, 30, (5, 600), 5, 10, 64),),
@@ -45,6 +48,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "ready": (m.Ready(2, True),),
     "open": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),),
     "open-penalties": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, 1.25, 0.5, -0.5, 4),),
+    "open-tops": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, features=(2, 4, 5), tops=64),),
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),
     "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.attention import Abandoned, FastAttention, TreeAttention
@@ -13,6 +14,7 @@ from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.exact import ExactAttention
+from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.recipe import Guarantee, Mode, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
@@ -33,6 +35,8 @@ class _Session:
     # What the token source reads of the target, and what of it becomes known here.
     features: tuple[int, ...]
     depths: tuple[int, ...]
+    # Likeliest tokens that are given beside the drawn one.
+    tops: int
     committed: int = 0
 
     def compact(self, start: int, keep: tuple[int, ...]) -> None:
@@ -104,6 +108,7 @@ class HFStage:
             tokens=SlotTokens(job.prompt_length) if asked else None,
             features=job.features,
             depths=depths_of(self.shard, job.features),
+            tops=job.tops,
         )
 
     def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...] | Judged:
@@ -118,12 +123,15 @@ class HFStage:
         taps = [*carried, *caught]
         if isinstance(result, tuple):
             return Judged(result, torch.cat(taps, dim=1)) if session.features else result
+        if isinstance(result, Judged):
+            return replace(result, features=torch.cat(taps, dim=1) if session.features else None)
         return torch.stack([result, *taps], dim=1) if taps else result
 
     def _pass(
         self, job: Forward, session: _Session, inputs: torch.Tensor
-    ) -> torch.Tensor | tuple[int, ...]:
-        """Hidden states [n, H], or on the last stage the tokens that are drawn."""
+    ) -> torch.Tensor | tuple[int, ...] | Judged:
+        """Hidden states [n, H], or on the last stage the tokens that are drawn, and the likeliest
+        ones where they are wanted."""
         positions = torch.from_numpy(np.array([row.position for row in job.rows], np.int64))
         tree = self._attention(session.cache, job.committed, job.rows)
         tree.stop = lambda: self._useless is job
@@ -138,9 +146,14 @@ class HFStage:
         logits = self.shard.logits(inputs, positions, tree, torch.tensor(job.judge))
         judged = [job.rows[row] for row in job.judge]
         new = [row.position + 1 for row in judged]
-        if (tokens := session.tokens) is None:
-            return draw(logits, new, session.sampling)
-        return draw(logits, new, session.sampling, tokens.counts, map(tokens.own, judged))
+        if (seen := session.tokens) is None:
+            tokens = draw(logits, new, session.sampling)
+        else:
+            tokens = draw(logits, new, session.sampling, seen.counts, map(seen.own, judged))
+        if not session.tops:
+            return tokens
+        best = best_successors(logits, session.tops)
+        return Judged(tokens, likely=tuple((tuple(t), tuple(p)) for t, p in best))
 
     def _attention(self, cache: TreeCache, committed: int, rows: tuple[Row, ...]) -> TreeAttention:
         if self.mode == "exact":

@@ -1,0 +1,52 @@
+"""Ways to take another token than the target's (SpecPipe 3.4): fewer misses, another text.
+
+Nothing here is lossless. A policy that uses one of them is named ``lossy-...``, asks for the
+target's likeliest tokens with every verdict, and says so in every output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from asyncspec import tree as trees
+from asyncspec.accept import Opinion
+from asyncspec.tree import TokenTree
+from asyncspec_protocol.ids import NodeId
+
+Lossy = Literal["", "relaxed", "top-p"]
+"""Nothing; "relaxed verification without pipeline stall"; "strict verification by sampling"."""
+
+TOPS = 64
+"""Likeliest tokens that come with a verdict: more candidates than a node has children."""
+
+
+def relaxed(tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+    """The child the target finds likeliest, so that there is no miss where there is a child.
+
+    Children the target does not list are behind all that it lists, best score first.
+    """
+    children = trees.children(tree, node)
+    ranks = {token: rank for rank, token in enumerate(opinion.tokens)}
+    last = len(ranks)
+    best = min(
+        children,
+        key=lambda c: (ranks.get(tree.nodes[c].token, last), -tree.nodes[c].score, c),
+        default=None,
+    )
+    return opinion.drawn if best is None else tree.nodes[best].token
+
+
+def within_top_p(tree: TokenTree, node: NodeId, opinion: Opinion, top_p: float) -> int:
+    """Of the children in the target's top-p set the one the draft finds likeliest, else the
+    target's token."""
+    allowed, mass = set[int](), 0.0
+    for token, log_prob in zip(opinion.tokens, opinion.log_probs, strict=True):
+        if mass >= top_p:
+            break
+        allowed.add(token)
+        mass += math.exp(log_prob)
+    inside = [c for c in trees.children(tree, node) if tree.nodes[c].token in allowed]
+    if not inside:
+        return opinion.drawn
+    return tree.nodes[min(inside, key=lambda c: (-tree.nodes[c].score, c))].token
