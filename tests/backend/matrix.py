@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Abandon, Effect, Input, Received
 from asyncspec.backend.hf.reference import decode
 from asyncspec.jobs import Forward, Job, Release
-from asyncspec.policy import POLICIES
+from asyncspec.policy import LOSSLESS
 from asyncspec.rng import stream
 from asyncspec.sampling import Sampling
 from asyncspec_nodes.sources import Source
@@ -73,10 +73,10 @@ class Cell(Struct, frozen=True):
 
 def cells() -> list[Cell]:
     """All of them: every combination, and a smaller matrix of penalties."""
-    whole = product(POLICIES, SOURCES, DRAWS, STAGES)
+    whole = product(LOSSLESS, SOURCES, DRAWS, STAGES)
     some = (
         (policy, source, draws, STAGES[i % len(STAGES)])
-        for i, (policy, source, draws) in enumerate(product(POLICIES, SOURCES, PENALISED))
+        for i, (policy, source, draws) in enumerate(product(LOSSLESS, SOURCES, PENALISED))
     )
     return [Cell(*one) for one in (*whole, *some)]
 

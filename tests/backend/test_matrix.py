@@ -13,21 +13,21 @@ import asyncspec.backend.hf.stage as hf_stage
 import asyncspec_nodes.draft_session as draft_session
 import asyncspec_nodes.stage_session as stage_session
 import asyncspec_nodes.verify as verify
-from asyncspec.accept import Walk, walk
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import load_draft
 from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
 from asyncspec.hybrid import HybridSource
-from asyncspec.jobs import Compact, Row
+from asyncspec.jobs import Row
 from asyncspec.ngram import NGramSource
-from asyncspec.policy import POLICIES
+from asyncspec.policy import LOSSLESS, POLICIES
 from asyncspec.slots import Slots, place
 from asyncspec_nodes.sources import Source
 from asyncspec_protocol.errors import ProtocolError
 from backend import guessable
 from backend.hf_cluster import Loaded
 from backend.matrix import SOURCES, Cell, Matrix, cells
+from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
 
 pytestmark = pytest.mark.torch
 
@@ -74,7 +74,7 @@ def test_it_is_the_whole_matrix_and_everything_happened(matrix: Matrix) -> None:
     if len(matrix.passed) < len(CELLS):
         pytest.skip("only where every cell was run")
     happened = matrix.happened
-    for key in (*SOURCES, *(name for name, policy in POLICIES.items() if policy.drafts)):
+    for key in (*SOURCES, *(name for name in LOSSLESS if POLICIES[name].drafts)):
         assert happened[key, "hits"] > 0, key
         assert happened[key, "misses"] > 0, key
     total = {what: sum(happened[source, what] for source in SOURCES) for what in ("hits", "misses")}
@@ -97,25 +97,11 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
     return draw(logits, range(positions[0], positions[0] + len(positions)), *rest)
 
 
-def compaction_forgotten(session: Any, message: Any) -> Any:
-    """The table is compacted, the cache is not."""
-    session, job = stage_session.prune(session, message)
-    return session, None if isinstance(job, Compact) else job
-
-
-def every_guess_accepted(tree: Any, judged: Any) -> Walk:
-    """The draft's best child is taken for what the target said."""
-    walked = walk(tree, judged)
-    tip = walked.accepted[-1] if walked.accepted else tree.root
-    children = [n for n, data in tree.nodes.items() if data.parent == tip]
-    return Walk((*walked.accepted, children[0]), None) if walked.bonus and children else walked
-
-
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("an ancestor is not seen", stage_session, "place", oldest_ancestor_unseen),
     ("draws are for other positions", hf_stage, "draw", positions_of_a_chain),
     ("the cache is not compacted", verify, "prune", compaction_forgotten),
-    ("a guess is taken for a verdict", draft_session, "walk", every_guess_accepted),
+    ("a guess is taken for a verdict", draft_session, "walk", bonus_taken_for_a_hit),
 ]
 
 
