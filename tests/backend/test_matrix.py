@@ -45,10 +45,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         load_eagle(guessable.save_eagle3(folder / "eagle3", target), checkpoint),
     ]
     ngram = NGramSource()
-    with_draft, with_eagle = (
-        HybridSource([draft], [ngram]),
-        HybridSource(heads[:1], [ngram], heads[0]),
-    )
+    with_draft = HybridSource([draft], [ngram])
+    with_eagle = HybridSource(heads[:1], [ngram], heads[0])
     made = (
         Source(draft.run, draft.abandon),
         *(reading(head, head) for head in heads),
