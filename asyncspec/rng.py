@@ -32,6 +32,13 @@ def uniform(seed: int, position: int, token: int = 0) -> float:
     return (bits + 0.5) * 2.0**-53
 
 
+def uniforms(seed: int, position: int, tokens: int) -> list[float]:
+    """``uniform`` of the tokens below ``tokens``, of which it hashes what they share only once."""
+    key = stream(seed, position)
+    hashes = (mix((key + GOLDEN * token) & _MASK) for token in range(1, tokens + 1))
+    return [((x >> 11) + 0.5) * 2.0**-53 for x in hashes]
+
+
 def gumbel(seed: int, position: int, token: int) -> float:
     """Standard Gumbel noise; adding it to log-probabilities and taking the maximum samples."""
     return -math.log(-math.log(uniform(seed, position, token)))

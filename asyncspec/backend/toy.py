@@ -18,7 +18,7 @@ from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.draw import NOTHING, Seen, choose, seen
 from asyncspec.grow import TIP, Grower, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Rows, SourceJob, StageJob
-from asyncspec.rng import mix, uniform
+from asyncspec.rng import mix, uniform, uniforms
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL, Expand, Expanded
@@ -66,8 +66,9 @@ class ToyModel(Struct, frozen=True):
 
     def logits(self, hidden: int) -> list[float]:
         """Of both signs, as a repetition penalty treats them differently."""
-        mode = self.mode(hidden)
-        return [1.5 if t == mode else uniform(hidden, 0, t) - 0.5 for t in range(self.vocab)]
+        logits = [number - 0.5 for number in uniforms(hidden, 0, self.vocab)]
+        logits[self.mode(hidden)] = 1.5
+        return logits
 
     def draw(self, hidden: int, before: Seen, position: int, sampling: Sampling) -> int:
         """The next token, at ``position``, after a path with the tokens ``before``."""
@@ -294,9 +295,9 @@ class ToySource:
         key = state.hidden ^ noise
         sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
         truth = self._model.mode(state.hidden)
-        others = sorted(
-            (t for t in range(self._model.vocab) if t != truth), key=lambda t: uniform(key, 2, t)
-        )
+        noise_of = uniforms(key, 2, self._model.vocab)
+        others = sorted(range(self._model.vocab), key=noise_of.__getitem__)
+        others.remove(truth)
         draw = uniform(key, 3)
         rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
         order = [*others[:rank], truth, *others[rank:]][:width]

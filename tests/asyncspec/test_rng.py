@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.rng import gumbel, mix, uniform
+from asyncspec.rng import gumbel, mix, uniform, uniforms
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -20,6 +20,11 @@ def test_the_same_question_has_the_same_answer_inside_the_open_interval(
     assert 0.0 < value < 1.0
     assert value == uniform(seed, position, token)
     assert math.isfinite(gumbel(seed, position, token))
+
+
+@given(seeds, st.integers(0, 2**20), st.integers(0, 40))
+def test_many_tokens_at_once_are_the_same_numbers(seed: int, position: int, tokens: int) -> None:
+    assert uniforms(seed, position, tokens) == [uniform(seed, position, t) for t in range(tokens)]
 
 
 def test_golden_values_never_change() -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.eagle.source import HFEagle
-from asyncspec.backend.hf.recipe import Recipe
-from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.backend.hf.wire import select
 from asyncspec.jobs import FeatureJob, Feed, Rows
-from asyncspec.sim.world import Actor, Costs
-from asyncspec_nodes.draft import DraftMachine
-from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
-from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec.sim.world import Costs
+from asyncspec_nodes.sources import Source
+from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expanded
-from cluster import Cluster
+from backend.hf_cluster import HFCluster, Loaded
 
 
 class Watched:
@@ -43,37 +38,11 @@ class Watched:
         return self.eagle.unpack(tensor)
 
 
-class Loaded:
-    """A target's stages by their layers, each read once."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self._made: dict[tuple[int, int], HFStage] = {}
-
-    def stage(self, first: int, end: int) -> HFStage:
-        if (first, end) not in self._made:
-            self._made[first, end] = load_stage(self.checkpoint, first, end, recipe=Recipe())
-        return self._made[first, end]
-
-
-class EagleCluster(Cluster):
-    """As ``Cluster``; a stage that is restarted has forgotten its sessions."""
+class EagleCluster(HFCluster):
+    """As ``HFCluster``, with an EAGLE head that is watched."""
 
     def __init__(self, costs: Costs, loaded: Loaded, eagle: HFEagle, **options: Any) -> None:
-        self.loaded = loaded
-        self.source = Watched(eagle)
-        super().__init__(costs, features=eagle.features.wanted, **options)
-
-    def draft(self) -> Actor:
-        machine = DraftMachine(self.config)
-        return Actor(machine, machine.initial(), self.source.run, self.source)
-
-    def stage(self, rank: Rank) -> Actor:
-        facts = self.loaded.checkpoint.facts
-        edges = [facts.layers * i // self.stages for i in range(self.stages + 1)]
-        first, end = list(pairwise(edges))[rank - 1]
-        config = VerifyConfig(
-            rank, self.stages, self.window, facts.vocab_size, first, end, facts.layers
-        )
-        machine, stage = VerifyMachine(config), self.loaded.stage(first, end)
-        return Actor(machine, machine.initial(), stage.run, stage)
+        self.watched = Watched(eagle)
+        wanted = eagle.features.wanted
+        source = Source(self.watched.run, eagle.abandon, features=wanted, tensors=self.watched)
+        super().__init__(costs, loaded, source, **options)

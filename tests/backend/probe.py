@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -29,19 +30,47 @@ def cut(
     ]
 
 
-class Probe:
-    """Records logits by position. In a walk, only those of the path's rows."""
+class _Tap:
+    """Stands between the last stage and its logits."""
 
     def __init__(self, stages: Sequence[HFStage]) -> None:
         self._shard = stages[-1].shard
         self._logits = self._shard.logits
         self._shard.logits = self._record  # type: ignore[method-assign]
-        self._seen: dict[int, torch.Tensor] = {}
-        self._rows: dict[int, int] | None = None
 
     def stop(self) -> None:
         """Record no more."""
         self._shard.logits = self._logits  # type: ignore[method-assign]
+
+    def _record(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: Any, rows: torch.Tensor
+    ) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Everything(_Tap):
+    """Records the bits of all logits by position, siblings' and the dead's included."""
+
+    def __init__(self, stages: Sequence[HFStage]) -> None:
+        super().__init__(stages)
+        self.seen: defaultdict[int, set[bytes]] = defaultdict(set)
+
+    def _record(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: Any, rows: torch.Tensor
+    ) -> torch.Tensor:
+        logits = self._logits(inputs, positions, tree, rows)
+        for position, row in zip(positions[rows].tolist(), logits, strict=True):
+            self.seen[position].add(row.numpy().tobytes())
+        return logits
+
+
+class Probe(_Tap):
+    """Records logits by position. In a walk, only those of the path's rows."""
+
+    def __init__(self, stages: Sequence[HFStage]) -> None:
+        super().__init__(stages)
+        self._seen: dict[int, torch.Tensor] = {}
+        self._rows: dict[int, int] | None = None
 
     def watch(self, rows: dict[int, int]) -> None:
         """Which rows of the next segment are of interest: position -> row."""

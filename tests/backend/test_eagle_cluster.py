@@ -19,8 +19,9 @@ from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import Rank
 from backend import eagle_heads
-from backend.eagle_cluster import EagleCluster, Loaded
+from backend.eagle_cluster import EagleCluster
 from backend.eagle_heads import TARGET
+from backend.hf_cluster import Loaded
 from backend.test_features import plain, plain_model
 from backend.tiny import VOCAB
 from cluster import ask
@@ -65,7 +66,7 @@ def generate(path: Path, prompt: Sequence[int], count: int) -> list[int]:
 
 def check(cluster: EagleCluster, asked: Sequence[Request], path: Path) -> None:
     """The target's text, and the source was fed the features of its positions in every session."""
-    eagle, world = cluster.source.eagle, cluster.world
+    eagle, world = cluster.watched.eagle, cluster.world
     eagle.check()
     assert not eagle._sessions
     assert not eagle._fed
@@ -75,11 +76,11 @@ def check(cluster: EagleCluster, asked: Sequence[Request], path: Path) -> None:
         assert world.tokens[one.request] == new
         features.append(plain(path, [*one.prompt, *new], eagle.features.wanted))
     # Sessions are numbered in the order of the requests; one request alone may need several.
-    for session, rows in cluster.source.fed.items():
+    for session, rows in cluster.watched.fed.items():
         index, found = min(session, len(asked) - 1), torch.cat(rows)
         assert len(found) >= len(asked[index].prompt)
         torch.testing.assert_close(found, features[index][: len(found)], atol=5e-4, rtol=5e-4)
-    assert len(cluster.source.fed) >= len(asked)
+    assert len(cluster.watched.fed) >= len(asked)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -125,7 +126,7 @@ def test_autoregressive_requests_want_no_features(target: Loaded, tmp_path: Path
     assert cluster.world.tokens[one.request] == generate(
         target.checkpoint.path, one.prompt, one.max_new_tokens
     )
-    assert not cluster.source.fed
+    assert not cluster.watched.fed
 
 
 def test_the_bundled_head_accepts_the_same_on_any_number_of_stages() -> None:

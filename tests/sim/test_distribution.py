@@ -18,7 +18,7 @@ from msgspec.structs import replace
 import asyncspec_nodes.draft_session as draft_session
 from asyncspec import draw
 from asyncspec import tree as trees
-from asyncspec.accept import Walk
+from asyncspec.accept import Opinion, Walk
 from asyncspec.backend.toy import ToyModel
 from asyncspec.policy import LOSSLESS, POLICIES
 from asyncspec.rng import gumbel
@@ -124,11 +124,14 @@ def test_the_first_tokens_have_the_targets_distribution(policy: str, settings: s
     assert fits(answers(policy, how), exact(how))
 
 
-def conditioned_on_acceptance(tree: TokenTree, judged: Mapping[NodeId, int]) -> Walk:
+def conditioned_on_acceptance(
+    tree: TokenTree, judged: Mapping[NodeId, Opinion], choose: Any
+) -> Walk:
     """Where the drawn token is no node of the tree, a node is taken in its place."""
     accepted: list[NodeId] = []
     node = tree.root
-    while (token := judged.get(node)) is not None:
+    while (opinion := judged.get(node)) is not None:
+        token = choose(tree, node, opinion)
         others = [n for n in judged if n in tree and tree.nodes[n].parent == node]
         below = trees.child(tree, node, token)
         if below is None and not others:

@@ -121,9 +121,9 @@ def compaction_forgotten(session: Any, message: Any) -> Any:
     return session, None if isinstance(job, Compact) else job
 
 
-def bonus_taken_for_a_hit(tree: Any, judged: Any) -> Walk:
+def bonus_taken_for_a_hit(tree: Any, judged: Any, choose: Any) -> Walk:
     """On a miss the best child of the last accepted node is taken instead of the bonus."""
-    walked = walk(tree, judged)
+    walked = walk(tree, judged, choose)
     tip = walked.accepted[-1] if walked.accepted else tree.root
     children = [n for n, data in tree.nodes.items() if data.parent == tip]
     if walked.bonus is not None and children:

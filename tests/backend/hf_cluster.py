@@ -1,0 +1,63 @@
+"""A cluster of real stages and a real token source in the simulator."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.stage import HFStage, load_stage
+from asyncspec.sim.world import Actor, Costs
+from asyncspec_nodes.draft import DraftMachine
+from asyncspec_nodes.sources import Source
+from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_protocol.ids import Rank
+from cluster import Cluster
+
+
+class Loaded:
+    """A target's stages by their layers, each read once."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._made: dict[tuple[int, int], HFStage] = {}
+
+    def stage(self, first: int, end: int) -> HFStage:
+        if (first, end) not in self._made:
+            self._made[first, end] = load_stage(self.checkpoint, first, end, recipe=Recipe())
+        return self._made[first, end]
+
+    def cut(self, stages: int) -> list[HFStage]:
+        """The whole target in ``stages`` stages of about the same depth."""
+        layers = self.checkpoint.facts.layers
+        edges = [layers * i // stages for i in range(stages + 1)]
+        return [self.stage(first, end) for first, end in pairwise(edges)]
+
+
+class HFCluster(Cluster):
+    """As ``Cluster``; a stage that is restarted has forgotten its sessions."""
+
+    def __init__(self, costs: Costs, loaded: Loaded, source: Source, **options: Any) -> None:
+        self.loaded = loaded
+        self.source = source
+        super().__init__(costs, features=source.features, **options)
+
+    def draft(self) -> Actor:
+        machine = DraftMachine(self.config)
+        return Actor(machine, machine.initial(), self.source.run, self.source.tensors)
+
+    def stage(self, rank: Rank) -> Actor:
+        facts, stage = self.loaded.checkpoint.facts, self.loaded.cut(self.stages)[rank - 1]
+        layers = stage.shard.layers
+        config = VerifyConfig(
+            rank,
+            self.stages,
+            self.window,
+            facts.vocab_size,
+            layers.start,
+            layers.stop,
+            facts.layers,
+        )
+        machine = VerifyMachine(config)
+        return Actor(machine, machine.initial(), stage.run, stage)

@@ -1,0 +1,122 @@
+"""Losslessness, cell by cell: every policy, token source, way to draw and number of stages gives
+the sequential decoder's text from the sequential decoder's bits, under delays of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import asyncspec.backend.hf.stage as hf_stage
+import asyncspec_nodes.draft_session as draft_session
+import asyncspec_nodes.stage_session as stage_session
+import asyncspec_nodes.verify as verify
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.draft import load_draft
+from asyncspec.backend.hf.draw import draw
+from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.hybrid import HybridSource
+from asyncspec.jobs import Row
+from asyncspec.ngram import NGramSource
+from asyncspec.policy import LOSSLESS, POLICIES
+from asyncspec.slots import Slots, place
+from asyncspec_nodes.sources import Source
+from asyncspec_protocol.errors import ProtocolError
+from backend import guessable
+from backend.hf_cluster import Loaded
+from backend.matrix import SOURCES, Cell, Matrix, cells
+from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
+
+pytestmark = pytest.mark.torch
+
+CELLS = cells()
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    folder = tmp_path_factory.mktemp("matrix")
+    target = guessable.save_target(folder / "target")
+    checkpoint = open_checkpoint(target)
+    draft = load_draft(open_checkpoint(guessable.save_draft(folder / "draft", target)))
+    heads = [
+        load_eagle(guessable.save_eagle(folder / "eagle", target), checkpoint),
+        load_eagle(guessable.save_eagle3(folder / "eagle3", target), checkpoint),
+    ]
+    ngram = NGramSource()
+    with_draft = HybridSource([draft], [ngram])
+    with_eagle = HybridSource(heads[:1], [ngram], heads[0])
+    made = (
+        Source(draft.run, draft.abandon),
+        *(reading(head, head) for head in heads),
+        Source(ngram.run, ngram.abandon),
+        Source(with_draft.run, with_draft.abandon),
+        reading(with_eagle, heads[0]),
+    )
+    return Matrix(Loaded(checkpoint), dict(zip(SOURCES, made, strict=True)))
+
+
+def reading(source: HFEagle | HybridSource, head: HFEagle) -> Source:
+    """A source whose ``head`` reads the target's features."""
+    return Source(source.run, source.abandon, features=head.features.wanted, tensors=head)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_cell(matrix: Matrix, cell: Cell) -> None:
+    matrix.run(cell)
+
+
+def test_it_is_the_whole_matrix_and_everything_happened(matrix: Matrix) -> None:
+    assert len(set(CELLS)) == len(CELLS) >= 500
+    if len(matrix.passed) < len(CELLS):
+        pytest.skip("only where every cell was run")
+    happened = matrix.happened
+    for key in (*SOURCES, *(name for name in LOSSLESS if POLICIES[name].drafts)):
+        assert happened[key, "hits"] > 0, key
+        assert happened[key, "misses"] > 0, key
+    total = {what: sum(happened[source, what] for source in SOURCES) for what in ("hits", "misses")}
+    assert 0.2 < total["hits"] / sum(total.values()) < 0.8
+    # Passes whose rows died under way, in part or all of them.
+    assert happened["all", "prunes in a pass"] > len(CELLS) / 2
+    assert happened["all", "abandoned"] > len(CELLS) / 2
+
+
+def oldest_ancestor_unseen(
+    slots: Slots, ids: Any, parents: Any, committed: Any
+) -> tuple[Slots, tuple[Row, ...]]:
+    """Visible slots begin one too late."""
+    grown, rows = place(slots, ids, parents, committed)
+    return grown, tuple(replace(row, visible=row.visible[1:] or row.visible) for row in rows)
+
+
+def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, ...]:
+    """Rows draw for the positions that follow the first row's, as if they were a chain."""
+    return draw(logits, range(positions[0], positions[0] + len(positions)), *rest)
+
+
+FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
+    ("an ancestor is not seen", stage_session, "place", oldest_ancestor_unseen),
+    ("draws are for other positions", hf_stage, "draw", positions_of_a_chain),
+    ("the cache is not compacted", verify, "prune", compaction_forgotten),
+    ("a guess is taken for a verdict", draft_session, "walk", bonus_taken_for_a_hit),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS]
+)
+def test_cells_notice_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+    matrix: Matrix,
+    module: Any,
+    name: str,
+    broken: Callable[..., Any],
+) -> None:
+    some = [Cell(p, "draft", "T=0.7 top-p=0.9", 2) for p in ("flowspec", "pruned", "pipedec")]
+    for cell in some:
+        matrix.run(cell)  # the sequential decoder's answers are those without the fault
+    monkeypatch.setattr(module, name, broken)
+    for cell in some:
+        with pytest.raises((AssertionError, ProtocolError, ValueError, KeyError)):
+            matrix.run(cell)
