@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
-from asyncspec_nodes import record_cli, run_options, simulate_options, trace_cli
+from asyncspec_nodes import memory_cli, record_cli, run_options, simulate_options, trace_cli
 from asyncspec_nodes.arguments import Parser
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ COMMANDS = (
         "run the same machines on a virtual clock, with a model of language and of costs",
         simulate_options.add_arguments,
         _simulate,
+    ),
+    _Command(
+        "memory", "what each stage of a model takes", memory_cli.add_arguments, memory_cli.memory
     ),
     _Command("policies", "list the policies", lambda _: None, _policies),
     _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),

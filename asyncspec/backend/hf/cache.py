@@ -7,13 +7,14 @@ nothing and compaction moves at most the speculative tail, never the prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.recipe import BLOCK
+from asyncspec.backend.hf.recipe import BLOCK, Mode
 
 ONES = 16
 """Columns of ones beside each value, so that the softmax sum falls out of the same product. One
@@ -48,6 +49,18 @@ class Shape(Struct, frozen=True):
         keys = self.head_dim * self.dtype.itemsize
         values = self.value_width * self.value_dtype.itemsize
         return self.layers * self.kv_heads * (keys + values)
+
+
+def shape_of(config: Any, layers: int, dtype: torch.dtype, mode: Mode) -> Shape:
+    """The cache of so many layers of a transformers configuration."""
+    heads = config.num_attention_heads
+    return Shape(
+        layers=layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=dtype,
+        exact=mode == "exact",
+    )
 
 
 class TreeCache:

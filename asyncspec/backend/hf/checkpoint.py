@@ -73,6 +73,11 @@ def resolve_dtype(checkpoint: Checkpoint, name: str = "auto") -> torch.dtype:
     if name == "auto":
         stored = main_dtype(checkpoint.tensors)
         return torch.bfloat16 if stored == "bfloat16" else torch.float32
+    return named_dtype(name)
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """A type by its name. Raises ``UserError``."""
     if name not in _NAMES:
         raise UserError(f"unknown dtype {name!r}; use auto, float32 or bfloat16")
     return _NAMES[name]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from asyncspec.backend.hf.attention import NAME, TreeAttention, register
-from asyncspec.backend.hf.cache import Shape
+from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.linear import RowLinear, swap_linears
@@ -76,16 +76,7 @@ class Shard:
 
     def cache_shape(self, mode: Mode) -> Shape:
         """What a slot of this shard's cache holds."""
-        config = self.model.config
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return Shape(
-            layers=len(self.layers),
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=head_dim,
-            dtype=self.dtype,
-            exact=mode == "exact",
-        )
+        return shape_of(self.model.config, len(self.layers), self.dtype, mode)
 
 
 def load_shard(

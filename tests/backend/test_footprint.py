@@ -1,0 +1,90 @@
+"""Memory from a configuration: against loaded stages, and SpecPipe's Table 1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.footprint import footprint
+from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.stage import load_stage
+from asyncspec_nodes import cli
+
+pytestmark = pytest.mark.torch
+
+GIB = 2**30
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def asked(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, int]]:
+    assert cli.main(["memory", *argv, "--json"]) == 0
+    stages: list[dict[str, int]] = json.loads(capsys.readouterr().out)["stages"]
+    return stages
+
+
+def test_specpipes_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """23.5, six times 21.5, 23.5 GiB, with a runtime's 256 MiB; the context budget, which the text
+    has lost, is taken for 131,072 tokens: so to 2 %."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    rows = asked(
+        capsys, "--target", str(tmp_path), "--stages", "8", "--mode", "fast", "--tree", "64"
+    )
+    totals = [row["total_bytes"] / GIB + 0.25 for row in rows]
+    assert totals == pytest.approx([23.5, *[21.5] * 6, 23.5], rel=0.02)
+    assert all(row["tree_bytes"] <= 4 * 2**20 for row in rows)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2"])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_loaded_stage_has_what_was_foretold(
+    family: str, mode: str, tiny: Callable[..., Path]
+) -> None:
+    path = tiny(family)
+    checkpoint = open_checkpoint(path)
+    layers = checkpoint.facts.layers
+    for span in ((0, 2), (2, layers), (0, layers)):
+        foretold = footprint(path, inspect_checkpoint(path), span, "float32", mode)  # type: ignore[arg-type]
+        stage = load_stage(checkpoint, *span, dtype="float32", mode=mode)  # type: ignore[arg-type]
+        assert stage.cache_bytes(1) == foretold.slot
+        held = sum(t.numel() * t.itemsize for t in stage.shard.model.state_dict().values())
+        # Packed matrices are no tensors that could be asked for their size.
+        packed = sum(line.in_features * line.out_features * 4 for line in stage.shard.linears)
+        assert held + packed == pytest.approx(foretold.weights, rel=0.02)
+
+
+def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["memory", "--target", str(tiny("llama")), "--stages", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "V1" in out
+    assert "V2" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--stages", "0"], "--stages is 0"),
+        (["--stages", "99"], "more than the target's"),
+        (["--context", "0"], "--context must be at least 1"),
+    ],
+)
+def test_what_cannot_be(
+    argv: list[str], says: str, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["memory", "--target", str(tiny("llama")), *argv]) == 2
+    assert says in capsys.readouterr().err
