@@ -45,7 +45,7 @@ def _check_ranks(config: Config) -> None:
 
 def _check_addresses(config: Config) -> None:
     seen: dict[tuple[str, int], int] = {}
-    for node in config.node:
+    for node in config.nodes:
         if not node.host.strip() or "/" in node.host:
             raise UserError(f"{node.host!r} is not a host name or an address (rank {node.rank})")
         other = seen.setdefault((node.host, node.port), node.rank)

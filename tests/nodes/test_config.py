@@ -71,6 +71,12 @@ def test_a_good_file_has_defaults() -> None:
         (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
         (('path = "model"', 'path = "model"\n[draft]\nsource = "eagle:"'), "names no head"),
         (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "(at limits.sessions)"),
+        (("[target]", '[source]\nhost = "10.0.0.9"\nport = 7703\n[target]'), "10.0.0.9 (rank 3)"),
+        (("[target]", '[source]\nhost = "localhost"\nport = 7702\n[target]'), "ranks 2 and 3 both"),
+        (
+            ("[target]", '[draft]\nsource = "eagle:h"\n[source]\nhost = "::1"\nport = 1\n[target]'),
+            "an EAGLE head works on the draft node",
+        ),
         (('path = "model"', 'path = "model"\n[security]\nca = "a"'), "missing key 'certificate'"),
     ],
 )
@@ -97,6 +103,14 @@ def test_layers_that_do_not_fit(first: str, second: str, says: str) -> None:
     with pytest.raises(UserError, match="layer") as error:
         layout(parse(spans(first, second)), 8)
     assert says in str(error.value)
+
+
+def test_a_source_is_a_node_behind_the_stages() -> None:
+    source = '[source]\nhost = "127.0.0.1"\nport = 7703\n[target]'
+    config = parse(GOOD.replace("[target]", source))
+    assert config.stages == 2
+    assert config.at(3).port == 7703
+    assert parse(to_toml(config)) == config
 
 
 def test_layers_may_be_given_or_split_evenly() -> None:

@@ -251,6 +251,18 @@ def test_an_eagle_head_drafts(tmp_path: Path, head: str) -> None:
         assert answer["stats"]["hit_rate"] > 0.5
 
 
+def test_a_token_source_in_a_process_of_its_own() -> None:
+    """A draft model and n-gram lookup, asked over a link; the source's time is accounted for."""
+    argv = ["--stages", "2", "--draft", "hybrid", "--source-apart", "--prompt", PROMPTS[0]]
+    argv += ["--max-new-tokens", "30", "--check", "--json"]
+    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer["check"]["sentence"] == "equal to the sequential decoder: 30 of 30 tokens"
+    assert answer["stats"]["hits"] > 5
+    assert answer["stats"]["draft_seconds"] > 0
+
+
 def with_rank(nodes: list[psutil.Process], rank: int) -> psutil.Process:
     """The process of a rank."""
     (found,) = (n for n in nodes if f"--rank {rank} " in " ".join(n.cmdline()))
