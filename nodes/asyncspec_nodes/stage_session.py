@@ -27,15 +27,17 @@ class Waiting(Struct, frozen=True):
     hidden: Rows | None = None
 
     def select(self, stay: Sequence[int]) -> Waiting:
-        """The same segment with only the rows ``stay`` (indices into ``ids``)."""
+        """The same segment with only the rows ``stay`` (indices into ``ids``, ascending)."""
+        if len(stay) == len(self.ids):
+            return self
         hidden = self.hidden
         if hidden is not None:
-            hidden = Rows(hidden.handle, tuple(hidden.rows[i] for i in stay))
+            hidden = Rows(hidden.handle, tuple([hidden.rows[i] for i in stay]))
         return replace(
             self,
-            ids=tuple(self.ids[i] for i in stay),
-            parents=tuple(self.parents[i] for i in stay),
-            tokens=tuple(self.tokens[i] for i in stay) if self.tokens else (),
+            ids=tuple([self.ids[i] for i in stay]),
+            parents=tuple([self.parents[i] for i in stay]),
+            tokens=tuple([self.tokens[i] for i in stay]) if self.tokens else (),
             hidden=hidden,
         )
 
@@ -67,16 +69,14 @@ class StageSession(Struct, frozen=True):
     compute_seconds: float = 0.0
 
 
-def survivors(session: StageSession, ids: Sequence[NodeId]) -> tuple[int, ...]:
-    """Indices of the nodes that are alive."""
-    return tuple(i for i, node in enumerate(ids) if session.liveness.alive(node))
+def survivors(session: StageSession, ids: Sequence[NodeId]) -> Sequence[int]:
+    """Indices of the nodes that are alive, ascending."""
+    return session.liveness.living(ids)
 
 
 def thin(session: StageSession, waiting: Waiting) -> Waiting | None:
     """A segment without its dead rows; None where nothing is left of it."""
     stay = survivors(session, waiting.ids)
-    if len(stay) == len(waiting.ids):
-        return waiting
     return waiting.select(stay) if stay else None
 
 
@@ -85,7 +85,9 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     liveness = session.liveness.apply(message)
     if liveness is session.liveness:
         return session, None
-    slots, stay = settle(session.slots, liveness.committed, liveness.alive)
+    tail = session.slots.tail
+    alive = [tail[i] for i in liveness.living(tail)]
+    slots, stay = settle(session.slots, liveness.committed, alive)
     job = None
     if stay is not None:
         job = Compact(session=session.session, start=session.slots.committed, keep=stay)
@@ -124,15 +126,13 @@ def taps(session: StageSession, layers: int) -> int:
     return sum(0 <= depth <= layers for depth in session.features) if layers else 0
 
 
-def count(session: StageSession, running: Running, seconds: float) -> StageSession:
-    """Book a pass that has ended."""
-    ids = running.waiting.ids
-    dead = len(ids) - len(survivors(session, ids))
+def count(session: StageSession, rows: int, alive: int, seconds: float) -> StageSession:
+    """Book a pass that has ended: of its ``rows`` so many are ``alive``."""
     return replace(
         session,
         passes=session.passes + 1,
-        rows=session.rows + len(ids),
-        dead_rows=session.dead_rows + dead,
+        rows=session.rows + rows,
+        dead_rows=session.dead_rows + rows - alive,
         compute_seconds=session.compute_seconds + seconds,
     )
 

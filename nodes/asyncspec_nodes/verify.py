@@ -8,7 +8,7 @@ stage's credit. Pure: no clock, no sockets, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from msgspec import Struct
@@ -221,10 +221,12 @@ def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> 
 
 def _check_parents(state: VerifyState, session: StageSession, waiting: Waiting) -> None:
     """A node follows its parent on every link, so a live node's parent is here, and it is not."""
-    here = {session.slots.tip, *session.slots.tail}
-    here.update(n for w in state.queue if w.session == session.session for n in w.ids)
+    seats, here = session.slots.seats, {session.slots.tip}
+    for before in state.queue:
+        if before.session == session.session:
+            here.update(before.ids)
     for node, parent in zip(waiting.ids, waiting.parents, strict=True):
-        if node in here or parent not in here:
+        if node in here or node in seats or not (parent in here or parent in seats):
             raise RemoteProtocolError(
                 f"node {node} of session {session.session} does not follow its parent {parent}",
                 peer=state.config.before,
@@ -392,28 +394,30 @@ def _computed(
         raise LocalProtocolError(f"no pass of segment {job.segment} is in service")
     state = replace(state, running=None)
     waiting = running.waiting
-    closing = state.closing.get(waiting.session)
-    if closing is not None:
-        left = {k: v for k, v in state.closing.items() if k != waiting.session}
-        return replace(state, closing=left), (_report(count(closing, running, seconds)),)
-    session = state.sessions.get(waiting.session)
+    session = state.closing.get(waiting.session) or state.sessions.get(waiting.session)
     if session is None:
         return state, ()  # dropped with a lost peer
-    session = count(session, running, seconds)
+    rows = len(waiting.ids)
+    stay = survivors(session, waiting.ids)
+    session = count(session, rows, len(stay), seconds)
+    if waiting.session in state.closing:
+        left = {k: v for k, v in state.closing.items() if k != waiting.session}
+        return replace(state, closing=left), (_report(session),)
     state = replace(state, sessions={**state.sessions, session.session: session})
     if state.config.last:
-        return state, _verdict(session, running, result)
-    stay = survivors(session, waiting.ids)
+        return state, _verdict(session, running, result, stay)
     if not stay:
         return state, ()
     tokens = waiting.tokens if session.tokens_travel else ()
-    hidden = Rows(result, tuple(range(len(waiting.ids))))
+    hidden = Rows(result, tuple(range(rows)))
     done = replace(waiting, tokens=tokens, hidden=hidden).select(stay)
     return replace(state, parked=(*state.parked, done)), ()
 
 
-def _verdict(session: StageSession, running: Running, result: object) -> Effects:
-    """The verdict of a pass, for the nodes that are still alive, with their features if wanted."""
+def _verdict(
+    session: StageSession, running: Running, result: object, stay: Sequence[int]
+) -> Effects:
+    """The verdict of a pass, for the rows that are still alive, with their features if wanted."""
     if running.abandoned:
         return ()
     tokens = result.tokens if isinstance(result, Judged) else result
@@ -422,12 +426,11 @@ def _verdict(session: StageSession, running: Running, result: object) -> Effects
     if isinstance(result, Judged) != bool(session.features):
         raise LocalProtocolError("the device gave features to a session that wants none, or none")
     ids = running.waiting.ids
-    stay = survivors(session, ids)
     alive = set(stay)
     pairs = [
         (ids[row], token) for row, token in zip(running.judged, tokens, strict=True) if row in alive
     ]
-    features = Rows(result.features, stay) if isinstance(result, Judged) and stay else None
+    features = Rows(result.features, tuple(stay)) if isinstance(result, Judged) and stay else None
     if not pairs and features is None:
         return ()
     message = Verdict(

@@ -105,14 +105,14 @@ class Trie:
 
     def _below(self, top: NodeId) -> set[NodeId]:
         below: set[NodeId] = set()
-        for node in self.slots.tail:  # parents come first
-            if self.slots.seats[node].parent in below or self.slots.seats[node].parent == top:
+        for node, seat in self.slots.seats.items():  # parents come first
+            if seat.parent in below or seat.parent == top:
                 below.add(node)
         return below
 
     def _keep(self, path: set[NodeId], below: set[NodeId]) -> tuple[int, ...] | None:
-        alive = path | below
-        self.slots, stay = settle(self.slots, path.__contains__, alive.__contains__)
+        alive = [node for node in self.slots.seats if node in below or node in path]
+        self.slots, stay = settle(self.slots, path.__contains__, alive)
         self._children = {key: node for key, node in self._children.items() if node in below}
         held = below | {self.tip}
         self._memo = {node: memo for node, memo in self._memo.items() if node in held}
