@@ -148,7 +148,8 @@ def answer(grower: Grower, job: Expand, length: int) -> Expanded:
 
 
 def _best(candidates: Sequence[int], scores: Sequence[float], count: int) -> list[int]:
-    return sorted(candidates, key=lambda i: (-scores[i], i))[:count]
+    """Best first. Of equal ones the older stands first in ``candidates``, and stays so."""
+    return sorted(candidates, key=scores.__getitem__, reverse=True)[:count]
 
 
 def _leading_to(chosen: Sequence[int], parents: Sequence[int], known: int) -> list[int]:

@@ -62,7 +62,7 @@ def place(
         above = seats.get(parent)
         if above is not None:
             position = above.position + 1
-            line = (*above.line[start - position :], slot)
+            line = above.line[start - position :] + (slot,)  # noqa: RUF005 (twice as fast)
         elif parent == tip:
             position, line = start, (slot,)
         else:
@@ -92,7 +92,7 @@ def settle(
         seat = old[node]
         stay.append(seat.line[-1])
         above = seats.get(seat.parent)
-        line = (slot,) if above is None else (*above.line, slot)
+        line = (slot,) if above is None else above.line + (slot,)  # noqa: RUF005
         seats[node] = Seat(seat.parent, seat.position, line)
     return _commit(Slots(slots.committed, slots.tip, seats), committed), tuple(stay)
 

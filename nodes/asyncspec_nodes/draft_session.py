@@ -52,6 +52,8 @@ class DraftSession(Struct, frozen=True):
     # Tokens given to the user by earlier sessions of this request, and by this one.
     before: tuple[int, ...]
     tree: TokenTree
+    # Live nodes that were not sent yet, oldest first.
+    unsent: tuple[NodeId, ...]
     # The node before the root on the committed path.
     root_parent: NodeId
     next_node: NodeId
@@ -126,6 +128,7 @@ def open_session(
         prefix=prefix,
         before=given,
         tree=trees.plant(last, prefix[-1], len(prefix) - 1),
+        unsent=(last,),
         root_parent=NodeId(len(prefix) - 2),
         next_node=NodeId(len(prefix)),
         features=Features(len(prefix)) if featured else None,
@@ -144,8 +147,8 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
     tree = session.tree
     return View(
         tree=tree,
-        unsent=tuple(n for n in tree.nodes if n not in session.sent),
-        pending=sum(1 for n in session.sent if n not in session.judged),
+        unsent=session.unsent,
+        pending=len(session.sent) - len(session.judged),
         stages=session.stages,
         segments=session.segments,
         drafts=session.drafts,
@@ -273,7 +276,8 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
         tree=tree,
         root_parent=parent,
         version=version,
-        sent=frozenset(n for n in session.sent if n in tree),
+        unsent=tuple([n for n in session.unsent if n in tree]) if bonus is None else (tree.root,),
+        sent=session.sent.intersection(tree.nodes),
         judged={n: t for n, t in session.judged.items() if n in tree},
         features=features,
         announced=(*known, *((n, version) for n in news)),
@@ -287,7 +291,7 @@ def _prune(session: DraftSession) -> PruneIndices:
         version=session.version,
         horizon=session.next_node,
         accepted=tuple(n for n, _ in session.announced),
-        keep=tuple(n for n in session.tree.nodes if n != root),
+        keep=tuple([n for n in session.tree.nodes if n != root]),
     )
 
 
@@ -388,6 +392,7 @@ def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSe
     return replace(
         session,
         tree=tree,
+        unsent=session.unsent + new,
         next_node=NodeId(session.next_node + len(new)),
         barren=None if new else (asked.growth, asked.version, session.next_node),
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
@@ -411,7 +416,8 @@ def next_segment(
     ids = session.policy.cut(view(session, starving=starving))
     if not ids:
         return None
-    if not connected(session.tree, ids, session.sent) or session.sent.intersection(ids):
+    chosen = frozenset(ids)
+    if not connected(session.tree, ids, session.sent) or session.sent & chosen:
         raise LocalProtocolError(f"policy cut nodes that cannot be sent: {ids}")
     nodes = session.tree.nodes
     message = _segment(
@@ -425,7 +431,8 @@ def next_segment(
         counters = replace(counters, rounds=counters.rounds + 1)
     session = replace(
         session,
-        sent=session.sent.union(ids),
+        unsent=tuple([n for n in session.unsent if n not in chosen]),
+        sent=session.sent | chosen,
         segments=session.segments + 1,
         next_segment=SegmentId(session.next_segment + 1),
         clock=session.clock.send(
@@ -437,7 +444,7 @@ def next_segment(
 
 
 def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
-    start = session.prefilled
+    start, root = session.prefilled, session.tree.root
     end = min(start + rows, len(session.prefix))
     ids = tuple(NodeId(i) for i in range(start, end))
     parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
@@ -446,7 +453,8 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
         replace(
             session,
             prefilled=end,
-            sent=session.sent.union(n for n in ids if n in session.tree),
+            unsent=() if root in ids else session.unsent,
+            sent=session.sent.union({root}.intersection(ids)),
             next_segment=SegmentId(session.next_segment + 1),
         ),
         message,
