@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.grow import TIP, Grown, Start
+from asyncspec.source.grow import TIP, Grown, Start
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 

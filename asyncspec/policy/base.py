@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
-from asyncspec.grow import Shape
+from asyncspec.source.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
 

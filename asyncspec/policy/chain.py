@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.grow import Shape
 from asyncspec.policy.base import Count, Growth, Positive, View
+from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
 
 

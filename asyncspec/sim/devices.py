@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.grow import TIP, Grower, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Release, Row, SourceJob, StageJob
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow
+from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncspec import tree as trees
-from asyncspec.grow import TIP, Grown
+from asyncspec.source.grow import TIP, Grown
 from asyncspec.tree import TokenTree, plant
 from asyncspec_protocol.ids import NodeId
 

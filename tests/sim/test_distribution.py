@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.draft_session as draft_session
+import asyncspec_nodes.machines.draft.session as draft_session
 from asyncspec import draw
 from asyncspec import tree as trees
 from asyncspec.accept import Walk

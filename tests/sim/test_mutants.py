@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.draft_session as draft_session
-import asyncspec_nodes.features as feature_books
-import asyncspec_nodes.stage_session as stage_session
-import asyncspec_nodes.verify as verify
+import asyncspec_nodes.machines.draft.features as feature_books
+import asyncspec_nodes.machines.draft.session as draft_session
+import asyncspec_nodes.machines.verify.machine as verify
+import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.accept import Walk, walk
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.jobs import Compact, Rows
@@ -23,7 +23,7 @@ from asyncspec.liveness import Liveness
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
-from asyncspec_nodes.features import Features
+from asyncspec_nodes.machines.draft.features import Features
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices

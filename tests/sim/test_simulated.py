@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import asyncspec_nodes.stage_session as stage_session
-import asyncspec_nodes.verify as verify
+import asyncspec_nodes.machines.verify.machine as verify
+import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.coverage import harmonic
 from asyncspec.sim.draft_cost import DraftCost
@@ -21,7 +21,7 @@ from asyncspec.sim.presets import PRESETS
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.simulated import Setting, WrongText, simulate
+from asyncspec_nodes.machines.simulated import Setting, WrongText, simulate
 from asyncspec_protocol.errors import ProtocolError
 from laws import SMALL
 from sim.test_mutants import (
@@ -123,7 +123,7 @@ def test_a_wrong_slot_or_mask_shows_as_a_wrong_token(
 
 
 def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncspec_nodes.draft_session as draft_session
+    import asyncspec_nodes.machines.draft.session as draft_session
 
     monkeypatch.setattr(draft_session, "walk", bonus_taken_for_a_hit)
     with pytest.raises(WrongText, match=r"policy flowspec, request 0: .* at token \d+"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncspec.grow import NOTHING, TIP, Proposal
 from asyncspec.jobs import Row
 from asyncspec.slots import Slots, place, settle
+from asyncspec.source.grow import NOTHING, TIP, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Wanted = Sequence[tuple[NodeId, int]]
