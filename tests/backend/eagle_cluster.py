@@ -16,7 +16,8 @@ from asyncspec.backend.hf.wire import select
 from asyncspec.jobs import FeatureJob, Feed, Rows
 from asyncspec.sim.world import Actor, Costs
 from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.verify.machine import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Expanded
 from cluster import Cluster

@@ -18,8 +18,10 @@ from asyncspec.policy import POLICIES, Policy
 from asyncspec.trace import records
 from asyncspec.trace.brief import effect_record
 from asyncspec.trace.records import Node, Record, Step
-from asyncspec_nodes.machines.draft.machine import DraftConfig, DraftMachine
-from asyncspec_nodes.machines.verify.machine import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 
 Settings = dict[str, int | float | str | bool | tuple[int, ...] | None]

@@ -18,9 +18,11 @@ from asyncspec.sim.language import Language, sequential
 from asyncspec.sim.world import Actor, Stuck, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node, Record
-from asyncspec_nodes.machines.draft.machine import DraftConfig, DraftMachine
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.replay import settings
-from asyncspec_nodes.machines.verify.machine import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 
 MOST_STEPS = 1_000_000_000

@@ -14,8 +14,10 @@ from msgspec import Struct
 from asyncspec.backend.base import Tensors
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.layout import layout
-from asyncspec_nodes.machines.draft.machine import DraftConfig, DraftMachine
-from asyncspec_nodes.machines.verify.machine import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.sources import load_source, short
 from asyncspec_nodes.serving.rules import Rules
