@@ -74,21 +74,19 @@ def place(
     return _commit(Slots(start, tip, seats), committed), tuple(rows)
 
 
-def settle(
-    slots: Slots, committed: Holds, alive: Sequence[NodeId]
-) -> tuple[Slots, tuple[int, ...] | None]:
+def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[int, ...] | None]:
     """Free the slots of the dead and move the frontier of the committed path on.
 
-    ``alive``: the nodes of the tail that stay, in its order. Returns the new table and their slots
-    so far, ascending, for ``Compact(start=committed)`` with the *old* ``committed``; None where
-    nothing moves or is freed.
+    Returns the new table and the slots that stay, ascending, for ``Compact(start=committed)`` with
+    the *old* ``committed``; None where nothing moves or is freed.
     """
     old = slots.seats
-    if len(alive) == len(old):
+    left = list(filter(alive, old))
+    if len(left) == len(old):
         return _commit(slots, committed), None
     seats: dict[NodeId, Seat] = {}
     stay: list[int] = []
-    for slot, node in enumerate(alive, slots.committed):
+    for slot, node in enumerate(left, slots.committed):
         seat = old[node]
         stay.append(seat.line[-1])
         above = seats.get(seat.parent)

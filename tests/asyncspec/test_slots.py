@@ -57,9 +57,7 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
         )  # fmt: skip
         liveness = liveness.apply(prune)
         start = slots.committed
-        slots, stay = settle(
-            slots, liveness.committed, [n for n in slots.tail if liveness.alive(n)]
-        )
+        slots, stay = settle(slots, liveness.committed, liveness.alive)
         if stay is not None:
             moved = [cache[s] for s in stay]
             cache = {s: n for s, n in cache.items() if s < start}
@@ -92,7 +90,7 @@ def test_fig_3_accepted_and_retained_indices() -> None:
         0, Version(1), NodeId(9), (NodeId(1), NodeId(2)), tuple(map(NodeId, (4, 7, 8)))
     )
     liveness = liveness.apply(prune)
-    slots, stay = settle(slots, liveness.committed, [n for n in slots.tail if liveness.alive(n)])
+    slots, stay = settle(slots, liveness.committed, liveness.alive)
     assert stay == (1, 2, 4, 7, 8)
     assert slots.committed == 3
     assert slots.tail == (4, 7, 8)

@@ -111,8 +111,8 @@ class Trie:
         return below
 
     def _keep(self, path: set[NodeId], below: set[NodeId]) -> tuple[int, ...] | None:
-        alive = [node for node in self.slots.seats if node in below or node in path]
-        self.slots, stay = settle(self.slots, path.__contains__, alive)
+        alive = path | below
+        self.slots, stay = settle(self.slots, path.__contains__, alive.__contains__)
         self._children = {key: node for key, node in self._children.items() if node in below}
         held = below | {self.tip}
         self._memo = {node: memo for node, memo in self._memo.items() if node in held}

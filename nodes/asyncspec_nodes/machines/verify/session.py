@@ -86,8 +86,8 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     if liveness is session.liveness:
         return session, None
     tail = session.slots.tail
-    alive = [tail[i] for i in liveness.living(tail)]
-    slots, stay = settle(session.slots, liveness.committed, alive)
+    alive = {tail[i] for i in liveness.living(tail)}
+    slots, stay = settle(session.slots, liveness.committed, alive.__contains__)
     job = None
     if stay is not None:
         job = Compact(session=session.session, start=session.slots.committed, keep=stay)
