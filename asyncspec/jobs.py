@@ -34,7 +34,7 @@ class Admit(Struct, frozen=True):
     tops: int = 0
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, gc=False):
     """One node in a forward pass.
 
     ``visible`` lists, ascending, the slots from ``Forward.committed`` on that this row attends to:

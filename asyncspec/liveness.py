@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from msgspec import Struct
 
 from asyncspec_protocol.ids import NodeId, Version
@@ -30,6 +32,19 @@ class Liveness(Struct, frozen=True):
     def alive(self, node: NodeId) -> bool:
         """True for every node that is not dead; the dead stay dead."""
         return node >= self.horizon or self.committed(node) or node in self.keep
+
+    def living(self, nodes: Collection[NodeId]) -> Sequence[int]:
+        """Which of ``nodes`` are alive, by their place. Most often all of them are, and that costs
+        no look at each."""
+        horizon, accepted, keep = self.horizon, self.accepted, self.keep
+        if not nodes or min(nodes) >= horizon or keep.issuperset(nodes):
+            return range(len(nodes))
+        prompt = self.prompt_length
+        return [
+            i
+            for i, node in enumerate(nodes)
+            if node >= horizon or node in keep or node in accepted or node < prompt
+        ]
 
     def apply(self, prune: PruneIndices) -> Liveness:
         """What is known after ``prune``. An older one than the last changes nothing."""

@@ -9,6 +9,7 @@ it is derived from the parents when a pass is planned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -18,26 +19,33 @@ from asyncspec_protocol.ids import NO_PARENT, NodeId
 Holds = Callable[[NodeId], bool]
 
 
-class Seat(Struct, frozen=True):
-    """What a cache must know of a tail node to place its children."""
+class Seat(Struct, frozen=True, gc=False):
+    """Where a tail node sits, and what its children see."""
 
     parent: NodeId
     position: int
+    # Slots of its ancestors and its own, ascending; the first ones may have been committed since.
+    line: tuple[int, ...]
 
 
 class Slots(Struct, frozen=True):
-    """The table of one session's cache. ``tail[i]`` sits in slot ``committed + i``."""
+    """The table of one session's cache."""
 
     committed: int = 0
     # The last node of the committed path that is in this cache.
     tip: NodeId = NO_PARENT
-    tail: tuple[NodeId, ...] = ()
+    # The tail in the order of its slots, from slot ``committed`` on.
     seats: dict[NodeId, Seat] = {}
+
+    @property
+    def tail(self) -> tuple[NodeId, ...]:
+        """``tail[i]`` sits in slot ``committed + i``."""
+        return tuple(self.seats)
 
     @property
     def used(self) -> int:
         """Number of slots in use."""
-        return self.committed + len(self.tail)
+        return self.committed + len(self.seats)
 
 
 def place(
@@ -48,28 +56,22 @@ def place(
     Visible slots are counted from ``slots.committed`` as it was before this call. Raises
     ``ValueError`` for a node whose parent is neither the tip, nor in the tail, nor placed before.
     """
-    seats = dict(slots.seats)
-    slot_of = {node: slots.committed + i for i, node in enumerate(slots.tail)}
-    lines: dict[NodeId, tuple[int, ...]] = {}
+    start, tip, seats = slots.committed, slots.tip, slots.seats.copy()
     rows: list[Row] = []
-    for node, parent in zip(ids, parents, strict=True):
-        if parent == slots.tip:
-            position = slots.committed
-            line: tuple[int, ...] = ()
-        elif parent in slot_of:
-            position = seats[parent].position + 1
-            line = lines.get(parent) or _line(parent, seats, slot_of)
+    for slot, (node, parent) in enumerate(zip(ids, parents, strict=True), slots.used):
+        above = seats.get(parent)
+        if above is not None:
+            position = above.position + 1
+            line = above.line[start - position :] + (slot,)  # noqa: RUF005 (twice as fast)
+        elif parent == tip:
+            position, line = start, (slot,)
         else:
             raise ValueError(f"node {node} has no parent {parent} in the cache")
-        if node in slot_of:
+        if node in seats:
             raise ValueError(f"node {node} is in the cache already")
-        slot = slots.used + len(rows)
-        seats[node] = Seat(parent=parent, position=position)
-        slot_of[node] = slot
-        lines[node] = (*line, slot)
-        rows.append(Row(slot=slot, position=position, visible=lines[node]))
-    grown = Slots(committed=slots.committed, tip=slots.tip, tail=(*slots.tail, *ids), seats=seats)
-    return _commit(grown, committed), tuple(rows)
+        seats[node] = Seat(parent, position, line)
+        rows.append(Row(slot, position, line))
+    return _commit(Slots(start, tip, seats), committed), tuple(rows)
 
 
 def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[int, ...] | None]:
@@ -78,41 +80,29 @@ def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[i
     Returns the new table and the slots that stay, ascending, for ``Compact(start=committed)`` with
     the *old* ``committed``; None where nothing moves or is freed.
     """
-    stay = [i for i, node in enumerate(slots.tail) if alive(node)]
-    if len(stay) == len(slots.tail):
+    old = slots.seats
+    left = list(filter(alive, old))
+    if len(left) == len(old):
         return _commit(slots, committed), None
-    tail = tuple(slots.tail[i] for i in stay)
-    kept = Slots(
-        committed=slots.committed,
-        tip=slots.tip,
-        tail=tail,
-        seats={node: slots.seats[node] for node in tail},
-    )
-    return _commit(kept, committed), tuple(slots.committed + i for i in stay)
+    seats: dict[NodeId, Seat] = {}
+    stay: list[int] = []
+    for slot, node in enumerate(left, slots.committed):
+        seat = old[node]
+        stay.append(seat.line[-1])
+        above = seats.get(seat.parent)
+        line = (slot,) if above is None else above.line + (slot,)  # noqa: RUF005
+        seats[node] = Seat(seat.parent, seat.position, line)
+    return _commit(Slots(slots.committed, slots.tip, seats), committed), tuple(stay)
 
 
 def _commit(slots: Slots, committed: Holds) -> Slots:
     """Count leading tail nodes that continue the committed path as committed."""
     tip, count = slots.tip, 0
-    for node in slots.tail:
-        if slots.seats[node].parent != tip or not committed(node):
+    for node, seat in slots.seats.items():
+        if seat.parent != tip or not committed(node):
             break
         tip, count = node, count + 1
     if not count:
         return slots
-    tail = slots.tail[count:]
-    return Slots(
-        committed=slots.committed + count,
-        tip=tip,
-        tail=tail,
-        seats={node: slots.seats[node] for node in tail},
-    )
-
-
-def _line(node: NodeId, seats: dict[NodeId, Seat], slot_of: dict[NodeId, int]) -> tuple[int, ...]:
-    """Slots of a tail node and its ancestors in the tail, ascending."""
-    line: list[int] = []
-    while node in slot_of:
-        line.append(slot_of[node])
-        node = seats[node].parent
-    return tuple(reversed(line))
+    left = dict(islice(slots.seats.items(), count, None))
+    return Slots(slots.committed + count, tip, left)

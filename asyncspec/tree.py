@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.grow import TIP, Grown, Start
+from asyncspec.source.grow import TIP, Grown, Start
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 
@@ -37,6 +37,8 @@ class TokenTree(Struct, frozen=True):
     nodes: Mapping[NodeId, Node]
     # (parent, token) -> child: no two siblings have the same token.
     index: Mapping[tuple[NodeId, int], NodeId]
+    # The deepest position.
+    bottom: int
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self.nodes
@@ -48,7 +50,7 @@ class TokenTree(Struct, frozen=True):
 def plant(root: NodeId, token: int, position: int) -> TokenTree:
     """A tree of one node: the start of a round."""
     node = Node(parent=NO_PARENT, token=token, position=position, score=0.0)
-    return TokenTree(root=root, nodes={root: node}, index={})
+    return TokenTree(root, {root: node}, {}, bottom=position)
 
 
 def grow(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
@@ -65,7 +67,12 @@ def grow(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float
         root=tree.root,
         nodes={**tree.nodes, node: new},
         index={**tree.index, (parent, token): node},
+        bottom=max(tree.bottom, new.position),
     )
+
+
+def _bottom(nodes: Mapping[NodeId, Node]) -> int:
+    return max([data.position for data in nodes.values()])
 
 
 def child(tree: TokenTree, node: NodeId, token: int) -> NodeId | None:
@@ -92,15 +99,6 @@ def path(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
     return () if node == tree.root else (*reversed(ancestors(tree, node)[:-1]), node)
 
 
-def subtree(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
-    """``node`` and all that hangs below it, in order of issue."""
-    inside = {node}
-    for candidate, data in tree.nodes.items():
-        if data.parent in inside:
-            inside.add(candidate)
-    return tuple(n for n in tree.nodes if n in inside)
-
-
 def keep(tree: TokenTree, wanted: Collection[NodeId]) -> TokenTree:
     """Only ``wanted`` nodes and the root stay. Raises ``ValueError`` where that cuts a branch off
     its root."""
@@ -108,23 +106,21 @@ def keep(tree: TokenTree, wanted: Collection[NodeId]) -> TokenTree:
     if any(data.parent not in nodes for n, data in nodes.items() if n != tree.root):
         raise ValueError("a kept node has lost its parent")
     index = {key: n for key, n in tree.index.items() if n in nodes}
-    return TokenTree(root=tree.root, nodes=nodes, index=index)
+    return TokenTree(tree.root, nodes, index, _bottom(nodes))
 
 
 def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
     """The tree below ``node``, which becomes the root; scores are conditioned on it."""
     if node == tree.root:
         return tree
-    base = tree.nodes[node].score
-    nodes = {
-        n: Node(
-            data.parent if n != node else NO_PARENT, data.token, data.position, data.score - base
-        )
-        for n in subtree(tree, node)
-        for data in (tree.nodes[n],)
-    }
-    index = {key: n for key, n in tree.index.items() if n in nodes and n != node}
-    return TokenTree(root=node, nodes=nodes, index=index)
+    top = tree.nodes[node]
+    nodes = {node: Node(NO_PARENT, top.token, top.position, 0.0)}
+    index: dict[tuple[NodeId, int], NodeId] = {}
+    for n, data in tree.nodes.items():
+        if data.parent in nodes:
+            nodes[n] = Node(data.parent, data.token, data.position, data.score - top.score)
+            index[data.parent, data.token] = n
+    return TokenTree(node, nodes, index, _bottom(nodes))
 
 
 def merge(
@@ -176,7 +172,8 @@ def merge(
         new.append(node)
     if not new:
         return tree, ()
-    return TokenTree(root=tree.root, nodes=nodes, index=index), tuple(new)
+    bottom = max(tree.bottom, max([nodes[n].position for n in new]))
+    return TokenTree(tree.root, nodes, index, bottom), tuple(new)
 
 
 def stem(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
@@ -196,7 +193,7 @@ def stem(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
 
 def by_score(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
     """Best first. Equal scores are broken by age, which keeps parents before their children."""
-    return tuple(sorted(nodes, key=lambda n: (-tree.nodes[n].score, n)))
+    return tuple(sorted(sorted(nodes), key=lambda n: tree.nodes[n].score, reverse=True))
 
 
 def by_level(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:

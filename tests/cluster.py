@@ -13,10 +13,12 @@ from asyncspec.sampling import Sampling
 from asyncspec.sim.world import Actor, Costs, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
-from asyncspec_nodes.draft import DraftConfig, DraftMachine
-from asyncspec_nodes.simulated import connect, recorder
-from asyncspec_nodes.source import SourceConfig, SourceMachine
-from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.machines.simulated import connect, recorder
+from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 
 

@@ -179,6 +179,7 @@ def check_draft(state: Any) -> None:
     for session in state.sessions.values():
         tree = session.tree
         assert session.sent <= set(tree.nodes)
+        assert session.unsent == tuple(n for n in tree.nodes if n not in session.sent)
         assert set(session.judged) <= session.sent
         assert all(node < session.next_node for node in tree.nodes)
         assert len(session.given) < session.request.max_new_tokens

@@ -16,10 +16,10 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.draw import NOTHING, Seen, choose, seen
-from asyncspec.grow import TIP, Grower, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Rows, SourceJob, StageJob
 from asyncspec.rng import mix, uniform, uniforms
 from asyncspec.sampling import Sampling
+from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL, Expand, Expanded
 

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 from msgspec import Meta, Struct
 
 from asyncspec.accept import Opinion
-from asyncspec.grow import Shape
+from asyncspec.source.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
 
@@ -47,24 +47,24 @@ class View(Struct, frozen=True):
     @property
     def drafted(self) -> tuple[NodeId, ...]:
         """Unsent nodes below the root."""
-        return tuple(n for n in self.unsent if n != self.tree.root)
+        return self.unsent[1:] if self.fresh_root else self.unsent
 
     @property
     def levels(self) -> int:
         """Levels of the tree below its root."""
-        nodes = self.tree.nodes
-        return max(data.position for data in nodes.values()) - nodes[self.tree.root].position
+        return self.tree.bottom - self.tree.nodes[self.tree.root].position
 
     @property
     def deepest(self) -> tuple[NodeId, ...]:
         """The nodes of the last level, which may be the root alone."""
-        last = self.levels + self.tree.nodes[self.tree.root].position
-        return tuple(n for n, data in self.tree.nodes.items() if data.position == last)
+        bottom = self.tree.bottom
+        return tuple([n for n, data in self.tree.nodes.items() if data.position == bottom])
 
     @property
     def fresh_root(self) -> tuple[NodeId, ...]:
         """The root if it was not sent yet, else nothing."""
-        return self.unsent[:1] if self.tree.root in self.unsent else ()
+        first = self.unsent[:1]  # no live node is older than the root
+        return first if first == (self.tree.root,) else ()
 
 
 class Growth(Struct, frozen=True):

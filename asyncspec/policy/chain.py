@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncspec.grow import Shape
 from asyncspec.policy.base import Count, Growth, Lossless, Positive, View
+from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asyncspec.grow import Shape
 from asyncspec.policy.base import Growth, Lossless, Positive, View
 from asyncspec.segment import share
+from asyncspec.source.grow import Shape
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.accept import Opinion
-from asyncspec.grow import Shape
 from asyncspec.policy.base import Count, Growth, Positive, Share, View
 from asyncspec.policy.lossy import TOPS, Lossy, relaxed, within_top_p
+from asyncspec.source.grow import Shape
 from asyncspec.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from asyncspec.grow import Shape
 from asyncspec.policy.base import Growth, Lossless, Positive, View
+from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
 
 

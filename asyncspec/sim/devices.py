@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.grow import TIP, Grower, Proposal, answer
 from asyncspec.jobs import Admit, Compact, Forward, Release, Row, SourceJob, StageJob
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow
+from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -50,20 +50,20 @@ class PathStage:
     def _forward(self, job: Forward, cache: list[int]) -> object:
         hidden: list[Hidden] = []
         committed, above = job.committed, self._above(job)
-        cache.extend([EMPTY] * (max(row.slot for row in job.rows) + 1 - len(cache)))
+        cache.extend([EMPTY] * (max([row.slot for row in job.rows]) + 1 - len(cache)))
         for i, row in enumerate(job.rows):
             seen = _seen(row, committed, cache)
             if above is None:
-                before, path = seen, follow(seen, job.tokens[i])
+                own = seen, follow(seen, job.tokens[i])
             else:
-                before, path = above[i]
-                if before != seen:
-                    path = mix((path + seen) & _MASK)
-            cache[row.slot] = path
-            hidden.append((before, path))
+                own = above[i]
+                if own[0] != seen:
+                    own = own[0], mix((own[1] + seen) & _MASK)
+            cache[row.slot] = own[1]
+            hidden.append(own)
         if not self._last:
             return tuple(hidden)
-        return tuple(self._language.truth(hidden[i][1]) for i in job.judge)
+        return tuple([self._language.truth(hidden[i][1]) for i in job.judge])
 
     def _above(self, job: Forward) -> Sequence[Hidden] | None:
         """What the rows bring from the stage before; None at the first."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from asyncspec.grow import Proposal
 from asyncspec.reference import NextToken
 from asyncspec.rng import GOLDEN, mix
+from asyncspec.source.grow import Proposal
 
 _MASK = (1 << 64) - 1
 

@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.errors import UserError
-from asyncspec.grow import Proposal
 from asyncspec.sim.coverage import MOST_RANKS, Coverage, shaped
 from asyncspec.sim.language import EMPTY, follow
 from asyncspec.sim.synthetic import Synthetic
+from asyncspec.source.grow import Proposal
 
 FORMAT = 1
 

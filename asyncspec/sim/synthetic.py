@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.grow import Proposal
 from asyncspec.rng import GOLDEN, mix, uniform
 from asyncspec.sim.coverage import Coverage, harmonic
+from asyncspec.source.grow import Proposal
 
 _MASK = (1 << 64) - 1
 _TRUTH, _GUESS, _COPY = 0x71, 0x67, 0x63

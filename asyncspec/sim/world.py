@@ -8,7 +8,8 @@ policies, anything Hypothesis draws for a proof.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, assert_never
 
 from msgspec import Struct, field
@@ -120,12 +121,12 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         # Disarmed timers, by number: they are no events, and time does not wait for them.
         self._disarmed: set[int] = set()
-        self._order = _counter()
+        self._order = itertools.count()
         # Per direction of a link: when it is free, when its last message arrives, and its life.
         self._free: dict[tuple[Rank, Rank], float] = {}
         self._arrival: dict[tuple[Rank, Rank], float] = {}
         self._up: dict[tuple[Rank, Rank], int] = {}
-        self._lives = _counter()
+        self._lives = itertools.count()
         self._timers: dict[tuple[Rank, str], int] = {}
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
 
@@ -260,7 +261,7 @@ class World:
         if here is not None and there is not None:
             return there.unpack(here.pack(rows))
         values: Any = rows.handle
-        return tuple(values[row] for row in rows.rows)
+        return tuple([values[row] for row in rows.rows])
 
     def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
         """Jobs run in order; a job sees the device as the jobs before it have left it."""
@@ -319,10 +320,3 @@ class World:
 def _cut_short(job: Job) -> Job:
     """An abandoned draft still moves the source's context on, but grows nothing."""
     return replace(job, count=0) if isinstance(job, Expand) else job
-
-
-def _counter() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1

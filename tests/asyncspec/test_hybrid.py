@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.toy import ToyModel, ToySource
-from asyncspec.hybrid import HybridSource
 from asyncspec.jobs import Release
-from asyncspec.mixture import Opinion, Trust, mix, opinion
-from asyncspec.ngram import NGramSource
+from asyncspec.source.hybrid import HybridSource
+from asyncspec.source.mixture import Opinion, Trust, mix, opinion
+from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded
 
 VOCAB = 12

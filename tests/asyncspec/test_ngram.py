@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.jobs import Release
-from asyncspec.ngram import NGramSource
+from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncspec import tree as trees
-from asyncspec.grow import TIP, Grown
+from asyncspec.source.grow import TIP, Grown
 from asyncspec.tree import TokenTree, plant
 from asyncspec_protocol.ids import NodeId
 
@@ -109,7 +109,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(sorted(self.tree.nodes)))
-        wanted = set(self.tree.nodes) - set(trees.subtree(self.tree, node))
+        wanted = set(self.tree.nodes) - set(trees.reroot(self.tree, node).nodes)
         gone = {p for n, p in paths(self.tree).items() if n not in wanted}
         if node != self.tree.root:
             self.tree = unmodified(trees.keep, self.tree, wanted)

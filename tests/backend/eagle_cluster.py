@@ -11,7 +11,7 @@ from asyncspec.backend.hf.eagle.source import HFEagle
 from asyncspec.backend.hf.wire import select
 from asyncspec.jobs import FeatureJob, Feed, Rows
 from asyncspec.sim.world import Costs
-from asyncspec_nodes.sources import Source
+from asyncspec_nodes.node.sources import Source
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expanded
 from backend.hf_cluster import HFCluster, Loaded

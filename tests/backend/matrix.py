@@ -20,8 +20,8 @@ from asyncspec.jobs import Forward, Job, Release
 from asyncspec.policy import LOSSLESS
 from asyncspec.rng import stream
 from asyncspec.sampling import Sampling
-from asyncspec_nodes.sources import Source
-from asyncspec_nodes.stage_session import survivors
+from asyncspec_nodes.machines.verify.session import survivors
+from asyncspec_nodes.node.sources import Source
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Expand, Message, PruneIndices
 from backend.guessable import VOCAB

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import HFDraft, load_draft
-from asyncspec.grow import PathGrower, Proposal, Shape, beam
 from asyncspec.jobs import Release
+from asyncspec.source.grow import PathGrower, Proposal, Shape, beam
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend.tiny import VOCAB

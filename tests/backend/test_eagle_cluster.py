@@ -16,7 +16,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
 from asyncspec.policy import POLICIES
 from asyncspec.sim.costs import EqualTurns
-from asyncspec_nodes.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import Rank
 from backend import eagle_heads
 from backend.eagle_cluster import EagleCluster

@@ -12,7 +12,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.inspect import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
-from asyncspec_nodes import cli
+from asyncspec_nodes.cli import main as cli
 
 pytestmark = pytest.mark.torch
 

@@ -6,23 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import asyncspec_nodes.verify as verify
 import pytest
 from msgspec.structs import replace
 
 import asyncspec.backend.hf.stage as hf_stage
-import asyncspec_nodes.draft_session as draft_session
-import asyncspec_nodes.stage_session as stage_session
-import asyncspec_nodes.verify as verify
+import asyncspec_nodes.machines.draft.session as draft_session
+import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import load_draft
 from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
-from asyncspec.hybrid import HybridSource
 from asyncspec.jobs import Row
-from asyncspec.ngram import NGramSource
 from asyncspec.policy import LOSSLESS, POLICIES
 from asyncspec.slots import Slots, place
-from asyncspec_nodes.sources import Source
+from asyncspec.source.hybrid import HybridSource
+from asyncspec.source.ngram import NGramSource
+from asyncspec_nodes.node.sources import Source
 from asyncspec_protocol.errors import ProtocolError
 from backend import guessable
 from backend.hf_cluster import Loaded

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
-from asyncspec.grow import FROM_TIP, Grown, PathGrower, Proposal, Shape, Start, beam
 from asyncspec.jobs import Row
+from asyncspec.source.grow import FROM_TIP, Grown, PathGrower, Proposal, Shape, Start, beam
 
 VOCAB = 6
 WIDTH = 3

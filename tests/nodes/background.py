@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from asyncspec_nodes import cli
-from asyncspec_nodes.config_tables import Config
-from asyncspec_nodes.local import LocalCluster
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.local.cluster import LocalCluster
 
 START = 100.0
 """Seconds a cluster may take to start here, on shared cores."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from asyncspec_nodes.text import UNFINISHED
+from asyncspec_nodes.serving.text import UNFINISHED
 
 
 class Raw:

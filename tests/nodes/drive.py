@@ -15,8 +15,10 @@ from asyncspec.actor.machine import (
     Send,
 )
 from asyncspec.jobs import Forward, Job
-from asyncspec_nodes.draft import DraftConfig, DraftMachine
-from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
 from laws import SMALL

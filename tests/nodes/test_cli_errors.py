@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes import cli, node_cli
-from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_nodes.node import cli as node_cli
 
 Change = Callable[[Path], None]
 
@@ -244,7 +245,7 @@ def test_a_node_that_is_started_wrongly(
 def test_the_parent_never_imports_torch() -> None:
     code = (
         "import sys\n"
-        "from asyncspec_nodes import cli, run\n"
+        "from asyncspec_nodes.cli import main as cli, run\n"
         "assert cli.main(['run', '--stages', '9']) == 2\n"
         "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.errors import UserError
-from asyncspec_nodes.config import load, parse, to_toml
-from asyncspec_nodes.layout import even_split, layout
+from asyncspec_nodes.cluster.config import load, parse, to_toml
+from asyncspec_nodes.cluster.layout import even_split, layout
 
 EXAMPLES = Path(__file__).parents[2] / "nodes" / "examples"
 

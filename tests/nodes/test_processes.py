@@ -20,12 +20,12 @@ import torch
 import transformers
 
 from asyncspec.errors import ClusterError, UserError
-from asyncspec_nodes import cli
-from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.config import to_toml
-from asyncspec_nodes.config_tables import Config, DraftTable, SecurityTable, TargetTable
-from asyncspec_nodes.local import LocalCluster, local_config
-from asyncspec_nodes.reports import Loading, Report
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import to_toml
+from asyncspec_nodes.cluster.config_tables import Config, DraftTable, SecurityTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.node.reports import Loading, Report
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
 from nodes.background import START, Background
@@ -193,7 +193,7 @@ def test_another_cluster_is_not_served(
 
 def command(*argv: str) -> list[str]:
     """``asyncspec run`` as a process."""
-    return [sys.executable, "-m", "asyncspec_nodes.cli", "run", *argv]
+    return [sys.executable, "-m", "asyncspec_nodes.cli.main", "run", *argv]
 
 
 def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:

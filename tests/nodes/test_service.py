@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.sampling import Sampling
-from asyncspec_nodes.rules import Rules
-from asyncspec_nodes.service import TextService
+from asyncspec_nodes.serving.rules import Rules
+from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 

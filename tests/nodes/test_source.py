@@ -8,7 +8,7 @@ import pytest
 
 from asyncspec.actor.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
 from asyncspec.jobs import Release
-from asyncspec_nodes.source import SourceConfig, SourceMachine
+from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from asyncspec_nodes.text import UNFINISHED, Detokenizer
+from asyncspec_nodes.serving.text import UNFINISHED, Detokenizer
 from nodes.codecs import CODECS, Raw
 
 

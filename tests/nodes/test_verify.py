@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Fired, Joined, Lost, Received, Report, Send
 from asyncspec.jobs import Admit, Compact, Judged, Release, Rows
-from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (

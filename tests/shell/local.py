@@ -16,9 +16,11 @@ from asyncspec.backend.toy_eagle import ToyEagle
 from asyncspec.trace.courier import Courier
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node
-from asyncspec_nodes.draft import DraftConfig, DraftMachine
-from asyncspec_nodes.replay import settings
-from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.machines.replay import settings
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
 

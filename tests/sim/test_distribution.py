@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.draft_session as draft_session
+import asyncspec_nodes.machines.draft.verdicts as verdicts
 from asyncspec import draw
 from asyncspec import tree as trees
 from asyncspec.accept import Opinion, Walk
@@ -154,7 +154,7 @@ def every_second_seed_greedy(seed: int, position: int, token: int) -> float:
 @pytest.mark.parametrize(
     ("target", "name", "wrong"),
     [
-        (draft_session, "walk", conditioned_on_acceptance),
+        (verdicts, "walk", conditioned_on_acceptance),
         (draw, "gumbel", one_noise_for_all),
         (draw, "gumbel", every_second_seed_greedy),
     ],

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.errors import UserError
-from asyncspec.ngram import NGramSource
 from asyncspec.reference import decode
 from asyncspec.sim.coverage import Coverage, harmonic, tabled
 from asyncspec.sim.language import EMPTY, follow, sequential
@@ -25,6 +24,7 @@ from asyncspec.sim.recorded import (
     write_language,
 )
 from asyncspec.sim.synthetic import Synthetic
+from asyncspec.source.ngram import NGramSource
 from tools.bench.record_language import guesses
 
 MANY = 6000

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.draft_session as draft_session
-import asyncspec_nodes.features as feature_books
-import asyncspec_nodes.stage_session as stage_session
-import asyncspec_nodes.verify as verify
+import asyncspec_nodes.machines.draft.features as feature_books
+import asyncspec_nodes.machines.draft.verdicts as verdicts
+import asyncspec_nodes.machines.verify.passes as passes
+import asyncspec_nodes.machines.verify.prunes as prunes
+import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.accept import Walk, walk
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.jobs import Compact, Rows
@@ -23,7 +24,7 @@ from asyncspec.liveness import Liveness
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
-from asyncspec_nodes.features import Features
+from asyncspec_nodes.machines.draft.features import Features
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
@@ -136,7 +137,7 @@ def version_not_moved(session: Any) -> Any:
     return replace(PRUNE(session), version=Version(1))
 
 
-PRUNE = draft_session._prune
+PRUNE = verdicts._prune
 
 
 def unsent_not_kept(session: Any) -> Any:
@@ -163,7 +164,7 @@ def tokens_lost_on_the_way(state: Any, session: Any, waiting: Any) -> Any:
     return ONWARD(state, session, replace(waiting, tokens=waiting.tokens[::-1]))
 
 
-ONWARD = verify._onward
+ONWARD = passes._onward
 
 
 def dead_features_held(features: Any, passed: Any, tree: Any) -> Any:
@@ -199,24 +200,24 @@ def first_features_sent(handle: object, rows: Any) -> Rows:
 
 
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
-    ("a prune is dropped", verify, "prune", dropped_prune),
+    ("a prune is dropped", prunes, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
     ("a slot is reused too early", stage_session, "place", slot_reused_too_early),
     ("a one-row segment is masked wrongly", stage_session, "place", one_row_unmasked),
     ("a path is taken for contiguous", stage_session, "settle", path_assumed_contiguous),
-    ("dead rows are sent on", verify, "survivors", dead_rows_sent_on),
-    ("the cache is not compacted", verify, "prune", compaction_forgotten),
-    ("a bonus is taken for a hit", draft_session, "walk", bonus_taken_for_a_hit),
-    ("the version is not moved", draft_session, "_prune", version_not_moved),
-    ("unsent nodes are not kept", draft_session, "_prune", unsent_not_kept),
+    ("dead rows are sent on", passes, "survivors", dead_rows_sent_on),
+    ("the cache is not compacted", prunes, "prune", compaction_forgotten),
+    ("a bonus is taken for a hit", verdicts, "walk", bonus_taken_for_a_hit),
+    ("the version is not moved", verdicts, "_prune", version_not_moved),
+    ("unsent nodes are not kept", verdicts, "_prune", unsent_not_kept),
     ("siblings' tokens are counted", SlotTokens, "own", siblings_counted),
     ("tokens are not compacted", SlotTokens, "compact", tokens_not_compacted),
-    ("tokens get out of step", verify, "_onward", tokens_lost_on_the_way),
+    ("tokens get out of step", passes, "_onward", tokens_lost_on_the_way),
     ("features of the dead are held", feature_books, "move", dead_features_held),
     ("the old tip's feature is lost", feature_books, "move", old_tip_forgotten),
     ("features are mixed up", feature_books, "note", features_by_place),
     ("the source is asked too early", Features, "reach", property(asked_ahead_of_features)),
-    ("features of other rows are sent", verify, "Rows", first_features_sent),
+    ("features of other rows are sent", passes, "Rows", first_features_sent),
 ]
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import asyncspec_nodes.stage_session as stage_session
-import asyncspec_nodes.verify as verify
+import asyncspec_nodes.machines.verify.prunes as prunes
+import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.coverage import harmonic
 from asyncspec.sim.draft_cost import DraftCost
@@ -21,7 +21,7 @@ from asyncspec.sim.presets import PRESETS
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.simulated import Setting, WrongText, simulate
+from asyncspec_nodes.machines.simulated import Setting, WrongText, simulate
 from asyncspec_protocol.errors import ProtocolError
 from laws import SMALL
 from sim.test_mutants import (
@@ -104,7 +104,7 @@ MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (stage_session, "place", slot_reused_too_early),
     (stage_session, "place", one_row_unmasked),
     (stage_session, "settle", path_assumed_contiguous),
-    (verify, "prune", compaction_forgotten),
+    (prunes, "prune", compaction_forgotten),
 ]
 
 
@@ -123,9 +123,9 @@ def test_a_wrong_slot_or_mask_shows_as_a_wrong_token(
 
 
 def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncspec_nodes.draft_session as draft_session
+    import asyncspec_nodes.machines.draft.verdicts as verdicts
 
-    monkeypatch.setattr(draft_session, "walk", bonus_taken_for_a_hit)
+    monkeypatch.setattr(verdicts, "walk", bonus_taken_for_a_hit)
     with pytest.raises(WrongText, match=r"policy flowspec, request 0: .* at token \d+"):
         simulate(CASE, "flowspec", policies=SMALL)
 

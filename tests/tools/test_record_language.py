@@ -10,8 +10,8 @@ import pytest
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.recorded import read_language
 from asyncspec.sim.stage_cost import StageCost
-from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.simulated import Setting, simulate
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.machines.simulated import Setting, simulate
 from tools.bench.__main__ import main
 
 pytestmark = pytest.mark.torch

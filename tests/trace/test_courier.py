@@ -11,9 +11,9 @@ from asyncspec.errors import ClusterError
 from asyncspec.trace import courier
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import Dropped, Emitted, End, Node, Probe, Step, Trace
-from asyncspec_nodes.client import Client
-from asyncspec_nodes.collect import Collector
-from asyncspec_nodes.replay import replay
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.collect import Collector
+from asyncspec_nodes.machines.replay import replay
 from asyncspec_protocol.ids import Rank
 from cluster import ask
 from shell.local import QUICK, LocalCluster

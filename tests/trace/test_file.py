@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncspec.errors import UserError
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import Blocked, End, Node, Record
-from asyncspec_nodes import cli
+from asyncspec_nodes.cli import main as cli
 from cluster import Cluster, ask
 from laws import Shaken
 

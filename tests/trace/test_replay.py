@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncspec.actor import machine
 from asyncspec.errors import UserError
 from asyncspec.trace.records import Node, Received, Record, Step, Stopped, Trace
-from asyncspec_nodes.replay import replay
+from asyncspec_nodes.machines.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, Verdict

@@ -59,7 +59,7 @@ def progress(policies: tuple[str, ...]) -> object:
 
 def measure(policy: str, options: argparse.Namespace) -> dict[str, float]:
     """Sums of the statistics over the prompts, and their ratios."""
-    command = [sys.executable, "-m", "asyncspec_nodes.cli", "run", "--json"]
+    command = [sys.executable, "-m", "asyncspec_nodes.cli.main", "run", "--json"]
     command += ["--policy", policy, "--stages", str(options.stages)]
     command += ["--max-new-tokens", str(options.max_new_tokens)]
     command += ["--temperature", str(options.temperature), "--prompts", "/dev/stdin"]

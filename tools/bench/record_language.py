@@ -20,10 +20,15 @@ from asyncspec.errors import UserError
 from asyncspec.jobs import Release, SourceJob
 from asyncspec.sampling import Sampling
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
-from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_draft, check_target
-from asyncspec_nodes.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local import local_config
-from asyncspec_nodes.sources import load_source
+from asyncspec_nodes.cluster.checkpoints import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    check_draft,
+    check_target,
+)
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.node.sources import load_source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -77,7 +82,7 @@ def record(
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.reference import decode
     from asyncspec.backend.hf.stage import load_stage
-    from asyncspec_nodes.tokenizer import load_tokenizer
+    from asyncspec_nodes.serving.tokenizer import load_tokenizer
 
     facts = check_target(options.target, 1)
     draft = check_draft(str(options.draft), options.target)

@@ -27,12 +27,12 @@ from rich.progress import Progress
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import ENCODER, Node, Record, Step
-from asyncspec_nodes.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.client import Client
-from asyncspec_nodes.collect import Collector
-from asyncspec_nodes.config_tables import Config, DraftTable, TargetTable
-from asyncspec_nodes.local import LocalCluster, local_config
-from asyncspec_nodes.replay import events
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.collect import Collector
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.machines.replay import events
 from asyncspec_protocol.messages import Finished, Submit
 
 PROMPT = "Once upon a time there was a little girl who"

@@ -2,6 +2,6 @@
 
 import sys
 
-from asyncspec_nodes.trace_cli import main
+from asyncspec_nodes.cli.trace import main
 
 sys.exit(main())

@@ -18,8 +18,8 @@ from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
-from asyncspec.grow import Proposal, answer
 from asyncspec.jobs import Release, Row, SourceJob
+from asyncspec.source.grow import Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

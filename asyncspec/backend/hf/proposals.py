@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncspec.grow import Proposal
+from asyncspec.source.grow import Proposal
 
 
 def best_successors(

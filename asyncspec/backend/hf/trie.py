@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncspec.grow import NOTHING, TIP, Proposal
 from asyncspec.jobs import Row
 from asyncspec.slots import Slots, place, settle
+from asyncspec.source.grow import NOTHING, TIP, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Wanted = Sequence[tuple[NodeId, int]]
@@ -105,8 +105,8 @@ class Trie:
 
     def _below(self, top: NodeId) -> set[NodeId]:
         below: set[NodeId] = set()
-        for node in self.slots.tail:  # parents come first
-            if self.slots.seats[node].parent in below or self.slots.seats[node].parent == top:
+        for node, seat in self.slots.seats.items():  # parents come first
+            if seat.parent in below or seat.parent == top:
                 below.add(node)
         return below
 

@@ -16,7 +16,7 @@ from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.layer import HeadLayer
 from asyncspec.backend.hf.eagle.weights import Weights
 from asyncspec.backend.hf.proposals import best_successors
-from asyncspec.grow import Proposal
+from asyncspec.source.grow import Proposal
 
 
 class EagleHead:

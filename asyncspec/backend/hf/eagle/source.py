@@ -23,8 +23,8 @@ from asyncspec.backend.hf.eagle.head import EagleHead, load_head
 from asyncspec.backend.hf.eagle.taps import Features
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.grow import Grown, Shape, answer, beam
 from asyncspec.jobs import FeatureJob, Feed, Release, Row, Rows
+from asyncspec.source.grow import Grown, Shape, answer, beam
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

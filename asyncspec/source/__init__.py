@@ -1,0 +1,1 @@
+"""Token sources without tensors, and how all of them grow a tree."""

@@ -1,0 +1,185 @@
+"""Several token sources in one tree, with scores that can be compared (SpecPipe 3.4).
+
+The first source is the base and pays a draft pass per level; the others are asides that answer at
+once (n-gram lookup). At every node their proposals are mixed (``mixture.py``), so a path may begin
+with a copied phrase and go on with the draft model's words. Below the levels that were asked for,
+the asides go on alone: a long copy costs no draft pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from asyncspec.jobs import FeatureJob, Feed, Release
+from asyncspec.source.grow import (
+    NOTHING,
+    TIP,
+    Grower,
+    Grown,
+    Proposal,
+    Shape,
+    Start,
+    beam,
+    shape_of,
+    start_of,
+)
+from asyncspec.source.mixture import Opinion, Trust, mix, opinion
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Expand, Expanded
+
+FURTHER = 12
+"""Most levels that asides go on alone."""
+
+
+class Part(Protocol):
+    """A token source that can be asked node by node."""
+
+    def begin(self, job: Expand) -> int:
+        """Bring the session up to date; the length of its path. Raises ``ValueError`` where
+        ``job.base`` is not what the source knows."""
+
+    def grower(self, job: Expand) -> Grower:
+        """Grows a tree from the tip on. ``begin`` came before."""
+
+    def run(self, job: Any) -> Expanded | None:
+        """See ``TokenSource`` (or ``FeatureSource``)."""
+
+    def abandon(self, job: Any) -> None:
+        """See ``TokenSource``."""
+
+
+class _Said(Struct, frozen=True):
+    """What was proposed for a node: by the base, and by every aside."""
+
+    base: Proposal
+    asides: tuple[Opinion, ...]
+
+
+class _Session(Struct):
+    """What the last tree was made of, to learn from what becomes of it."""
+
+    trusts: list[Trust]
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+    said: dict[int, _Said] = field(default_factory=dict)
+
+
+class HybridSource:
+    """A ``TokenSource`` over several others.
+
+    The first of ``models`` is the base; further models (which cost a pass of their own per level)
+    and ``lookups`` are asides. ``reader`` is the one that reads the target's features, if any.
+    """
+
+    def __init__(
+        self, models: Sequence[Part], lookups: Sequence[Part], reader: Part | None = None
+    ) -> None:
+        self._base = models[0]
+        self._lookups = tuple(lookups)
+        # Lookups first: ``_further`` uses the trusts of those.
+        self._asides = (*lookups, *models[1:])
+        self._reader = reader
+        self._sessions: dict[SessionId, _Session] = {}
+
+    def run(self, job: FeatureJob) -> Expanded | None:
+        """See ``TokenSource`` and ``FeatureSource``."""
+        if isinstance(job, Feed):
+            assert self._reader is not None, "features that nobody reads"
+            return self._reader.run(job)
+        if isinstance(job, Release):
+            self._sessions.pop(job.session, None)
+            for part in (self._base, *self._asides):
+                part.run(job)
+            return None
+        length = self.begin(job)
+        if not job.count:
+            return Expanded(job.session, job.version, length, (), (), ())
+        grown = beam(self.grower(job), shape_of(job), start_of(job))
+        if not job.fixed_width:
+            grown = self._further(job, grown)
+        return Expanded(job.session, job.version, length, *grown)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
+        fresh = _Session([Trust() for _ in self._asides])
+        session = self._sessions.setdefault(job.session, fresh)
+        _learn(session, job.committed)
+        lengths = {part.begin(job) for part in (self._base, *self._asides)}
+        (length,) = lengths
+        return length
+
+    def grower(self, job: Expand) -> Grower:
+        """See ``Part``."""
+        asides = [part.grower(job) for part in self._asides]
+        return _Mixer(self._sessions[job.session], asides, self._base.grower(job))
+
+    def abandon(self, job: FeatureJob) -> None:
+        """See ``TokenSource``."""
+        for part in (self._base, *self._asides):
+            part.abandon(job)
+
+    def _further(self, job: Expand, grown: Grown) -> Grown:
+        """Go on below the leaves with the lookups alone; the best of both stay."""
+        lookups = [part.grower(job) for part in self._lookups]
+        leaves = set(range(len(grown[0]))).difference(grown[0])
+        if not lookups or not leaves:
+            return grown
+        start = Start(grown, tuple(sorted(leaves)), compete=True)
+        mixer = _Mixer(self._sessions[job.session], lookups)
+        return beam(mixer, Shape(FURTHER, job.width, job.count), start)
+
+
+class _Mixer:
+    """See ``Grower``: asks all parts and mixes what they say. Without a base nothing that costs a
+    pass is asked, and nothing is remembered."""
+
+    def __init__(
+        self, session: _Session, asides: Sequence[Grower], base: Grower | None = None
+    ) -> None:
+        self._session = session
+        self._asides = asides
+        self._base = base
+        self._hung = 0
+
+    def hang(self, parent: int, token: int) -> None:
+        """See ``Grower``."""
+        for part in self._asides:
+            part.hang(parent, token)
+        if self._base is not None:
+            self._base.hang(parent, token)
+            self._session.children[parent, token] = self._hung
+            self._hung += 1
+
+    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
+        """See ``Grower``."""
+        asides = [aside.propose(nodes, width) for aside in self._asides]
+        opinions = [tuple(opinion(said[i]) for said in asides) for i in range(len(nodes))]
+        if self._base is None:
+            return [self._mix(NOTHING, said, width) for said in opinions]
+        bases = self._base.propose(nodes, width)
+        for node, base, said in zip(nodes, bases, opinions, strict=True):
+            self._session.said[node] = _Said(base, said)
+        return [self._mix(*both, width) for both in zip(bases, opinions, strict=True)]
+
+    def _mix(self, base: Proposal, asides: tuple[Opinion, ...], width: int) -> Proposal:
+        for trust, aside in zip(self._session.trusts, asides, strict=False):
+            base = mix(base, aside, trust.weight(aside.sure), width)
+        return base
+
+
+def _learn(session: _Session, committed: Sequence[int]) -> None:
+    """See what the last tree said of the tokens that became certain, and forget that tree."""
+    node: int | None = TIP
+    for token in committed:
+        said = None if node is None else session.said.get(node)
+        if node is None or said is None:
+            break
+        session.trusts = [
+            trust.learn(said.base, aside, token)
+            for trust, aside in zip(session.trusts, said.asides, strict=True)
+        ]
+        node = session.children.get((node, token))
+    session.children.clear()
+    session.said.clear()

@@ -1,0 +1,97 @@
+"""``asyncspec memory``: what each stage of a model would take, from its ``config.json`` alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cluster.config_tables import DTYPES, MODES
+from asyncspec_nodes.cluster.layout import check_stages, even_split
+
+if TYPE_CHECKING:
+    from asyncspec.backend.hf.footprint import Footprint
+
+GIB = 2**30
+
+TREE = 1024
+"""Tree nodes that are in flight at most, by default: far more than any policy grows."""
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``asyncspec memory``."""
+    add = parser.add_argument
+    add("--target", type=Path, required=True, metavar="DIR", help="its config.json is enough")
+    add("--stages", type=int, default=4, metavar="N", help="verify stages (default: 4)")
+    add("--context", type=int, metavar="TOKENS", help="of all sessions; default: the model's")
+    add("--tree", type=int, default=TREE, metavar="NODES", help=f"in flight (default: {TREE})")
+    add("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's")
+    add("--mode", choices=MODES, default="exact", help="default: exact")
+    add("--json", action="store_true")
+
+
+def memory(arguments: argparse.Namespace) -> int:
+    """Print a table, or one JSON object."""
+    directory = locate(arguments.target)
+    facts = inspect_checkpoint(directory)
+    if arguments.stages < 1:
+        raise UserError(f"--stages is {arguments.stages}; it must be at least 1")
+    check_stages(arguments.stages, facts.layers)
+    slots = arguments.context if arguments.context is not None else facts.context_length
+    if slots < 1 or arguments.tree < 0:
+        raise UserError("--context must be at least 1 and --tree at least 0")
+    from asyncspec.backend.hf.footprint import footprint
+
+    found = [
+        footprint(directory, facts, span, arguments.dtype, arguments.mode)
+        for span in even_split(facts.layers, arguments.stages)
+    ]
+    stages = [_stage(rank, one, slots, arguments.tree) for rank, one in enumerate(found, start=1)]
+    if arguments.json:
+        fields = {"context": slots, "stages": msgspec.to_builtins(stages)}
+        sys.stdout.write(json.dumps(fields) + "\n")
+    else:
+        _print(stages, slots, arguments.tree)
+    return 0
+
+
+class StageMemory(Struct, frozen=True):
+    """A line of the table, in bytes."""
+
+    rank: int
+    layers: tuple[int, int]
+    weights_bytes: int
+    cache_bytes: int
+    tree_bytes: int
+    bytes_per_token: int
+    total_bytes: int
+
+
+def _stage(rank: int, one: Footprint, slots: int, tree: int) -> StageMemory:
+    cache, nodes = slots * one.slot, tree * one.slot
+    total = one.weights + cache + nodes
+    return StageMemory(rank, one.layers, one.weights, cache, nodes, one.slot, total)
+
+
+def _print(stages: list[StageMemory], slots: int, tree: int) -> None:
+    table = Table(box=None, pad_edge=False)
+    heads = ("stage", "layers", "weights", f"cache of {slots:,}", f"tree of {tree:,}", "total GiB")
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i < 2 else "right")
+    for stage in stages:
+        sizes = (stage.weights_bytes, stage.cache_bytes, stage.tree_bytes, stage.total_bytes)
+        first, end = stage.layers
+        cells = (f"{size / GIB:.2f}" for size in sizes)
+        table.add_row(f"V{stage.rank}", f"{first}-{end - 1}", *cells)
+    Console().print(table)

@@ -1,0 +1,75 @@
+"""``asyncspec record``: what a running cluster did in the last seconds, or does in the next."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import signal
+import sys
+from pathlib import Path
+
+from asyncspec.errors import UserError
+from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.client import remote
+from asyncspec_nodes.client.collect import Collector
+from asyncspec_nodes.client.remote import Remote
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``asyncspec record``."""
+    remote.add_arguments(parser)
+    span = parser.add_mutually_exclusive_group()
+    span.add_argument(
+        "--last",
+        type=float,
+        metavar="S",
+        help="the last S seconds (needs [trace] events in the cluster file)",
+    )
+    span.add_argument(
+        "--for",
+        dest="seconds",
+        type=float,
+        metavar="S",
+        help="the next S seconds; without either, until interrupted",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="where the trace goes")
+
+
+def record(arguments: argparse.Namespace) -> int:
+    """The whole command. Raises ``AsyncSpecError``."""
+    for name, value in (("last", arguments.last), ("for", arguments.seconds)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UserError(f"--{name} is {value:g}; it must be a number of seconds above 0")
+    where = remote.read_arguments(arguments)
+    return asyncio.run(_record(where, arguments.file, arguments.last, arguments.seconds))
+
+
+async def _record(where: Remote, path: Path, last: float | None, seconds: float | None) -> int:
+    writer = TraceWriter(path, title=f"{where.cluster} at {where.host}:{where.port}")
+    client = await remote.connect(where)
+    try:
+        async with Collector(client, writer, last=last or 0.0) as collector:
+            if last is None:
+                await _until(client.link.gone, seconds)
+    finally:
+        await client.close()
+        writer.close()
+    sys.stderr.write(f"{collector.lines} events in {path}; asyncspec trace {path} shows them\n")
+    if not collector.complete:
+        sys.stderr.write("the cluster did not deliver its last events\n")
+    return 0 if collector.complete else 1
+
+
+async def _until(gone: asyncio.Future[str], seconds: float | None) -> None:
+    """Until the time is over, a signal comes, or the cluster is gone."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    stopped = asyncio.create_task(stop.wait())
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait((stopped, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()

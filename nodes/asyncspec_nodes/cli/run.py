@@ -1,0 +1,148 @@
+"""``asyncspec run``: start or find a cluster, ask it, print, compare, stop everything."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from asyncspec.errors import ClusterError, UserError
+from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.cli.run_options import RunOptions
+from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
+from asyncspec_nodes.client.answers import Answer, answer_all
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.collect import Collector
+from asyncspec_nodes.client.remote import Remote, connect
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.reference.check import Comparison, Question, check
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(options: RunOptions) -> int:
+    """The whole command. Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
+    return asyncio.run(_until_signal(Run(options).work()))
+
+
+async def _until_signal(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end, or to a signal: then what was started is stopped first."""
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    for signum in SIGNALS:
+        loop.add_signal_handler(signum, interrupted.set)
+    working = asyncio.create_task(work)
+    waiting = asyncio.create_task(interrupted.wait())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        working.cancel()
+        await asyncio.wait((working,))
+        raise KeyboardInterrupt
+    finally:
+        waiting.cancel()
+
+
+class Run:
+    """One invocation."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._printer: Printer = JsonPrinter() if options.json else TextPrinter(many=options.many)
+        self._answers: list[Answer] = []
+        self._stages = 0
+        self._guarantee = ""
+        path = options.trace
+        self._trace = None if path is None else TraceWriter(path, title=_title(options))
+
+    async def work(self) -> int:
+        """Exit code."""
+        where = self._options.where
+        try:
+            await (self._remote(where) if isinstance(where, Remote) else self._local(where))
+        finally:
+            self._printer.stop()
+            if self._trace is not None:
+                self._trace.close()
+        checks = await self._check()
+        alone = not self._options.many
+        if alone and self._answers[0].error is not None:
+            raise self._answers[0].error
+        self._printer.end(self._answers, self._stages, self._guarantee, checks)
+        wrong = [answer for answer in self._answers if answer.error is not None]
+        if wrong:
+            count = f"{len(wrong)} of {len(self._answers)} requests failed"
+            kind = UserError if all(isinstance(a.error, UserError) for a in wrong) else ClusterError
+            raise kind(f"{count}; the first error: {wrong[0].error}")
+        return 0 if all(comparison.equal for comparison in checks) else 1
+
+    async def _local(self, config: Config) -> None:
+        async with AsyncExitStack() as stack:
+            with watched(config.stages) as progress:
+                cluster = await stack.enter_async_context(
+                    LocalCluster(config, progress, self._options.logs)
+                )
+            self._stages, self._guarantee = config.stages, cluster.guarantee
+            client = await Client.connect(*cluster.address, config.cluster.name)
+            await _while_alive(cluster, self._ask(client))
+
+    async def _remote(self, where: Remote) -> None:
+        client = await connect(where)
+        self._stages = client.welcome.stages
+        await self._ask(client)
+
+    async def _ask(self, client: Client) -> None:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(client.close)
+            if self._trace is not None:
+                # A cluster of our own is recorded from its start.
+                last = 0.0 if isinstance(self._options.where, Remote) else -1.0
+                await stack.enter_async_context(Collector(client, self._trace, last=last))
+            await answer_all(
+                client,
+                self._options.prompts,
+                self._options.submit,
+                concurrency=self._options.concurrency,
+                show=self._printer.show,
+                done=self._done,
+            )
+
+    def _done(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._printer.done(answer)
+
+    async def _check(self) -> list[Comparison]:
+        where = self._options.where
+        fine = all(answer.error is None for answer in self._answers)
+        if not self._options.check or not fine or isinstance(where, Remote):
+            return []
+        return await check(where, [Question(a.submit, a.token_ids) for a in self._answers])
+
+
+def _title(options: RunOptions) -> str:
+    where = options.where
+    stages = "" if isinstance(where, Remote) else f", {where.stages} stages"
+    return f"{options.submit.policy or 'the default policy'}{stages}"
+
+
+async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None]) -> None:
+    """Ask, unless a node ends before: that is the error to report, whatever else it causes."""
+    asked = asyncio.create_task(asking)
+    watch = asyncio.create_task(cluster.watch())
+    try:
+        await asyncio.wait((asked, watch), return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() and isinstance(asked.exception(), ClusterError):
+            # A link is often quicker to break than a process to be seen dead.
+            await asyncio.wait((watch,), timeout=1.0)
+        if watch.done() and (not asked.done() or asked.exception() is not None):
+            raise watch.result()
+        await asked
+    finally:
+        for task in (asked, watch):
+            task.cancel()
+        await asyncio.gather(asked, watch, return_exceptions=True)

@@ -1,0 +1,122 @@
+"""What ``asyncspec run`` prints: text as it comes and a summary, or JSON and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from asyncspec_nodes.cli.summary import guarantee_of, print_summary
+from asyncspec_nodes.client.answers import Answer
+from asyncspec_nodes.reference.check import Comparison
+
+
+class Printer(Protocol):
+    """The ways to print."""
+
+    def show(self, text: str) -> None:
+        """Text as it comes."""
+
+    def done(self, answer: Answer) -> None:
+        """A whole answer, in the order of the prompts."""
+
+    def stop(self) -> None:
+        """Nothing more comes, for whatever reason."""
+
+    def end(
+        self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
+    ) -> None:
+        """Everything is there."""
+
+
+class TextPrinter:
+    """For people: the text on stdout, the rest on stderr."""
+
+    def __init__(self, *, many: bool) -> None:
+        self._many = many
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """See ``Printer``. Of many prompts each answer is printed as a whole."""
+        if not self._many:
+            self._shown = True
+            _write(text)
+
+    def done(self, answer: Answer) -> None:
+        """See ``Printer``."""
+        if self._many:
+            turn = f".{answer.turn + 1}" if answer.turn else ""
+            text = f"error: {answer.error}" if answer.error else answer.text
+            _write(f"[{answer.index + 1}{turn}] {text}\n")
+
+    def stop(self) -> None:
+        """See ``Printer``. What follows begins on a line of its own."""
+        if self._shown:
+            self._shown = False
+            _write("\n")
+
+    def end(
+        self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
+    ) -> None:
+        """See ``Printer``."""
+        fine = [answer for answer in answers if answer.error is None]
+        if fine:
+            print_summary(fine, stages, guarantee)
+        for comparison in checks:
+            sys.stderr.write(f"{comparison.sentence}\n")
+
+
+class JsonPrinter:
+    """For programs: an object, or for a list of prompts an object a line."""
+
+    def show(self, text: str) -> None:
+        """See ``Printer``."""
+
+    def done(self, answer: Answer) -> None:
+        """See ``Printer``."""
+
+    def stop(self) -> None:
+        """See ``Printer``."""
+
+    def end(
+        self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
+    ) -> None:
+        """See ``Printer``."""
+        for i, answer in enumerate(answers):
+            fields = as_dict(answer, stages, guarantee)
+            if checks:
+                fields["check"] = msgspec.to_builtins(checks[i])
+            _write(msgspec.json.encode(fields).decode() + "\n")
+
+
+def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
+    """The JSON object of an answer; other programs read it."""
+    fields: dict[str, object] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "policy": answer.submit.policy,
+        "stages": stages,
+        "stats": {name: number(name, value) for name, value in answer.stats.items()},
+        "guarantee": guarantee_of(answer, guarantee),
+        "index": answer.index,
+        "turn": answer.turn,
+    }
+    if answer.id is not None:
+        fields["id"] = answer.id
+    if answer.error is not None:
+        fields["error"] = str(answer.error)
+    return fields
+
+
+def number(name: str, value: float) -> float:
+    """Counts as integers; what is measured or divided stays a float."""
+    measured = name.endswith(("seconds", "_rate")) or "_per_" in name
+    return value if measured or not value.is_integer() else int(value)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Asking a cluster that runs."""

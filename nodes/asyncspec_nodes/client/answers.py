@@ -1,0 +1,94 @@
+"""Asking a cluster: each prompt's answer as it comes and as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.cli.prompts import Prompt, follow_up
+from asyncspec_nodes.client.client import Client
+from asyncspec_protocol.messages import Finished, Output, Submit
+
+
+class Answer(Struct, frozen=True):
+    """A request and what came of it. ``error`` is set where nothing did."""
+
+    submit: Submit
+    # Place of the prompt in the list, and of the turn in its conversation.
+    index: int
+    turn: int
+    id: str | int | None
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str = "error"
+    stats: dict[str, float] = {}
+    error: AsyncSpecError | None = None
+
+
+async def answer_all(
+    client: Client,
+    prompts: tuple[Prompt, ...],
+    settings: Submit,
+    *,
+    concurrency: int,
+    show: Callable[[str], None],
+    done: Callable[[Answer], None],
+) -> None:
+    """Ask everything. ``show`` takes text as it comes, ``done`` answers in the prompts' order."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def conversation(index: int, prompt: Prompt) -> list[Answer]:
+        async with places:
+            return await _conversation(client, index, prompt, settings, show)
+
+    tasks = [asyncio.create_task(conversation(i, p)) for i, p in enumerate(prompts)]
+    try:
+        for task in tasks:
+            for answer in await task:
+                done(answer)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _conversation(
+    client: Client, index: int, prompt: Prompt, settings: Submit, show: Callable[[str], None]
+) -> list[Answer]:
+    answers: list[Answer] = []
+    asked = ""
+    for number, turn in enumerate(prompt.turns):
+        asked = follow_up(asked, answers[-1].text, turn) if answers else turn
+        blank = Answer(replace(settings, prompt=asked), index, number, prompt.id)
+        answers.append(await _ask(client, blank, show))
+        if answers[-1].error is not None:
+            break
+    return answers
+
+
+async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> Answer:
+    text: list[str] = []
+    tokens: list[int] = []
+    async for event in client.ask(blank.submit):
+        match event:
+            case Output():
+                text.append(event.text)
+                tokens.extend(event.token_ids)
+                show(event.text)
+            case Finished(reason="error", detail=detail, stats=stats):
+                # A refused request has cost nothing: the request itself must change.
+                error = ClusterError(detail) if stats else UserError(detail)
+                return replace(blank, error=error, text="".join(text), token_ids=tuple(tokens))
+            case Finished(reason=reason, stats=stats):
+                return replace(
+                    blank,
+                    text="".join(text),
+                    token_ids=tuple(tokens),
+                    finish_reason=reason,
+                    stats=stats,
+                )
+    raise AssertionError("an answer ends with Finished")

@@ -1,0 +1,58 @@
+"""Writes a running cluster's trace to a file, as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from asyncspec.errors import ClusterError
+from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.client.client import Client
+from asyncspec_protocol.messages import Events
+
+FINISH_SECONDS = 10.0
+"""A cluster that has not delivered its last lines by then has lost a node."""
+
+
+class Collector:
+    """``async with``: inside, everything that happens in the cluster goes to the file.
+
+    On leaving, waits for the last lines and closes the file. ``complete`` is False where they did
+    not come.
+    """
+
+    def __init__(self, client: Client, writer: TraceWriter, *, last: float) -> None:
+        self._client = client
+        self._writer = writer
+        self._last = last
+        self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.complete = False
+        self.lines = 0
+
+    async def __aenter__(self) -> Collector:
+        self._number = self._client.collect(self._last, self._take)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._client.stop_collecting(self._number)
+            waiting = (self._done, self._client.link.gone)
+            await asyncio.wait(waiting, timeout=FINISH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        self._client.drop_collection(self._number)
+        self._writer.close()
+        if self._done.done():
+            if reason := self._done.result():
+                raise ClusterError(f"the cluster gives no trace: {reason}")
+            self.complete = True
+
+    def _take(self, events: Events, data: memoryview | None) -> None:
+        if data is not None:
+            self.lines += bytes(data).count(b"\n")
+            self._writer.write(data)
+        if events.done and not self._done.done():
+            self._done.set_result(events.reason)

@@ -1,0 +1,66 @@
+"""Where a running cluster is: the arguments every command has that connects to one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.config import load
+from asyncspec_nodes.cluster.config_tables import ClusterTable, Config, SecurityTable
+from asyncspec_nodes.cluster.security import contexts
+
+
+class Remote(Struct, frozen=True):
+    """A cluster that runs already."""
+
+    host: str
+    port: int
+    cluster: str
+    security: SecurityTable | None
+
+
+def add_arguments(parser: Parser) -> None:
+    """``--connect``, ``--config`` and ``--cluster``."""
+    add = parser.add_argument
+    add("--connect", metavar="HOST:PORT", help="use the draft node of a running cluster")
+    add("--config", type=Path, metavar="FILE", help="cluster file of the cluster to connect to")
+    add("--cluster", metavar="NAME", help="name of the cluster to connect to")
+
+
+def wanted(arguments: argparse.Namespace) -> bool:
+    """Whether a running cluster was named."""
+    return arguments.connect is not None or arguments.config is not None
+
+
+def read_arguments(arguments: argparse.Namespace) -> Remote:
+    """The cluster that was named. Raises ``UserError``."""
+    config = None if arguments.config is None else load(arguments.config)
+    host, port = _address(arguments.connect, config)
+    return Remote(
+        host=host,
+        port=port,
+        cluster=arguments.cluster or (config.cluster if config else ClusterTable()).name,
+        security=None if config is None else config.security,
+    )
+
+
+async def connect(remote: Remote) -> Client:
+    """A client of it. Raises ``ClusterError``."""
+    tls = contexts(remote.security).client
+    return await Client.connect(remote.host, remote.port, remote.cluster, tls=tls)
+
+
+def _address(text: str | None, config: Config | None) -> tuple[str, int]:
+    if text is None:
+        if config is None:
+            raise UserError("which cluster? give --connect HOST:PORT or --config FILE")
+        return config.at(0).host, config.at(0).port
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"--connect {text} is not HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,1 @@
+"""What a cluster is: its file, its rules, its models, its keys."""

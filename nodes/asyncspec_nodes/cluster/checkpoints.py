@@ -1,0 +1,56 @@
+"""What can be said of checkpoints before a process is started: instant, without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncspec
+from asyncspec.backend.hf.eagle.describe import check_head
+from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint
+from asyncspec.backend.hf.vocab import check_vocab, token_ids
+from asyncspec.backend.hf.weights import list_tensors
+from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.layout import check_stages
+from asyncspec_nodes.cluster.source_names import EAGLE, HYBRID, NGRAM, WITHOUT_MODEL, each
+
+MODELS = Path(asyncspec.__path__[0]) / "models"
+BUNDLED_TARGET = MODELS / "demo-target"
+BUNDLED_DRAFT = MODELS / "demo-draft"
+BUNDLED_EAGLE = MODELS / "demo-eagle"
+
+
+def check_target(target: Path, stages: int) -> Facts:
+    """Raise ``UserError`` where the target cannot serve in so many stages."""
+    facts = inspect_checkpoint(target)
+    list_tensors(target)
+    token_ids(target)
+    check_stages(stages, facts.layers)
+    return facts
+
+
+def check_draft(source: str, target: Path) -> str:
+    """A token source as a cluster file names it. Raises ``UserError``."""
+    if source == HYBRID:
+        if target != BUNDLED_TARGET:
+            raise UserError(f"{HYBRID} alone is the bundled target's own; use DIR+{NGRAM}")
+        source = f"{BUNDLED_DRAFT}+{NGRAM}"
+    return each(source, lambda part: _check_part(part, target))
+
+
+def _check_part(source: str, target: Path) -> str:
+    if source in WITHOUT_MODEL:
+        return source
+    if source.startswith(EAGLE):
+        return EAGLE + str(_check_eagle(source.removeprefix(EAGLE), target).absolute())
+    draft = locate(source).absolute()
+    inspect_checkpoint(draft)
+    list_tensors(draft)
+    check_vocab(target, draft)
+    return str(draft)
+
+
+def _check_eagle(name: str, target: Path) -> Path:
+    if not name and target != BUNDLED_TARGET:
+        raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
+    return check_head(name or BUNDLED_EAGLE, inspect_checkpoint(target))

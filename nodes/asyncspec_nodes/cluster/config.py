@@ -1,0 +1,102 @@
+"""A cluster as one TOML file, the same for every node: the words and the rules that need no model.
+
+Law of this file: what a user wrote wrong is a ``UserError``, one sentence that names the file and
+the key. Nothing here opens a checkpoint or a socket.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.config_rules import check
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.source_names import EAGLE, WITHOUT_MODEL, each
+
+
+def load(path: Path) -> Config:
+    """Read a cluster file, check it, and make its paths absolute."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the cluster file {path}: {_reason(error)}") from None
+    try:
+        config = parse(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return _absolute(config, path.absolute().parent)
+
+
+def parse(text: str) -> Config:
+    """A cluster file's text, checked."""
+    try:
+        config = msgspec.convert(tomllib.loads(text), Config)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UserError(_sentence(str(error))) from None
+    check(config)
+    return config
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    """Paths that exist beside the file win; else a target or draft is a Hugging Face id."""
+    replace = msgspec.structs.replace
+    security = config.security
+    if security is not None:
+        keys = {name: str(base / getattr(security, name)) for name in security.__struct_fields__}
+        security = replace(security, **keys)
+    return replace(
+        config,
+        target=replace(config.target, path=_beside(base, config.target.path)),
+        draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
+        security=security,
+    )
+
+
+def _source(base: Path, name: str) -> str:
+    if name.startswith(EAGLE):
+        return EAGLE + _beside(base, name.removeprefix(EAGLE))
+    return name if name in WITHOUT_MODEL else _beside(base, name)
+
+
+def _beside(base: Path, name: str) -> str:
+    path = base / Path(name).expanduser()
+    written_as_path = name.startswith((".", "/", "~"))
+    return str(path) if written_as_path or path.is_dir() else name
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
+def _sentence(text: str) -> str:
+    """msgspec's message in the file's own words: "- at `$.node[0].port`" -> "(at node[0].port)"."""
+    text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", text)
+    text = text.replace("Object contains unknown field", "unknown key")
+    return text.replace("Object missing required field", "missing key").replace("`", "'")
+
+
+def to_toml(config: Config) -> str:
+    """The file that loads as ``config``."""
+    tables = msgspec.to_builtins(config)
+    nodes = tables.pop("node")
+    parts = [_table(f"[{name}]", table) for name, table in tables.items() if table is not None]
+    parts.extend(_table("[[node]]", node) for node in nodes)
+    return "\n".join(parts)
+
+
+def _table(head: str, table: dict[str, object]) -> str:
+    # TOML's strings, numbers, booleans and arrays of numbers are written as JSON writes them.
+    lines = (
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in table.items()
+        if value is not None
+    )
+    return f"{head}\n{''.join(lines)}"

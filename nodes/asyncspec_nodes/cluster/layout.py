@@ -1,0 +1,39 @@
+"""Which stage holds which layers of the target."""
+
+from __future__ import annotations
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.config_tables import Config
+
+Span = tuple[int, int]
+
+
+def even_split(layers: int, stages: int) -> tuple[Span, ...]:
+    """Contiguous half-open ranges; the first stages take what is left over, because the last one
+    also has the head."""
+    share, rest = divmod(layers, stages)
+    ends = [share * (i + 1) + min(i + 1, rest) for i in range(stages)]
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def check_stages(stages: int, layers: int) -> None:
+    """A stage needs a layer of its own."""
+    if stages > layers:
+        raise UserError(
+            f"{stages} stages are more than the target's {layers} layers; use at most {layers}"
+        )
+
+
+def layout(config: Config, layers: int) -> tuple[Span, ...]:
+    """The range of each verify stage, rank 1 first. Raises ``UserError``."""
+    check_stages(config.stages, layers)
+    given = [config.at(rank).layers for rank in range(1, config.stages + 1)]
+    spans = tuple(span for span in given if span is not None)
+    if not spans:
+        return even_split(layers, config.stages)
+    if spans[-1][1] != layers:
+        raise UserError(
+            f"the [[node]] tables hold layers 0 to {spans[-1][1]} (end not included), "
+            f"but the target has {layers}; make the last range end at {layers}"
+        )
+    return spans

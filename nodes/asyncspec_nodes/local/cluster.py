@@ -1,0 +1,161 @@
+"""A whole cluster on this machine: one draft node and N stages as processes, linked over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from msgspec.structs import replace
+
+from asyncspec.errors import AsyncSpecError, ClusterError
+from asyncspec_nodes.cluster.config import to_toml
+from asyncspec_nodes.cluster.config_tables import (
+    ClusterTable,
+    Config,
+    DraftTable,
+    LimitsTable,
+    NodeTable,
+    SourceTable,
+    TargetTable,
+    TraceTable,
+)
+from asyncspec_nodes.local.supervisor import Child
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Report
+from asyncspec_protocol.handshake import role_of
+
+START_SECONDS = 600.0
+"""A cluster that has not loaded its models by then is given up."""
+
+REJOIN_SECONDS = 5.0
+"""Here a lost node does not come back, so nothing waits for it for long."""
+
+
+TRACED = TraceTable(events=200_000, text=True)
+"""A run that is traced is traced from its nodes' first steps on."""
+
+
+def local_config(
+    target: TargetTable,
+    draft: DraftTable,
+    stages: int,
+    sessions: int,
+    *,
+    traced: bool = False,
+    apart: bool = False,
+) -> Config:
+    """The cluster file of a local cluster; its ports are filled in by ``LocalCluster``. ``apart``:
+    the token source is a process of its own."""
+    return Config(
+        cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
+        target=target,
+        draft=draft,
+        limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
+        trace=TRACED if traced else TraceTable(),
+        source=SourceTable(host="127.0.0.1", port=1) if apart else None,
+        node=tuple(NodeTable(rank=r, host="127.0.0.1", port=1) for r in range(stages + 1)),
+    )
+
+
+class LocalCluster:
+    """Use it as an asynchronous context: inside, every node has loaded and serves."""
+
+    def __init__(
+        self, config: Config, progress: Callable[[Report], None], logs: Path | None = None
+    ) -> None:
+        # With the ports of the nodes, once they were started.
+        self.config = config
+        self._progress = progress
+        self._logs = logs
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._children: list[Child] = []
+        self._watches: list[asyncio.Task[AsyncSpecError]] = []
+        self._serving = asyncio.Event()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the draft node serves clients."""
+        return self.config.node[0].host, self.config.node[0].port
+
+    @property
+    def guarantee(self) -> str:
+        """What every stage's self-test vouches for: "bitwise", or else "tolerance"."""
+        verify = (c for c in self._children if c.role == "verify")
+        seen = {child.serving.guarantee for child in verify if child.serving}
+        return "bitwise" if seen == {"bitwise"} else "tolerance"
+
+    async def __aenter__(self) -> LocalCluster:
+        try:
+            await self._start()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.gather(*(child.stop() for child in self._children))
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    async def watch(self) -> AsyncSpecError:
+        """Wait for the first node that ends by itself; what its end means."""
+        done, _ = await asyncio.wait(self._watches, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task.result() for task in done]
+        # A mistake of the user's says more than another node's loss of a peer.
+        return next((e for e in ended if not isinstance(e, ClusterError)), ended[0])
+
+    async def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncspec-")
+        folder = Path(self._folder.name)
+        logs = self._logs or folder
+        # The sockets listen before anybody dials them, and no port is free for a moment between.
+        sockets = [listen.loopback() for _ in self.config.nodes]
+        try:
+            self.config = _with_ports(self.config, [s.getsockname()[1] for s in sockets])
+            file = folder / "cluster.toml"
+            file.write_text(to_toml(self.config), encoding="utf-8")
+            for rank, sock in enumerate(sockets):
+                role = role_of(rank, self.config.stages)
+                child = await Child.start(rank, role, file, sock, logs / f"rank-{rank}.log")
+                self._children.append(child)
+                self._watches.append(asyncio.create_task(child.watch(self._heard)))
+        finally:
+            for sock in sockets:
+                sock.close()
+        await self._loaded()
+
+    def _heard(self, report: Report) -> None:
+        self._progress(report)
+        if all(child.serving for child in self._children):
+            self._serving.set()
+
+    async def _loaded(self) -> None:
+        serving = asyncio.create_task(self._serving.wait())
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await asyncio.wait((serving, *self._watches), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            late = ", ".join(child.name for child in self._children if not child.serving)
+            raise ClusterError(f"{late} did not load within {START_SECONDS:g} s") from None
+        finally:
+            serving.cancel()
+        if any(watch.done() for watch in self._watches):
+            raise await self.watch()
+
+
+def _with_ports(config: Config, ports: list[int]) -> Config:
+    nodes = tuple(replace(n, port=port) for n, port in zip(config.node, ports, strict=False))
+    source = None if config.source is None else replace(config.source, port=ports[-1])
+    return replace(config, node=nodes, source=source)

@@ -1,0 +1,92 @@
+"""A line per node while models load; only where a person watches."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from asyncspec_nodes.node.reports import Loading, Report, Serving
+
+
+class Progress(Protocol):
+    """Takes reports of nodes; a context."""
+
+    def __call__(self, report: Report) -> None:
+        """A node has got further."""
+
+    def __enter__(self) -> Progress: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
+class Silent:
+    """Nobody watches."""
+
+    def __call__(self, report: Report) -> None:
+        """See ``Progress``."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """See ``Progress``."""
+
+
+class Shown:
+    """A small table on the terminal, gone when everything serves."""
+
+    def __init__(self, stages: int) -> None:
+        names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
+        self._lines = {rank: (name, "starting") for rank, name in enumerate(names)}
+        self._live = Live(
+            self._table(), console=Console(stderr=True), transient=True, refresh_per_second=4
+        )
+
+    def __call__(self, report: Report) -> None:
+        """See ``Progress``."""
+        name, _ = self._lines[report.rank]
+        if isinstance(report, Loading):
+            self._lines[report.rank] = (name, f"loading {report.text}")
+        elif isinstance(report, Serving):
+            self._lines[report.rank] = (name, "ready")
+        self._live.update(self._table())
+
+    def __enter__(self) -> Shown:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """See ``Progress``."""
+        self._live.stop()
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, state in self._lines.values():
+            table.add_row(name, state)
+        return table
+
+
+def watched(stages: int) -> Progress:
+    """Progress for whoever looks at stderr."""
+    return Shown(stages) if sys.stderr.isatty() else Silent()

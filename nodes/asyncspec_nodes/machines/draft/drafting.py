@@ -1,0 +1,118 @@
+"""What the token source of a session is asked, given and told, and what it answers."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec import tree as trees
+from asyncspec.jobs import Feed
+from asyncspec.policy import Growth
+from asyncspec_nodes.machines.draft import features as feature_books
+from asyncspec_nodes.machines.draft.session import Asked, DraftSession, view
+from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.messages import Expand, Expanded
+
+
+def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
+    """The features the token source can be given; None where there are no new ones."""
+    if session.features is None:
+        return None
+    fed = feature_books.feed(session.features, session.session)
+    return None if fed is None else (replace(session, features=fed[0]), fed[1])
+
+
+def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand] | None:
+    """What the token source is to do next; None while it works or where there is nothing."""
+    if session.asked is not None or not session.policy.drafts:
+        return None
+    if session.round:
+        growth = session.policy.grow(view(session, starving=starving))
+        if growth is None or session.barren == (growth, session.version, session.next_node):
+            return None
+    elif session.source_length >= session.reach:
+        return None
+    else:
+        growth = None  # the source reads the prompt while the stages do, or right behind them
+    job = _expand(session, growth)
+    now = session.clock.ask()
+    asked = Asked(job, growth, session.version, session.round, now, session.reach)
+    depth = growth.shape.depth if growth else 0
+    return (
+        replace(session, asked=asked, source_length=session.reach, last_depth=depth),
+        job,
+    )
+
+
+def _expand(session: DraftSession, growth: Growth | None) -> Expand:
+    everything = session.prefix + session.committed
+    job = Expand(
+        session=session.session,
+        version=session.version,
+        base=session.source_length,
+        committed=everything[session.source_length : session.reach],
+        depth=0,
+        width=0,
+        count=0,
+    )
+    if growth is None:
+        return job
+    shape = growth.shape
+    start = trees.stem(session.tree, growth.frontier)
+    parents, tokens, scores = start.known
+    return replace(
+        job,
+        depth=shape.depth,
+        width=shape.width,
+        count=shape.count,
+        beam=shape.beam,
+        fixed_width=shape.fixed_width,
+        widths=shape.widths,
+        parents=parents,
+        tokens=tokens,
+        scores=scores,
+        frontier=start.frontier,
+    )
+
+
+def stop_asking(session: DraftSession) -> tuple[DraftSession, Expand] | None:
+    """After a miss what the source grows is dead before it is there; None where it is not so."""
+    asked = session.asked
+    missed = asked is not None and asked.growth is not None and asked.round != session.round
+    if asked is None or not missed or asked.abandoned:
+        return None
+    return replace(session, asked=replace(asked, abandoned=True)), asked.job
+
+
+def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSession:
+    """Merge a freshly drafted tree. The tip may have moved on since it was asked for."""
+    asked = session.asked
+    if asked is None or answer.base != asked.length:
+        raise LocalProtocolError(f"nothing was asked of the source for {session.session}")
+    session = replace(session, asked=None)
+    counters = replace(
+        session.counters,
+        draft_passes=session.counters.draft_passes + 1,
+        draft_seconds=session.counters.draft_seconds + seconds,
+    )
+    if asked.growth is None:
+        return replace(session, counters=counters)
+    tree, new = trees.merge(
+        session.tree,
+        (answer.parents, answer.tokens, answer.scores),
+        session.next_node,
+        walked=session.committed[asked.length - len(session.prefix) :],
+        at_most=asked.growth.adopt,
+        max_position=session.last_position,
+    )
+    return replace(
+        session,
+        tree=tree,
+        unsent=session.unsent + new,
+        next_node=NodeId(session.next_node + len(new)),
+        barren=None if new else (asked.growth, asked.version, session.next_node),
+        # A tree that was asked for in an earlier round is welcome, but not this round's own.
+        drafts=session.drafts + (asked.round == session.round),
+        clock=session.clock if asked.abandoned else session.clock.draft(asked.turn),
+        counters=replace(counters, drafted=counters.drafted + len(new)),
+    )

@@ -1,0 +1,110 @@
+"""The end of a session and of its request, and the stages' accounts of it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Abandon, Arm, Compute, Finish, Request, Send
+from asyncspec.jobs import Release
+from asyncspec_nodes.machines.draft.counters import Counters, summary
+from asyncspec_nodes.machines.draft.session import DraftSession
+from asyncspec_nodes.machines.draft.state import (
+    DraftState,
+    Effects,
+    Ending,
+    Job,
+    reachable,
+    without,
+)
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Close, Closed
+
+
+def end(
+    state: DraftState, session: DraftSession, reason: str, now: float
+) -> tuple[DraftState, Effects]:
+    """Close a session everywhere. Its request ends when the stages have given account."""
+    state, effects = close(state, session)
+    key = session.session
+    missing = frozenset(reachable(state))
+    ending = Ending(session=session, reason=reason, ended=now, missing=missing)
+    state = replace(state, endings={**state.endings, key: ending})
+    return state, (*effects, Arm(account_timer(key), now + state.config.account_seconds))
+
+
+def close(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
+    """A session is over everywhere; its request may go on in another one."""
+    closes = tuple(Send(rank, Close(session.session)) for rank in sorted(state.peers))
+    if state.config.source is not None or not session.policy.drafts:
+        return without(state, session.session), closes
+    release: Effects = (Compute(Release(session.session)),)
+    if session.asked is not None and not session.asked.abandoned:
+        release = (Abandon(session.asked.job), *release)
+    return without(state, session.session), (*closes, *release)
+
+
+def account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
+    """A stage says what a session has cost it."""
+    ending = state.endings.get(message.session)
+    if ending is None or message.rank not in ending.missing:
+        return state, ()  # too late: the request has ended without it
+    counters = ending.session.counters.closed(message)
+    ending = replace(
+        ending,
+        session=replace(ending.session, counters=counters),
+        missing=ending.missing - {message.rank},
+    )
+    state = replace(state, endings={**state.endings, message.session: ending})
+    return finish_if_complete(state, message.session)
+
+
+def account_timer(session: SessionId) -> str:
+    """The name of the timer that bounds the wait for accounts."""
+    return f"account:{session}"
+
+
+def finish_if_complete(
+    state: DraftState, key: SessionId, *, force: bool = False
+) -> tuple[DraftState, Effects]:
+    """A request ends when every stage has given account, or where ``force`` says so."""
+    ending = state.endings[key]
+    if ending.missing and not force:
+        return state, ()
+    session = ending.session
+    stats = _stats(
+        session.request,
+        with_turns(session),
+        session.given,
+        ending.ended,
+        stages=session.stages,
+    )
+    if session.policy.tops:
+        stats["lossy"] = 1
+    state = replace(state, endings={k: v for k, v in state.endings.items() if k != key})
+    finish = Finish(request=session.request.request, reason=ending.reason, stats=stats, session=key)
+    return state, (Arm(account_timer(key), None), finish)
+
+
+def unserved(job: Job, reason: str, detail: str, now: float) -> Finish:
+    """The end of a request that is in no session."""
+    stats = _stats(job.request, job.counters, job.given, now, stages=0)
+    return Finish(request=job.request.request, reason=reason, stats=stats, detail=detail)
+
+
+def _stats(
+    request: Request, counters: Counters, given: tuple[int, ...], ended: float, *, stages: int
+) -> dict[str, float]:
+    length = len(request.prompt) + len(given)
+    return summary(
+        counters,
+        prompt_tokens=len(request.prompt),
+        new_tokens=len(given),
+        ended=ended,
+        useful_rows=stages * (length - 1),
+    )
+
+
+def with_turns(session: DraftSession) -> Counters:
+    """A session's counters with the turns it has taken."""
+    counters = session.counters
+    return replace(counters, turns=counters.turns + session.clock.now)

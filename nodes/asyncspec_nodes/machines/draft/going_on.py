@@ -1,0 +1,119 @@
+"""After every input every session goes as far as it can."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict, replace
+
+from asyncspec.actor.machine import Abandon, Compute, Effect, Emit, Send
+from asyncspec_nodes.machines.draft import drafting, sending, verdicts
+from asyncspec_nodes.machines.draft.ends import end
+from asyncspec_nodes.machines.draft.session import DraftSession, open_session
+from asyncspec_nodes.machines.draft.state import (
+    FIRST,
+    DraftState,
+    Effects,
+    put,
+    reachable,
+    starving,
+    without,
+)
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Expand, Open, Withdraw
+
+
+def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
+    """Open what can be opened, accept what can be accepted, ask and send what can be."""
+    effects: list[Effect] = []
+    for session in state.sessions.values():
+        state, accepted = _advance(state, session, now)
+        effects.extend(accepted)
+    while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
+        state, opened = _open(state)
+        effects.extend(opened)
+    state, sent = _send(state)
+    effects.extend(sent)
+    for session in state.sessions.values():
+        if fed := drafting.feed(session):
+            session = fed[0]
+            state = put(state, session)
+            effects.append(Compute(fed[1]))
+        if stopped := drafting.stop_asking(session):
+            state = put(state, stopped[0])
+            effects.append(_stop(state, stopped[1]))
+        elif asked := drafting.ask(session, starving=starving(state)):
+            state = put(state, asked[0])
+            effects.append(_ask(state, asked[1]))
+    return state, tuple(effects)
+
+
+def _ask(state: DraftState, job: Expand) -> Effect:
+    source = state.config.source
+    return Compute(job) if source is None else Send(source, job)
+
+
+def _stop(state: DraftState, job: Expand) -> Effect:
+    source = state.config.source
+    return Abandon(job) if source is None else Send(source, Withdraw(job.session))
+
+
+def _open(state: DraftState) -> tuple[DraftState, Effects]:
+    job, config = state.backlog[0], state.config
+    request, sampling = job.request, job.request.sampling
+    policy = config.policies[request.policy]
+    features = config.features if policy.drafts else ()
+    session = open_session(
+        state.next_session,
+        request,
+        policy,
+        config.stages,
+        job.given,
+        job.counters,
+        featured=bool(features),
+    )
+    message = Open(
+        session=session.session,
+        prompt_length=len(session.prefix),
+        capacity=len(request.prompt) + request.max_new_tokens,
+        given=len(job.given),
+        features=features,
+        tops=policy.tops,
+        **asdict(sampling),
+    )
+    state = replace(
+        state, backlog=state.backlog[1:], next_session=SessionId(state.next_session + 1)
+    )
+    return put(state, session), (Send(FIRST, message),)
+
+
+def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[DraftState, Effects]:
+    moved = verdicts.advance(session, now)
+    if moved is None:
+        return state, ()
+    request = session.request.request
+    effects: Effects = (Emit(request, moved.tokens, moved.hits, session.session),)
+    if moved.finish is not None:
+        state, ended = end(state, moved.session, moved.finish, now)
+        return state, (*effects, *ended)
+    assert moved.prune is not None
+    prunes = tuple(Send(rank, moved.prune) for rank in reachable(state))
+    return put(state, moved.session), (*effects, *prunes)
+
+
+def _send(state: DraftState) -> tuple[DraftState, Effects]:
+    """Hand out credit, one segment a session in turn, the longest waiting first."""
+    effects: list[Effect] = []
+    idle = 0
+    while state.sent < state.allowed and idle < len(state.sessions):
+        session = next(iter(state.sessions.values()))
+        cut = sending.next_segment(
+            session, prefill_rows=state.config.prefill_rows, starving=starving(state)
+        )
+        if cut is None:
+            idle += 1
+        else:
+            idle = 0
+            session, message = cut
+            state = replace(state, sent=state.sent + 1)
+            effects.append(Send(FIRST, message))
+        state = put(without(state, session.session), session)
+    return state, tuple(effects)

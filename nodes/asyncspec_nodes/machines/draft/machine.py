@@ -1,0 +1,124 @@
+"""The draft node as a machine: requests in, segments and prunes out, certain tokens to the user.
+
+Law of this package: nothing is waited for. Verdicts, drafts, credit, requests and losses come in
+any order; after each of them every session goes as far as it can. A lost peer ends sessions, never
+requests: the committed path is here, and a new session goes on from it. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import (
+    Cancelled,
+    Computed,
+    Fired,
+    Input,
+    Joined,
+    Lost,
+    Received,
+    Stopped,
+    Submitted,
+)
+from asyncspec_nodes.machines.draft import drafting, verdicts
+from asyncspec_nodes.machines.draft.ends import account
+from asyncspec_nodes.machines.draft.going_on import go_on
+from asyncspec_nodes.machines.draft.peers import broken, complete, joined, lost
+from asyncspec_nodes.machines.draft.requests import cancelled, fired, stopped, submitted
+from asyncspec_nodes.machines.draft.state import FIRST, DraftConfig, DraftState, Effects, put
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Closed, Credit, Expand, Expanded, Message, Ready, Verdict
+
+
+class DraftMachine:
+    """The role ``draft``."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        self.config = config
+
+    def initial(self) -> DraftState:
+        """A draft node that has met nobody yet."""
+        return DraftState(config=self.config, next_session=self.config.first_session)
+
+    def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:
+        """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
+        match event:
+            case Received(peer, message, tensor):
+                state, effects = _received(state, peer, message, tensor, now)
+            case Computed(Expand(), Expanded() as answer, seconds):
+                state, effects = _expanded(state, answer, seconds)
+            case Computed(job):
+                raise LocalProtocolError(f"{type(job).__name__} has no result here")
+            case Submitted(request):
+                state, effects = submitted(state, request, now)
+            case Cancelled(request_id):
+                state, effects = cancelled(state, request_id, now)
+            case Stopped(request_id, kept):
+                state, effects = stopped(state, request_id, kept, now)
+            case Fired(timer):
+                state, effects = fired(state, timer, now)
+            case Joined(peer):
+                state, effects = joined(state, peer)
+            case Lost(peer):
+                state, effects = lost(state, peer, now)
+            case _:
+                assert_never(event)
+        state, more = go_on(state, now)
+        return state, (*effects, *more)
+
+
+def _received(
+    state: DraftState, peer: Rank, message: Message, tensor: object | None, now: float
+) -> tuple[DraftState, Effects]:
+    match message:
+        case Verdict() if peer == state.config.stages:
+            return _verdict(state, message, tensor), ()
+        case Credit(limit) if peer == FIRST:
+            if limit < state.allowed:
+                raise RemoteProtocolError("credit was taken back", peer=peer)
+            window = state.window or limit
+            return replace(state, allowed=limit, window=window), ()
+        case Ready(rank, up) if peer == rank:
+            if up:
+                return complete(replace(state, ready=state.ready | {peer}))
+            return broken(replace(state, ready=state.ready - {peer}), now)
+        case Closed() if peer == message.rank:
+            return account(state, message)
+        case Expanded() if peer == state.config.source:
+            return _answered(state, message, peer), ()
+        case _:
+            raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
+
+
+def _verdict(state: DraftState, message: Verdict, tensor: object | None) -> DraftState:
+    session = state.sessions.get(message.session)
+    if session is None:
+        if message.session >= state.next_session:
+            raise RemoteProtocolError(
+                f"session {message.session} was never opened", peer=Rank(state.config.stages)
+            )
+        return state  # the session is over
+    return put(state, verdicts.judge(session, message, tensor))
+
+
+def _expanded(state: DraftState, answer: Expanded, seconds: float) -> tuple[DraftState, Effects]:
+    session = state.sessions.get(answer.session)
+    if session is None:
+        return state, ()
+    return put(state, drafting.expanded(session, answer, seconds)), ()
+
+
+def _answered(state: DraftState, answer: Expanded, peer: Rank) -> DraftState:
+    """The same from another node, which may say anything."""
+    session = state.sessions.get(answer.session)
+    if session is None:
+        return state
+    asked = session.asked
+    if asked is None or answer.base != asked.length:
+        raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
+    if max(answer.tokens, default=0) >= state.config.vocab:
+        raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
+    return put(state, drafting.expanded(session, answer, answer.seconds))

@@ -1,0 +1,59 @@
+"""Stages that come and go. A lost one ends sessions, never requests."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Arm, Effect, Send
+from asyncspec_nodes.machines.draft.ends import close, finish_if_complete, with_turns
+from asyncspec_nodes.machines.draft.state import FIRST, REJOIN, DraftState, Effects, Job
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Floor
+
+
+def joined(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
+    """A node can be reached; the first stage's credit starts anew."""
+    state = replace(state, peers=state.peers | {peer})
+    if peer == FIRST:
+        state = replace(state, allowed=0, sent=0, window=0)
+    # A stage says when it is ready; a source is as soon as it is there.
+    return complete(state) if peer == state.config.source else (state, ())
+
+
+def complete(state: DraftState) -> tuple[DraftState, Effects]:
+    """If the pipeline stands now: what earlier sessions left behind somewhere is void."""
+    if not state.up or state.sessions:
+        return state, ()
+    floor = Floor(first=state.next_session)
+    floors = tuple(Send(rank, floor) for rank in sorted(state.peers))
+    return state, (*floors, Arm(REJOIN, None))
+
+
+def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects]:
+    """A stage is gone, and with it its accounts and every session."""
+    if peer not in state.peers:
+        return state, ()
+    state = replace(state, peers=state.peers - {peer}, ready=state.ready - {peer})
+    state, down = broken(state, now)
+    effects = list(down)
+    for key, ending in state.endings.items():
+        left = replace(ending, missing=ending.missing - {peer})
+        state = replace(state, endings={**state.endings, key: left})
+        state, finished = finish_if_complete(state, key)
+        effects.extend(finished)
+    return state, tuple(effects)
+
+
+def broken(state: DraftState, now: float) -> tuple[DraftState, Effects]:
+    """The pipeline is broken: sessions end, their requests go back to the head of the backlog."""
+    effects: list[Effect] = []
+    back: list[Job] = []
+    for session in state.sessions.values():
+        state, closed = close(state, session)
+        effects.extend(closed)
+        back.append(Job(session.request, with_turns(session), session.given))
+    back.sort(key=lambda job: job.request.request)
+    state = replace(state, backlog=(*back, *state.backlog))
+    if state.backlog:
+        effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))
+    return state, tuple(effects)

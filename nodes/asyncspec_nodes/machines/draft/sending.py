@@ -1,0 +1,83 @@
+"""What of a session's prompt and tree goes to the first stage next."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec.segment import connected
+from asyncspec_nodes.machines.draft.session import DraftSession, view
+from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId
+from asyncspec_protocol.messages import Segment
+
+
+def next_segment(
+    session: DraftSession, *, prefill_rows: int, starving: bool
+) -> tuple[DraftSession, Segment] | None:
+    """The next piece of the prompt, or what the policy wants to send."""
+    if session.prefilled < len(session.prefix):
+        return _prefill(session, prefill_rows)
+    if not session.round:
+        return None
+    ids = session.policy.cut(view(session, starving=starving))
+    if not ids:
+        return None
+    chosen = frozenset(ids)
+    if not connected(session.tree, ids, session.sent) or session.sent & chosen:
+        raise LocalProtocolError(f"policy cut nodes that cannot be sent: {ids}")
+    nodes = session.tree.nodes
+    message = _segment(
+        session,
+        ids,
+        tuple(session.root_parent if n == session.tree.root else nodes[n].parent for n in ids),
+        tuple(nodes[n].token for n in ids),
+    )
+    counters = session.counters
+    if not session.segments:
+        counters = replace(counters, rounds=counters.rounds + 1)
+    session = replace(
+        session,
+        unsent=tuple([n for n in session.unsent if n not in chosen]),
+        sent=session.sent | chosen,
+        segments=session.segments + 1,
+        next_segment=SegmentId(session.next_segment + 1),
+        clock=session.clock.send(
+            message.segment, session.stages, drafts=ids != (session.tree.root,)
+        ),
+        counters=counters,
+    )
+    return session, message
+
+
+def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
+    start, root = session.prefilled, session.tree.root
+    end = min(start + rows, len(session.prefix))
+    ids = tuple(NodeId(i) for i in range(start, end))
+    parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
+    message = _segment(session, ids, parents, session.prefix[start:end])
+    return (
+        replace(
+            session,
+            prefilled=end,
+            unsent=() if root in ids else session.unsent,
+            sent=session.sent.union({root}.intersection(ids)),
+            next_segment=SegmentId(session.next_segment + 1),
+        ),
+        message,
+    )
+
+
+def _segment(
+    session: DraftSession,
+    ids: tuple[NodeId, ...],
+    parents: tuple[NodeId, ...],
+    tokens: tuple[int, ...],
+) -> Segment:
+    return Segment(
+        session=session.session,
+        segment=session.next_segment,
+        applied=session.version,
+        ids=ids,
+        parents=parents,
+        tokens=tokens,
+    )

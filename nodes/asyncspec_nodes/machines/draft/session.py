@@ -1,0 +1,156 @@
+"""One session at the draft node: the committed path, the tree below it, and what is known of it.
+
+Every function on a session, here and in ``verdicts``, ``drafting`` and ``sending``, returns the
+next one; messages to send come beside it. Which session may send, and to whom, is the machine's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec import tree as trees
+from asyncspec.accept import Opinion
+from asyncspec.actor.machine import Request
+from asyncspec.policy import Growth, Policy, View
+from asyncspec.tree import TokenTree
+from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
+from asyncspec_nodes.machines.draft.features import Features
+from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Expand
+
+
+class Asked(Struct, frozen=True):
+    """What the token source is working on."""
+
+    job: Expand
+    growth: Growth | None
+    # Of the version, the round, the turn and the committed path it was asked in.
+    version: Version
+    round: int
+    turn: int
+    length: int
+    # The source was told to stop: the tree it grows hangs below a tip that is gone.
+    abandoned: bool = False
+
+
+class DraftSession(Struct, frozen=True):
+    """The state of one session. Prompt nodes have the ids 0..len(prefix)-1."""
+
+    session: SessionId
+    request: Request
+    policy: Policy
+    stages: int
+    # What this session processes as its prompt: the user's, and what was given before a failure.
+    prefix: tuple[int, ...]
+    # Tokens given to the user by earlier sessions of this request, and by this one.
+    before: tuple[int, ...]
+    tree: TokenTree
+    # Live nodes that were not sent yet, oldest first.
+    unsent: tuple[NodeId, ...]
+    # The node before the root on the committed path.
+    root_parent: NodeId
+    next_node: NodeId
+    committed: tuple[int, ...] = ()
+    # Prompt nodes sent so far.
+    prefilled: int = 0
+    # Live nodes that were sent, and the verdicts of live nodes.
+    sent: frozenset[NodeId] = frozenset()
+    judged: Mapping[NodeId, Opinion] = {}
+    next_segment: SegmentId = SegmentId(0)
+    version: Version = Version(0)
+    # Committed nodes that some stage may not know as such, with the version that said so.
+    announced: tuple[tuple[NodeId, Version], ...] = ()
+    # Smallest version that every stage had applied when the last verdict passed it.
+    acknowledged: Version = Version(0)
+    # The token source: what it works on, how much of the path it knows, how deep it was asked.
+    asked: Asked | None = None
+    source_length: int = 0
+    last_depth: int = 0
+    # The last question that brought nothing: as long as the tree is the same it is not repeated.
+    barren: tuple[Growth, Version, NodeId] | None = None
+    # What the token source reads of the target beside the tokens; None where it wants nothing.
+    features: Features | None = None
+    # 0 while the prompt is processed, then 1, 2, ...
+    round: int = 0
+    # Of this round: segments sent, trees received.
+    segments: int = 0
+    drafts: int = 0
+    clock: TurnClock = TurnClock()
+    counters: Counters = Counters()
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """All new tokens the user has."""
+        return self.before + self.committed
+
+    @property
+    def length(self) -> int:
+        """Tokens on the committed path."""
+        return len(self.prefix) + len(self.committed)
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the committed path that the token source can be told of."""
+        return self.length if self.features is None else self.features.reach
+
+    @property
+    def last_position(self) -> int:
+        """The deepest position whose verdict can still be part of the answer."""
+        return len(self.request.prompt) + self.request.max_new_tokens - 2
+
+
+def open_session(
+    session: SessionId,
+    request: Request,
+    policy: Policy,
+    stages: int,
+    given: tuple[int, ...],
+    counters: Counters,
+    *,
+    featured: bool = False,
+) -> DraftSession:
+    """A session that goes on after the tokens ``given`` so far. ``featured``: its token source
+    reads features of the target."""
+    prefix = request.prompt + given
+    last = NodeId(len(prefix) - 1)
+    return DraftSession(
+        session=session,
+        request=request,
+        policy=policy,
+        stages=stages,
+        prefix=prefix,
+        before=given,
+        tree=trees.plant(last, prefix[-1], len(prefix) - 1),
+        unsent=(last,),
+        root_parent=NodeId(len(prefix) - 2),
+        next_node=NodeId(len(prefix)),
+        features=Features(len(prefix)) if featured else None,
+        counters=replace(counters, sessions=counters.sessions + 1),
+    )
+
+
+def keep(session: DraftSession, kept: int) -> DraftSession:
+    """A session that is over, as if it had given the first ``kept`` of its tokens and no more."""
+    before = session.before[:kept]
+    return replace(session, before=before, committed=session.committed[: kept - len(before)])
+
+
+def view(session: DraftSession, *, starving: bool = False) -> View:
+    """The session as its policy sees it."""
+    tree = session.tree
+    return View(
+        tree=tree,
+        unsent=session.unsent,
+        pending=len(session.sent) - len(session.judged),
+        stages=session.stages,
+        segments=session.segments,
+        drafts=session.drafts,
+        news=session.length - session.source_length,
+        last_depth=session.last_depth,
+        starving=starving,
+        room=max(0, session.last_position - tree.nodes[tree.root].position),
+    )

@@ -1,0 +1,106 @@
+"""What the draft node knows, and how it is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Effect, Request
+from asyncspec.policy import POLICIES, Policy
+from asyncspec_nodes.machines.draft.counters import Counters
+from asyncspec_nodes.machines.draft.session import DraftSession
+from asyncspec_protocol.ids import Rank, SessionId
+
+Effects = tuple[Effect, ...]
+FIRST = Rank(1)
+REJOIN = "rejoin"
+
+
+class DraftConfig(Struct, frozen=True):
+    """How the draft node works."""
+
+    stages: int
+    # The node that has the token source; None: it is here.
+    source: Rank | None = None
+    # Tokens are below this.
+    vocab: int = 2**31
+    policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
+    # Prompt nodes per segment.
+    prefill_rows: int = 64
+    # Requests that are processed at a time; the others wait their turn.
+    max_sessions: int = 4
+    # How long requests wait for a pipeline that is down before they fail.
+    rejoin_seconds: float = 30.0
+    # How long the end of a request waits for the stages' accounts.
+    account_seconds: float = 2.0
+    # What the token source reads of the target beside its tokens, as in ``Open.features``.
+    features: tuple[int, ...] = ()
+    # Session ids grow also over restarts of this node: the shell starts from the clock.
+    first_session: SessionId = SessionId(0)
+
+
+class Job(Struct, frozen=True):
+    """A request that waits for a session, with what it has brought so far."""
+
+    request: Request
+    counters: Counters
+    given: tuple[int, ...] = ()
+
+
+class Ending(Struct, frozen=True):
+    """A request whose last tokens are out; the stages' accounts are still to come."""
+
+    session: DraftSession
+    reason: str
+    ended: float
+    missing: frozenset[Rank]
+
+
+class DraftState(Struct, frozen=True):
+    """Everything the draft node knows. Mappings are never changed in place."""
+
+    config: DraftConfig
+    next_session: SessionId
+    backlog: tuple[Job, ...] = ()
+    # In order of service: the first to have credit is the one that has waited longest.
+    sessions: Mapping[SessionId, DraftSession] = {}
+    endings: Mapping[SessionId, Ending] = {}
+    peers: frozenset[Rank] = frozenset()
+    # Stages whose link to the next one is up.
+    ready: frozenset[Rank] = frozenset()
+    # Segments the first stage allows in all on this link, and those sent.
+    allowed: int = 0
+    sent: int = 0
+    # What the first stage allows to wait: its first credit.
+    window: int = 0
+
+    @property
+    def up(self) -> bool:
+        """True while every stage is reachable and linked to the next, and the source is there."""
+        stages = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
+        source = self.config.source
+        drafts = source is None or source in self.peers
+        return drafts and stages <= self.peers and stages <= self.ready
+
+
+def put(state: DraftState, session: DraftSession) -> DraftState:
+    """The state with a session as it is now; a new one is the last to be served."""
+    return replace(state, sessions={**state.sessions, session.session: session})
+
+
+def without(state: DraftState, session: SessionId) -> DraftState:
+    """The state without a session."""
+    left = {k: v for k, v in state.sessions.items() if k != session}
+    return replace(state, sessions=left)
+
+
+def starving(state: DraftState) -> bool:
+    """Nothing waits at the first stage: it will soon be idle."""
+    return state.allowed - state.sent >= state.window
+
+
+def reachable(state: DraftState) -> tuple[Rank, ...]:
+    """The stages this node is linked to, in order."""
+    return tuple(sorted(rank for rank in state.peers if rank <= state.config.stages))

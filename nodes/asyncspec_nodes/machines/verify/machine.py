@@ -1,0 +1,89 @@
+"""The verify stage as a machine: segments in, forward passes, segments or verdicts out.
+
+Law of this package: structure is decided on the draft node alone. A stage knows parents and what is
+alive, applies a prune the moment it comes (waiting segments lose their dead rows, rows that die
+during a pass are dropped before they are sent on), and never waits for anybody but the next
+stage's credit. Pure: no clock, no sockets, no tensors.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import (
+    Cancelled,
+    Computed,
+    Fired,
+    Input,
+    Joined,
+    Lost,
+    Received,
+    Stopped,
+    Submitted,
+)
+from asyncspec.jobs import Forward
+from asyncspec_nodes.machines.verify.arrivals import arrived
+from asyncspec_nodes.machines.verify.passes import computed, serve
+from asyncspec_nodes.machines.verify.peers import joined, lost
+from asyncspec_nodes.machines.verify.prunes import pruned
+from asyncspec_nodes.machines.verify.sessions import closed, opened, raise_floor
+from asyncspec_nodes.machines.verify.state import Effects, VerifyConfig, VerifyState
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Close, Credit, Floor, Message, Open, PruneIndices, Segment
+
+
+class VerifyMachine:
+    """The role ``verify``."""
+
+    def __init__(self, config: VerifyConfig) -> None:
+        self.config = config
+
+    def initial(self) -> VerifyState:
+        """A stage that has met nobody yet."""
+        return VerifyState(config=self.config)
+
+    def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
+        """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
+        match event:
+            case Received(peer, message, tensor):
+                state, effects = _received(state, peer, message, tensor)
+            case Computed(job, result, seconds):
+                if not isinstance(job, Forward):
+                    raise LocalProtocolError("a stage asks for no other result than a pass's")
+                state, effects = computed(state, job, result, seconds)
+            case Joined(peer):
+                state, effects = joined(state, peer)
+            case Lost(peer):
+                state, effects = lost(state, peer)
+            case Fired() | Submitted() | Cancelled() | Stopped():
+                raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
+            case _:
+                assert_never(event)
+        state, more = serve(state)
+        return state, (*effects, *more)
+
+
+def _received(
+    state: VerifyState, peer: Rank, message: Message, tensor: object | None
+) -> tuple[VerifyState, Effects]:
+    config = state.config
+    match message:
+        case Segment() if peer == config.before:
+            return arrived(state, message, tensor)
+        case Open() if peer == config.before:
+            return opened(state, message)
+        case PruneIndices() if peer == DRAFT:
+            return pruned(state, message)
+        case Close() if peer == DRAFT:
+            return closed(state, message.session)
+        case Floor(first) if peer == DRAFT:
+            return raise_floor(state, first)
+        case Credit(limit) if peer == config.after and not config.last:
+            if limit < state.allowed:
+                raise RemoteProtocolError("credit was taken back", peer=peer)
+            return replace(state, allowed=limit), ()
+        case _:
+            raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

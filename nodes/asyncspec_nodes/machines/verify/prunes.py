@@ -1,0 +1,50 @@
+"""Prunes: what waits loses its dead rows at once; a pass on nothing but dead rows is given up."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Abandon, Compute
+from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.session import Waiting, prune, survivors, thin
+from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known
+from asyncspec_protocol.ids import DRAFT
+from asyncspec_protocol.messages import PruneIndices
+
+
+def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
+    """Apply a prune to all there is of its session, at once."""
+    session = state.sessions.get(message.session)
+    if session is None:
+        check_known(state, message.session, DRAFT)
+        return state, ()
+    session, job = prune(session, message)
+    state = replace(state, sessions={**state.sessions, message.session: session})
+    effects: Effects = () if job is None else (Compute(job),)
+    state, abandoned = abandon_dead(state)
+    state, granted = thin_queue(state)
+    return state, (*abandoned, *effects, *granted)
+
+
+def abandon_dead(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """A pass all of whose rows are dead only keeps the device from what is alive."""
+    running = state.running
+    if running is None or running.abandoned:
+        return state, ()
+    session = state.sessions.get(running.waiting.session)
+    if session is not None and survivors(session, running.waiting.ids):
+        return state, ()
+    return replace(state, running=replace(running, abandoned=True)), (Abandon(running.job),)
+
+
+def thin_queue(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """Dead rows leave the queue and what is parked; an emptied segment gives its place back."""
+    queue = _thinned(state, state.queue)
+    freed = len(state.queue) - len(queue)
+    parked = _thinned(state, state.parked)
+    return grant(replace(state, queue=queue, parked=parked), freed)
+
+
+def _thinned(state: VerifyState, segments: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
+    alive = (thin(state.sessions[w.session], w) for w in segments if w.session in state.sessions)
+    return tuple(w for w in alive if w is not None)

@@ -1,0 +1,144 @@
+"""One session at one verify stage: what is alive, who sits where in the cache, what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.jobs import Compact, Forward, Row, Rows
+from asyncspec.liveness import Liveness
+from asyncspec.slots import Slots, place, settle
+from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import PruneIndices
+
+
+class Waiting(Struct, frozen=True):
+    """A segment in the queue; its dead rows are gone. ``hidden`` names the rows that are left."""
+
+    session: SessionId
+    segment: SegmentId
+    applied: Version
+    ids: tuple[NodeId, ...]
+    parents: tuple[NodeId, ...]
+    tokens: tuple[int, ...] = ()
+    # Each with the taps that came with it: they die with their row.
+    hidden: Rows | None = None
+
+    def select(self, stay: Sequence[int]) -> Waiting:
+        """The same segment with only the rows ``stay`` (indices into ``ids``, ascending)."""
+        if len(stay) == len(self.ids):
+            return self
+        hidden = self.hidden
+        if hidden is not None:
+            hidden = Rows(hidden.handle, tuple([hidden.rows[i] for i in stay]))
+        return replace(
+            self,
+            ids=tuple([self.ids[i] for i in stay]),
+            parents=tuple([self.parents[i] for i in stay]),
+            tokens=tuple([self.tokens[i] for i in stay]) if self.tokens else (),
+            hidden=hidden,
+        )
+
+
+class Running(Struct, frozen=True):
+    """The segment the device works on. ``judged`` are the rows whose next token is drawn."""
+
+    waiting: Waiting
+    judged: tuple[int, ...]
+    job: Forward
+    # The device was told that nobody needs this pass any more.
+    abandoned: bool = False
+
+
+class StageSession(Struct, frozen=True):
+    """The state of one session; ``passes`` and the rest count what was spent on it."""
+
+    session: SessionId
+    liveness: Liveness
+    # What the token source reads of the target, as in ``Open.features``.
+    features: tuple[int, ...] = ()
+    # Likeliest tokens wanted with every verdict.
+    tops: int = 0
+    slots: Slots = Slots()
+    # Tokens travel with the session's segments, because the last stage's draws depend on them.
+    tokens_travel: bool = False
+    passes: int = 0
+    rows: int = 0
+    # Rows whose node was dead by the end of their pass: work for nothing.
+    dead_rows: int = 0
+    compute_seconds: float = 0.0
+
+
+def survivors(session: StageSession, ids: Sequence[NodeId]) -> Sequence[int]:
+    """Indices of the nodes that are alive, ascending."""
+    return session.liveness.living(ids)
+
+
+def thin(session: StageSession, waiting: Waiting) -> Waiting | None:
+    """A segment without its dead rows; None where nothing is left of it."""
+    stay = survivors(session, waiting.ids)
+    return waiting.select(stay) if stay else None
+
+
+def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, Compact | None]:
+    """Apply a prune to what is known and to the cache. An old one changes nothing."""
+    liveness = session.liveness.apply(message)
+    if liveness is session.liveness:
+        return session, None
+    tail = session.slots.tail
+    alive = {tail[i] for i in liveness.living(tail)}
+    slots, stay = settle(session.slots, liveness.committed, alive.__contains__)
+    job = None
+    if stay is not None:
+        job = Compact(session=session.session, start=session.slots.committed, keep=stay)
+    return replace(session, liveness=liveness, slots=slots), job
+
+
+def plan(
+    session: StageSession, waiting: Waiting, *, last: bool
+) -> tuple[StageSession, Running, Forward]:
+    """Give a segment its slots and make it a forward pass.
+
+    On the last stage every row is judged except prompt nodes before the last of them, whose
+    successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
+    """
+    liveness = session.liveness
+    slots, rows = place(session.slots, waiting.ids, waiting.parents, liveness.committed)
+    judged = _judged(rows, liveness.prompt_length) if last else ()
+    job = Forward(
+        session=session.session,
+        segment=waiting.segment,
+        committed=session.slots.committed,
+        rows=rows,
+        tokens=waiting.tokens if last or waiting.hidden is None else (),
+        hidden=waiting.hidden,
+        judge=judged,
+    )
+    return replace(session, slots=slots), Running(waiting=waiting, judged=judged, job=job), job
+
+
+def _judged(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:
+    return tuple(i for i, row in enumerate(rows) if row.position >= prompt_length - 1)
+
+
+def taps(session: StageSession, layers: int) -> int:
+    """How many hidden states beside its own a row brings that has passed so many layers."""
+    return sum(0 <= depth <= layers for depth in session.features) if layers else 0
+
+
+def count(session: StageSession, rows: int, alive: int, seconds: float) -> StageSession:
+    """Book a pass that has ended: of its ``rows`` so many are ``alive``."""
+    return replace(
+        session,
+        passes=session.passes + 1,
+        rows=session.rows + rows,
+        dead_rows=session.dead_rows + rows - alive,
+        compute_seconds=session.compute_seconds + seconds,
+    )
+
+
+def applied(session: StageSession, waiting: Waiting) -> Version:
+    """The stamp a segment leaves with: the smallest version applied on its way so far."""
+    return min(waiting.applied, session.liveness.version)

@@ -1,0 +1,89 @@
+"""``asyncspec-node``: one node of a cluster as a process.
+
+Law of this file: nothing that imports torch is imported before the thread settings are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cluster.config import load
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Reporter
+from asyncspec_protocol.handshake import role_of
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
+    parser.add_argument("--role", required=True, choices=["draft", "verify", "source"])
+    parser.add_argument(
+        "--rank", required=True, type=int, help="0 drafts, 1..N verify, N+1 is the source"
+    )
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="cluster file")
+    parser.add_argument("--listen-fd", type=int, metavar="N", help="inherited listening socket")
+    parser.add_argument(
+        "--supervised",
+        action="store_true",
+        help="stop at the end of stdin; report progress as JSON lines on stdout",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 stopped by a signal, 2 a user's mistake, 1 anything else."""
+    one_quiet_thread()
+    arguments = _parser().parse_args(argv)
+    reporter = Reporter(arguments.rank, sys.stdout if arguments.supervised else None)
+    try:
+        _serve(arguments, reporter)
+    except UserError as error:
+        reporter.trouble("user", str(error))
+        return 2
+    except AsyncSpecError as error:
+        reporter.trouble("cluster", str(error))
+        return 1
+    except Exception as error:
+        reporter.log.exception("crashed")
+        reporter.trouble("cluster", f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
+    config, rank = load(arguments.config), arguments.rank
+    last = len(config.nodes) - 1
+    if not 0 <= rank <= last:
+        raise UserError(f"{arguments.config} has ranks 0 to {last}, not {rank}")
+    role = role_of(rank, config.stages)
+    if arguments.role != role:
+        raise UserError(f"rank {rank} is not a {arguments.role} node; use --role {role}")
+    if arguments.listen_fd is None:
+        at = config.at(rank)
+        sock = listen.bind(at.host, at.port, whose=f"rank {rank}")
+    else:
+        sock = listen.inherited(arguments.listen_fd)
+    from asyncspec.actor.loop import run
+    from asyncspec_nodes.node.process import serve
+
+    run(serve(config, rank, sock, reporter, supervised=arguments.supervised))
+
+
+def entry() -> None:
+    """The process: leaves without taking torch apart object by object, which takes seconds."""
+    code = main()
+    with contextlib.suppress(OSError):  # a parent that is gone reads nothing
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    entry()

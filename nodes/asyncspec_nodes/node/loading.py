@@ -1,0 +1,158 @@
+"""From a cluster file to what one node needs to serve: its model, its machine, its facts.
+
+Imports torch, inside the functions: the process entry has set the thread settings before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from asyncspec.backend.base import Tensors
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.layout import layout
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.node.reports import Reporter
+from asyncspec_nodes.node.sources import ELSEWHERE, load_source, short
+from asyncspec_nodes.serving.rules import Rules
+from asyncspec_nodes.serving.service import TextCodec
+from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
+
+
+class Loaded(Struct, frozen=True):
+    """A node that can begin to serve."""
+
+    me: Hello
+    machine: DraftMachine | VerifyMachine | SourceMachine
+    initial: object
+    run_job: Callable[[Any], object | None]
+    abandon_job: Callable[[Any], None]
+    tensors: Tensors | None = None
+    guarantee: str = ""
+    # Draft node only: what clients' text is made of, and what they may ask for.
+    codec: TextCodec | None = None
+    rules: Rules | None = None
+
+
+def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
+    """Load a node's part. Slow; raises ``UserError`` with what to change."""
+    role = role_of(rank, config.stages)
+    if role == "source":
+        return _load_source(config, rank, reporter)
+    return _load_draft(config, reporter) if role == "draft" else _load_stage(config, rank, reporter)
+
+
+def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
+    reporter.loading("torch")
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.stage import load_stage
+
+    checkpoint = open_checkpoint(config.target.path)
+    span = layout(config, checkpoint.facts.layers)[rank - 1]
+    reporter.loading(f"layers {span[0]} to {span[1] - 1} of {checkpoint.facts.layers}")
+    stage = load_stage(checkpoint, *span, dtype=config.target.dtype, mode=config.target.mode)
+    machine = VerifyMachine(
+        VerifyConfig(
+            rank=Rank(rank),
+            stages=config.stages,
+            window=config.limits.window,
+            vocab=checkpoint.facts.vocab_size,
+            first_layer=span[0],
+            end_layer=span[1],
+            layers=checkpoint.facts.layers,
+        )
+    )
+    return Loaded(
+        me=_hello(config, rank, "verify", span, checkpoint),
+        machine=machine,
+        initial=machine.initial(),
+        run_job=stage.run,
+        abandon_job=stage.abandon,
+        tensors=stage,
+        guarantee=stage.guarantee,
+    )
+
+
+def _load_draft(config: Config, reporter: Reporter) -> Loaded:
+    reporter.loading("torch")
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+
+    target = open_checkpoint(config.target.path)
+    # A mistake in the layers is every node's: all of them name it at once.
+    layout(config, target.facts.layers)
+    reporter.loading("tokenizer")
+    tokenizer = load_tokenizer(target.path)
+    if config.source is None:
+        reporter.loading(f"draft {short(config.draft.source)}")
+        source = load_source(config, target)
+    else:
+        source = ELSEWHERE
+    machine = DraftMachine(
+        DraftConfig(
+            stages=config.stages,
+            source=None if config.source is None else Rank(config.stages + 1),
+            vocab=target.facts.vocab_size,
+            max_sessions=config.limits.sessions,
+            rejoin_seconds=config.limits.rejoin_seconds,
+            features=source.features,
+            first_session=SessionId(time.time_ns() // 1_000_000),
+        )
+    )
+    return Loaded(
+        me=_hello(config, DRAFT, "draft", (0, 0), target),
+        machine=machine,
+        initial=machine.initial(),
+        run_job=source.run,
+        abandon_job=source.abandon,
+        tensors=source.tensors,
+        codec=tokenizer,
+        rules=Rules(
+            context_length=target.facts.context_length,
+            eos=frozenset(target.facts.eos_token_ids),
+            policy=config.draft.policy,
+            drafts=source.drafts,
+        ),
+    )
+
+
+def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
+    reporter.loading("torch")
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+
+    target = open_checkpoint(config.target.path)
+    reporter.loading(f"draft {short(config.draft.source)}")
+    source = load_source(config, target)
+    machine = SourceMachine(SourceConfig(Rank(rank), vocab=target.facts.vocab_size))
+    return Loaded(
+        me=_hello(config, rank, "source", (0, 0), target),
+        machine=machine,
+        initial=machine.initial(),
+        run_job=source.run,
+        abandon_job=source.abandon,
+    )
+
+
+def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target: Any) -> Hello:
+    from asyncspec.backend.hf.checkpoint import resolve_dtype
+
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        cluster=config.cluster.name,
+        rank=Rank(rank),
+        role=role,
+        stages=config.stages,
+        layers=span,
+        dtype=str(resolve_dtype(target, config.target.dtype)).removeprefix("torch."),
+        fingerprint=target.fingerprint,
+        mode=config.target.mode,
+    )

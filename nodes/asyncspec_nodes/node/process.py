@@ -1,0 +1,199 @@
+"""One node of a cluster, from its socket to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.machine import Emit, Finish, Machine
+from asyncspec.actor.mesh import Security
+from asyncspec.actor.runtime import Runtime
+from asyncspec.errors import ClusterError
+from asyncspec.trace import records
+from asyncspec.trace.courier import Courier
+from asyncspec.trace.recorder import MOST, Recorder
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.machines.replay import settings
+from asyncspec_nodes.node.loading import Loaded, load_node
+from asyncspec_nodes.node.reports import Reporter, Serving
+from asyncspec_nodes.serving.service import TextService
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Cancel, Submit
+
+
+class NodeShell:
+    """The process around a runtime: log lines, and on the draft node the text service."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self.service: TextService | None = None
+        # Where the text of answers is told, if anywhere.
+        self.tell: Callable[[int, tuple[int, ...], str], None] | None = None
+
+    def emit(self, effect: Emit) -> None:
+        """See ``Shell``."""
+        if self.service is not None:
+            piece = self.service.emit(effect)
+            if self.tell is not None:
+                self.tell(effect.request, effect.tokens, piece)
+
+    def finish(self, effect: Finish) -> None:
+        """See ``Shell``. Numbers are logged, never text."""
+        stats = effect.stats
+        self._log.info(
+            "finished",
+            session=int(effect.session),
+            reason=effect.reason,
+            detail=effect.detail,
+            prompt_tokens=stats.get("prompt_tokens"),
+            new_tokens=stats.get("new_tokens"),
+        )
+        if self.service is not None:
+            rest = self.service.finish(effect)
+            if self.tell is not None and rest:
+                self.tell(effect.request, (), rest)
+
+    def client(self, link: Link, message: Submit | Cancel) -> None:
+        """See ``Shell``."""
+        if self.service is not None:
+            self.service.client(link, message)
+
+    def client_gone(self, link: Link) -> None:
+        """See ``Shell``."""
+        if self.service is not None:
+            self.service.client_gone(link)
+
+    def changed(self, peer: Rank, up: bool, reason: str) -> None:
+        """See ``Shell``."""
+        if up:
+            self._log.info("linked", peer=int(peer))
+        else:
+            self._log.warning("unlinked", peer=int(peer), why=reason)
+
+
+async def serve(
+    config: Config, rank: int, sock: socket.socket, reporter: Reporter, *, supervised: bool
+) -> None:
+    """Load, then serve until a signal (or the parent's end). Raises what went wrong."""
+    security = contexts(config.security)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    if supervised:
+        _watch_parent(loop, stop)
+    started = time.monotonic()
+    loaded = await _first(stop, _in_thread(loop, lambda: load_node(config, rank, reporter)))
+    runtime = _runtime(config, loaded, sock, security, reporter)
+    running = asyncio.create_task(runtime.run())
+    seconds = round(time.monotonic() - started, 2)
+    reporter.serving(Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not running.done():
+        reporter.log.info("stopping")
+        runtime.stop()
+    await running
+
+
+def _runtime(
+    config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
+) -> Runtime[Any]:
+    shell = NodeShell(reporter.log)
+    machine: Machine[Any] = loaded.machine
+    runtime: Runtime[Any] = Runtime(
+        machine,
+        loaded.initial,
+        me=loaded.me,
+        peers={Rank(n.rank): (n.host, n.port) for n in config.nodes},
+        sock=sock,
+        run_job=loaded.run_job,
+        abandon_job=loaded.abandon_job,
+        tensors=loaded.tensors,
+        shell=shell,
+        options=LinkOptions(timeout_seconds=config.limits.silence_seconds),
+        security=security,
+    )
+    if loaded.codec is not None and loaded.rules is not None:
+        shell.service = TextService(
+            loaded.codec, loaded.rules, runtime.feed, most=config.limits.waiting
+        )
+    courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
+    if config.trace.text:
+        shell.tell = courier.said
+    return runtime
+
+
+def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
+    me = loaded.me
+    node = records.Node(
+        rank=me.rank,
+        at=time.monotonic(),
+        wall=time.time(),
+        role=me.role,
+        stages=me.stages,
+        layers=me.layers,
+        dtype=me.dtype,
+        mode=me.mode,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        config=settings(loaded.machine.config),
+        whole=whole,
+    )
+    return Recorder(node, most=config.trace.events or MOST)
+
+
+async def _first(stop: asyncio.Event, loading: asyncio.Future[Loaded]) -> Loaded:
+    """What was loaded; the process ends here if it is told to stop before."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        # The loading thread cannot be interrupted, and nothing here needs to be put in order.
+        sys.stderr.flush()
+        os._exit(0)
+    stopping.cancel()
+    return loading.result()
+
+
+def _in_thread(
+    loop: asyncio.AbstractEventLoop, load: Callable[[], Loaded]
+) -> asyncio.Future[Loaded]:
+    """Run ``load`` in a thread that nobody waits for."""
+    future: asyncio.Future[Loaded] = loop.create_future()
+
+    def work() -> None:
+        try:
+            result = load()
+        except BaseException as error:
+            loop.call_soon_threadsafe(future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(future.set_result, result)
+
+    threading.Thread(target=work, name="loading", daemon=True).start()
+    return future
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """The parent holds the other end of stdin and never writes: its end is the parent's end."""
+    descriptor = sys.stdin.fileno()
+
+    def readable() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            stop.set()
+
+    try:
+        loop.add_reader(descriptor, readable)
+    except (OSError, PermissionError) as error:
+        raise ClusterError(f"--supervised needs a pipe as stdin ({error})") from None

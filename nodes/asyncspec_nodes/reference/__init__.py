@@ -1,0 +1,1 @@
+"""The sequential decoder in a process of its own, to compare with."""

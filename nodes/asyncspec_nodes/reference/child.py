@@ -1,0 +1,73 @@
+"""The child of ``--check``: the cluster's own stages, one after another, one token at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import NoReturn
+
+import msgspec
+
+from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec_nodes.cluster.layout import layout
+from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
+from asyncspec_nodes.serving.rules import Rules, prepare
+from asyncspec_nodes.serving.stops import AnswerText
+
+
+def main() -> NoReturn:
+    """Read a ``Task``, write its ``Comparison``s."""
+    one_quiet_thread()
+    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
+    sys.stdout.flush()
+    os._exit(0)  # a thread still reads stdin, and torch takes seconds to take apart
+
+
+def _end_with_parent() -> None:
+    """The parent keeps our stdin open for as long as it wants an answer."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _decode(task: Task) -> list[Comparison]:
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.reference import decode
+    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+
+    config = task.config
+    checkpoint = open_checkpoint(config.target.path)
+    tokenizer = load_tokenizer(checkpoint.path)
+    # Cut as in the cluster: what is compared is speculation against none, nothing else.
+    stages = [
+        load_stage(checkpoint, *span, dtype=config.target.dtype, mode=config.target.mode)
+        for span in layout(config, checkpoint.facts.layers)
+    ]
+    rules = Rules(
+        context_length=checkpoint.facts.context_length,
+        eos=frozenset(checkpoint.facts.eos_token_ids),
+        policy=config.draft.policy,
+    )
+
+    def one(question: Question) -> Comparison:
+        request = prepare(question.submit, 0, rules, tokenizer)
+        assert not isinstance(request, str), request
+        text = AnswerText(tokenizer, question.submit.stop)
+        reference = decode(
+            stages,
+            request.prompt,
+            request.max_new_tokens,
+            request.stop_tokens,
+            request.sampling,
+            until=lambda token: text.push((token,)).stopped,
+        )
+        return compare(question.token_ids, reference)
+
+    return [one(question) for question in task.questions]
+
+
+if __name__ == "__main__":
+    main()

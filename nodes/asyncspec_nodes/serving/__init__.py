@@ -1,0 +1,1 @@
+"""Requests with text, as users make them, on top of tokens."""

@@ -1,0 +1,120 @@
+"""The draft node's text service: clients' requests in, text out.
+
+Law of this file: a refused request has cost nothing, so its ``Finished`` has empty stats; that is
+how a client knows that the request itself is to be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
+from asyncspec_nodes.serving.rules import Encoder, Rules, prepare
+from asyncspec_nodes.serving.stops import AnswerText
+from asyncspec_nodes.serving.text import Codec
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+
+
+class Client(Protocol):
+    """Where answers go: a link. One that is gone swallows what it is sent."""
+
+    def send(self, message: Output | Finished, /) -> object:
+        """Queue a message."""
+
+
+class TextCodec(Codec, Encoder, Protocol):
+    """The whole tokenizer."""
+
+
+class _Answer:
+    """A request that is being worked on."""
+
+    def __init__(self, client: Client, submit: Submit, codec: Codec) -> None:
+        self.client = client
+        # The number the client gave it.
+        self.number = submit.request
+        self.text = AnswerText(codec, submit.stop, include=submit.include_stop)
+        # Tokens the client was given, and whether a stop string has ended them.
+        self.tokens = 0
+        self.stopped = False
+
+
+class TextService:
+    """Requests of all clients of one draft node."""
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        rules: Rules,
+        feed: Callable[[Submitted | Cancelled | Stopped], None],
+        *,
+        most: int,
+    ) -> None:
+        self._codec = codec
+        self._rules = rules
+        self._feed = feed
+        # Requests at a time, those that wait included.
+        self._most = most
+        self._next = 0
+        self._answers: dict[int, _Answer] = {}
+
+    def client(self, client: Client, message: Submit | Cancel) -> None:
+        """A client asks for something. Raises ``RemoteProtocolError`` for a number in use."""
+        running = self._numbers(client)
+        if isinstance(message, Cancel):
+            if message.request in running:
+                self._feed(Cancelled(running[message.request]))
+            return
+        if message.request in running:
+            raise RemoteProtocolError(f"request {message.request} is still running")
+        request = self._prepare(message)
+        if isinstance(request, str):
+            client.send(Finished(message.request, "error", request, {}))
+            return
+        self._next += 1
+        self._answers[request.request] = _Answer(client, message, self._codec)
+        self._feed(Submitted(request))
+
+    def client_gone(self, client: Client) -> None:
+        """Nobody reads these answers any more."""
+        for number in self._numbers(client).values():
+            self._feed(Cancelled(number))
+
+    def emit(self, effect: Emit) -> str:
+        """Certain tokens for a user; the text they make."""
+        answer = self._answers[effect.request]
+        if answer.stopped:
+            return ""  # the machine was at work on what follows before it could be told
+        piece = answer.text.push(effect.tokens)
+        answer.tokens += piece.tokens
+        answer.client.send(Output(answer.number, effect.tokens[: piece.tokens], piece.text))
+        if piece.stopped:
+            answer.stopped = True
+            self._feed(Stopped(effect.request, answer.tokens))
+        return piece.text
+
+    def finish(self, effect: Finish) -> str:
+        """The end of a request; the text that was held back."""
+        answer = self._answers.pop(effect.request)
+        reason, rest = effect.reason, ""
+        if not answer.stopped:
+            piece = answer.text.finish()
+            answer.stopped, rest = piece.stopped, piece.text
+        if answer.stopped:
+            reason = "stop"  # whatever end the machine saw before it could be told
+        if rest:
+            answer.client.send(Output(answer.number, (), rest))
+        detail = "" if answer.stopped else effect.detail
+        answer.client.send(Finished(answer.number, reason, detail, effect.stats))
+        return rest
+
+    def _numbers(self, client: Client) -> dict[int, int]:
+        """A client's running requests: its own number to ours."""
+        return {a.number: n for n, a in self._answers.items() if a.client is client}
+
+    def _prepare(self, submit: Submit) -> Request | str:
+        if len(self._answers) >= self._most:
+            return f"{self._most} requests are waiting already; try again later"
+        return prepare(submit, self._next, self._rules, self._codec)
