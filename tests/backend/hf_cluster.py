@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from asyncspec_nodes.draft import DraftMachine
-
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.sim.world import Actor, Costs
+from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_nodes.node.sources import Source

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import asyncspec_nodes.verify as verify
 import pytest
 from msgspec.structs import replace
 
 import asyncspec.backend.hf.stage as hf_stage
-import asyncspec_nodes.machines.draft.session as draft_session
+import asyncspec_nodes.machines.draft.verdicts as verdicts
+import asyncspec_nodes.machines.verify.prunes as prunes
 import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import load_draft
@@ -98,8 +98,8 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("an ancestor is not seen", stage_session, "place", oldest_ancestor_unseen),
     ("draws are for other positions", hf_stage, "draw", positions_of_a_chain),
-    ("the cache is not compacted", verify, "prune", compaction_forgotten),
-    ("a guess is taken for a verdict", draft_session, "walk", bonus_taken_for_a_hit),
+    ("the cache is not compacted", prunes, "prune", compaction_forgotten),
+    ("a guess is taken for a verdict", verdicts, "walk", bonus_taken_for_a_hit),
 ]
 
 
