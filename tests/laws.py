@@ -124,14 +124,19 @@ def watch_invariants(cluster: Cluster) -> None:
     """Check every machine's own rules after each of its steps."""
 
     def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
-        state = cluster.state(rank)
-        if rank == 0:
-            check_draft(state)
-        elif rank <= cluster.stages:
-            check_stage(state)
-            check_prune_applied(state, event)
+        check_node(cluster, rank)
+        if 0 < rank <= cluster.stages:
+            check_prune_applied(cluster.state(rank), event)
 
     cluster.world.watch = check
+
+
+def check_node(cluster: Cluster, rank: Rank) -> None:
+    """A machine's own rules. A source has none beside those it refuses a question by."""
+    if rank == 0:
+        check_draft(cluster.state(rank))
+    elif rank <= cluster.stages:
+        check_stage(cluster.state(rank))
 
 
 def check_stage(state: Any) -> None:

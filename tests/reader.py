@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncspec.actor.machine import Effect, Emit, Input, Request, Stopped
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster
-from laws import check_draft, check_stage
+from laws import check_node
 
 
 class Reader:
@@ -26,7 +26,7 @@ class Reader:
         cluster.world.watch = self.watch
 
     def watch(self, rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
-        (check_stage if rank else check_draft)(self.cluster.state(rank))
+        check_node(self.cluster, rank)
         for effect in effects:
             if isinstance(effect, Emit) and effect.request == self.stop.request:
                 assert self.told is None, "tokens after the end"
