@@ -10,9 +10,11 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.bench import policies, record_language, tracing  # noqa: E402
+from tools.bench.report import command as report  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
+    "report": (report, "the papers' tables and figures"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "tracing": (tracing, "what recording a trace costs"),
 }
