@@ -78,14 +78,8 @@ class VirtualEngine:
     def _world(self, setting: Setting, text: tuple[int, ...]) -> World:
         source = self.source(setting.source)
         actors = {DRAFT: self._draft(setting, source)}
-        for rank in range(1, setting.stages + 1):
-            last = rank == setting.stages
-            features = self._read(text, source.features) if last and source.features else None
-            machine = VerifyMachine(VerifyConfig(rank=Rank(rank), stages=setting.stages))
-            device = TextStage(text, features, last=last)
-            # Features travel as tensors; hidden states are nobody's and need no form.
-            tensors = source.tensors if last else None
-            actors[Rank(rank)] = Actor(machine, machine.initial(), device.run, tensors)
+        for rank in map(Rank, range(1, setting.stages + 1)):
+            actors[rank] = self._stage(setting, rank, text, source)
         pricing = Pricing(setting.cost)
         world = World(actors, pricing, wires=pricing)
         connect(world, setting.stages)
@@ -102,6 +96,15 @@ class VirtualEngine:
         )
         machine = DraftMachine(config)
         return Actor(machine, machine.initial(), source.run, source.tensors)
+
+    def _stage(self, setting: Setting, rank: Rank, text: tuple[int, ...], source: Source) -> Actor:
+        last = rank == setting.stages
+        features = self._read(text, source.features) if last and source.features else None
+        machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))
+        device = TextStage(text, features, last=last)
+        # Features travel as tensors; hidden states are nobody's and need no form.
+        tensors = source.tensors if last else None
+        return Actor(machine, machine.initial(), device.run, tensors)
 
     def _read(self, text: tuple[int, ...], wanted: tuple[int, ...]) -> Any:
         if self._features[0] != (text, wanted):

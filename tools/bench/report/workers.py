@@ -10,8 +10,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from asyncspec.backend.hf.threads import one_quiet_thread
 from tools.bench.report.cell import Ask, Cell, Stats
 from tools.bench.report.models import Models
+from tools.bench.report.real import measure_real
+from tools.bench.report.virtual import VirtualEngine
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -32,19 +35,16 @@ def write(models: Models, ask: Ask) -> tuple[int, ...]:
 def measure(models: Models, job: Job) -> list[Stats]:
     """The results of a job's cells, in their order."""
     if job.cells[0].setting.engine == "real":
-        from tools.bench.report.real import measure_real
-
         return measure_real(models, job.cells)
     engine = _engine(models)
     return [engine.measure(*pair) for pair in zip(job.cells, job.answers, strict=True)]
 
 
 @functools.cache
-def _engine(models: Models):  # type: ignore[no-untyped-def]  # imports torch, so not above
+def _engine(models: Models) -> VirtualEngine:
     """One for each process: models are loaded once."""
+    one_quiet_thread()  # before anything imports torch
     import torch
-
-    from tools.bench.report.virtual import VirtualEngine
 
     torch.set_num_threads(1)
     return VirtualEngine(models)
