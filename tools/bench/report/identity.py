@@ -13,7 +13,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURED = ("asyncspec", "protocol/asyncspec_protocol", "nodes/asyncspec_nodes")
-MEASURING = ("real", "target", "text_stage", "virtual")
+MEASURING = ("pricing", "real", "target", "text_stage", "virtual")
 """Where the code lies that results depend on: packages, and modules beside this one. All others
 only choose what is measured, and a cell says all of that for itself."""
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from asyncspec.actor.machine import Request, Submitted
 from asyncspec.errors import AsyncSpecError
-from asyncspec.sim.cluster_cost import Pricing
 from asyncspec.sim.world import Actor, World
 from asyncspec_nodes.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.draft import DraftConfig, DraftMachine
@@ -23,6 +22,7 @@ from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.models import Models
+from tools.bench.report.pricing import SourcePricing
 from tools.bench.report.target import Target
 from tools.bench.report.text_stage import TextStage
 
@@ -80,7 +80,7 @@ class VirtualEngine:
         actors = {DRAFT: self._draft(setting, source)}
         for rank in map(Rank, range(1, setting.stages + 1)):
             actors[rank] = self._stage(setting, rank, text, source)
-        pricing = Pricing(setting.cost)
+        pricing = SourcePricing(setting.cost)
         world = World(actors, pricing, wires=pricing)
         connect(world, setting.stages)
         return world
