@@ -13,7 +13,8 @@ from asyncspec.policy import POLICIES
 from asyncspec.sampling import Sampling
 from asyncspec.sim.presets import PRESETS
 from tools.bench.__main__ import main
-from tools.bench.report.cell import Ask, Cell, Prompt, Setting, Stats
+from tools.bench.prompts import Prompt
+from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.exhibit import BY_SET, Exhibit, Point, cells
 from tools.bench.report.exhibits import choose
 from tools.bench.report.markdown import table

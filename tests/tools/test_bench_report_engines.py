@@ -17,7 +17,8 @@ from asyncspec_nodes.sources import Source
 from asyncspec_nodes.verify import VerifyConfig, VerifyMachine
 from asyncspec_protocol.ids import Rank
 from tools.bench.__main__ import main
-from tools.bench.report.cell import Ask, Cell, Prompt, Setting
+from tools.bench.prompts import Prompt
+from tools.bench.report.cell import Ask, Cell, Setting
 from tools.bench.report.models import Models
 from tools.bench.report.real import measure_real
 from tools.bench.report.virtual import VirtualEngine, WrongText

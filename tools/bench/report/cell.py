@@ -10,20 +10,13 @@ from msgspec import Struct
 
 from asyncspec.sampling import Sampling
 from asyncspec.sim.cluster_cost import ClusterCost
+from tools.bench.prompts import Prompt
 
 Engine = Literal["virtual", "real"]
 Stats = dict[str, float]
 """What a run brought, by the names of docs/metrics.md."""
 
 GREEDY = Sampling()
-
-
-class Prompt(Struct, frozen=True):
-    """A prompt of a set (a file), by its place there."""
-
-    set: str
-    number: int
-    text: str
 
 
 class Ask(Struct, frozen=True):

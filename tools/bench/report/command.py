@@ -21,13 +21,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.sim.cluster_cost import ClusterCost
+from tools.bench.prompts import read_sets
 from tools.bench.report.exhibit import Exhibit, cells
 from tools.bench.report.exhibits import choose
 from tools.bench.report.identity import code_hash, commit, machine
 from tools.bench.report.markdown import page
 from tools.bench.report.models import Models
 from tools.bench.report.plan import Identity, Plan
-from tools.bench.report.prompts import read_sets
 from tools.bench.report.store import Store
 from tools.bench.report.table import Table, fill
 

@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import Struct
 
 from asyncspec.sampling import Sampling
+from tools.bench.prompts import Sets
 from tools.bench.report.cell import GREEDY, Ask, Cell, Setting
-from tools.bench.report.prompts import Sets
 
 BY_SET = "*"
 """As a point's column: a column for every prompt set, and one for all of them."""

@@ -13,16 +13,20 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURED = ("asyncspec", "protocol/asyncspec_protocol", "nodes/asyncspec_nodes")
-MEASURING = ("pricing", "real", "target", "text_stage", "virtual")
-"""Where the code lies that results depend on: packages, and modules beside this one. All others
-only choose what is measured, and a cell says all of that for itself."""
+MEASURING = (
+    "tools/bench/processes.py",
+    *(f"tools/bench/report/{name}.py" for name in ("pricing", "real", "target")),
+    *(f"tools/bench/report/{name}.py" for name in ("text_stage", "virtual")),
+)
+"""Where the code lies that results depend on: packages, and modules of this tool. Its others only
+choose what is measured, and a cell says all of that for itself."""
 
 
 def code_hash() -> str:
     """A hash of the code that measures and is measured. Results of other code are not taken for
     ours, committed or not; a commit of pages alone leaves them valid."""
     paths = [path for folder in MEASURED for path in sorted((ROOT / folder).rglob("*.py"))]
-    paths += [Path(__file__).with_name(f"{name}.py") for name in MEASURING]
+    paths += [ROOT / path for path in MEASURING]
     digest = hashlib.sha256()
     for path in paths:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())

@@ -45,7 +45,9 @@ def _parts(source: str) -> Sequence[str]:
 class Plan:
     """Cells, each once whatever tables it is part of, and where their results go."""
 
-    def __init__(self, cells: Iterable[Cell], identity: Identity, store: Store, commit: str):
+    def __init__(
+        self, cells: Iterable[Cell], identity: Identity, store: Store, commit: str
+    ) -> None:
         self.cells = {identity.of(cell): cell for cell in cells}
         self._identity = identity
         self._store = store

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from tools.bench.prompts import Sets
 from tools.bench.report.cell import Cell, Stats
 from tools.bench.report.exhibit import ALL, BY_SET, Exhibit, Point, cells
 from tools.bench.report.metrics import METRICS, Metric, Run, quartiles
-from tools.bench.report.prompts import Sets
 
 
 class Value(Struct, frozen=True):
