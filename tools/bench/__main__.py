@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, text) in KINDS.items():
         module.add_arguments(kinds.add_parser(name, help=text, description=module.__doc__))
     options = parser.parse_args(argv)
-    return KINDS[options.kind][0].run(options)
+    code: int = KINDS[options.kind][0].run(options)
+    return code
 
 
 if __name__ == "__main__":
