@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("virtual", "real"), default="virtual")
     parser.add_argument("--only", help="names of tables and figures, joined by commas")
     parser.add_argument("--per-file", type=int, default=2, help="prompts from each file (2)")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="of each answer (64)")
     parser.add_argument("--stages", type=int, help="instead of each paper's own number")
     parser.add_argument("--jobs", type=int, default=1, help="processes that measure")
     parser.add_argument("--target", help="directory of the target (the bundled one)")

@@ -35,8 +35,16 @@ def draw(exhibit: Exhibit, tables: Sequence[Table], folder: Path) -> list[str]:
             axis.set_title(", ".join(filter(None, (table.title, table.group))), fontsize=8)
         for axis in axes:
             axis.set_visible(False)
+        _legend(figure)
     figure.savefig(folder / name, pil_kwargs={"optimize": True})
     return [name]
+
+
+def _legend(figure: Figure) -> None:
+    """One for all, below: all axes show the same rows."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7)
 
 
 def _numbers(table: Table, row: str) -> list[float]:
@@ -51,7 +59,6 @@ def _bars(axis: Any, exhibit: Exhibit, table: Table) -> None:
         axis.bar(places, _numbers(table, row), width, label=row)
     axis.set_xticks(range(len(table.columns)), table.columns, fontsize=7, rotation=20)
     axis.set_ylabel(table.metric(table.columns[0]).title, fontsize=8)
-    axis.legend(fontsize=6)
 
 
 def _lines(axis: Any, exhibit: Exhibit, table: Table) -> None:
@@ -61,18 +68,17 @@ def _lines(axis: Any, exhibit: Exhibit, table: Table) -> None:
     axis.set_xlabel(exhibit.columns, fontsize=8)
     axis.set_ylabel(table.metric(table.columns[0]).title, fontsize=8)
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7)
 
 
 def _heat(axis: Any, exhibit: Exhibit, table: Table) -> None:
     numbers = [_numbers(table, row) for row in table.rows]
-    axis.imshow(numbers, cmap="viridis", aspect="auto")
+    image = axis.imshow(numbers, cmap="viridis", aspect="auto")
     digits = table.metric(table.columns[0]).digits
     for i, row in enumerate(numbers):
         for j, number in enumerate(row):
-            axis.text(
-                j, i, f"{number:.{digits}f}", ha="center", va="center", fontsize=7, color="white"
-            )
+            colour = "black" if image.norm(number) > 0.6 else "white"
+            text = f"{number:.{digits}f}"
+            axis.text(j, i, text, ha="center", va="center", fontsize=7, color=colour)
     axis.set_xticks(range(len(table.columns)), table.columns, fontsize=8)
     axis.set_yticks(range(len(table.rows)), table.rows, fontsize=8)
     axis.set_xlabel(exhibit.columns, fontsize=8)
