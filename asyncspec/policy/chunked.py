@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.policy.base import Growth, Lossless, Positive, View
+from asyncspec.policy.base import Count, Growth, Lossless, Positive, View
 from asyncspec.segment import share
 from asyncspec.source.grow import Shape
 from asyncspec.tree import by_level, by_score
@@ -23,6 +23,8 @@ class Chunked(Lossless, frozen=True):
     width: Positive = 10
     # Longest segment, the root not counted (FlowSpec: L_seg).
     segment: Positive = 16
+    # Segments a tree is cut into, where none is too long; 0: one for each pipeline position.
+    pieces: Count = 0
 
     @property
     def drafts(self) -> bool:
@@ -40,15 +42,15 @@ class Chunked(Lossless, frozen=True):
     def cut(self, view: View) -> tuple[NodeId, ...]:
         if not view.drafts and view.room:
             return ()  # the round starts with its tree
-        return next_piece(view, self.segment, scored=self.early)
+        return next_piece(view, self.segment, self.pieces, scored=self.early)
 
 
-def next_piece(view: View, longest: int, *, scored: bool) -> tuple[NodeId, ...]:
-    """The next of the pieces that a round's first tree is cut into, one for each pipeline position
-    (the draft node's too) or more. The root travels with the first, not counted.
+def next_piece(view: View, longest: int, pieces: int = 0, *, scored: bool) -> tuple[NodeId, ...]:
+    """The next of the ``pieces`` that a round's first tree is cut into, or more; 0: one for each
+    pipeline position, the draft node's too. The root travels with the first, not counted.
 
     The size is worked out anew for what is left, because a prune may have thinned it meanwhile.
     """
     order = (by_score if scored else by_level)(view.tree, view.drafted)
-    size = share(len(order), view.stages + 1 - view.segments, longest)
+    size = share(len(order), (pieces or view.stages + 1) - view.segments, longest)
     return (*view.fresh_root, *order[:size])

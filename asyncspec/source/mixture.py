@@ -76,7 +76,8 @@ def mix(base: Proposal, aside: Opinion, weight: float, width: int) -> Proposal:
     for token, share in aside.shares.items():
         rest = mixed.get(token, (1 - weight) * FLOOR)
         mixed[token] = rest + weight * share
-    best = sorted(mixed, key=lambda t: -mixed[t])[:width]
+    # Trusted wholly, an aside leaves nothing of what the base alone proposes.
+    best = sorted((t for t in mixed if mixed[t]), key=lambda t: -mixed[t])[:width]
     return (best, [math.log(mixed[t]) for t in best]) if best else NOTHING
 
 

@@ -16,7 +16,7 @@ from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
 # How far a continuation is trusted after a match of so many tokens; longer ones as the last.
-TRUST = {1: 0.3, 2: 0.55, 3: 0.75, 4: 0.85}
+TRUST = {1: 0.2, 2: 0.35, 3: 0.55, 4: 0.7}
 
 
 class NGramSource:

@@ -77,3 +77,11 @@ def test_a_hit_costs_one_turn_and_a_miss_the_whole_pipeline(policy: str, stages:
     assert expected <= stats["turns"] <= expected + refills
     assert stats["decode_seconds"] == pytest.approx(stats["turns"], rel=0.03)
     assert stats["rounds"] == pytest.approx(stats["misses"], abs=len(SEEDS))
+
+
+def test_one_tree_in_one_segment_pays_one_turn_for_it() -> None:
+    """A drafting turn and one for each stage a round, whatever the size of the tree."""
+    stats = run("chunked:pieces=1,segment=80")
+    assert stats["turns"] <= stats["rounds"] * (1 + 4)
+    assert stats["rounds"] == run("chunked")["rounds"]
+    assert stats["turns"] < run("chunked")["turns"]

@@ -105,10 +105,14 @@ def test_sizes_are_those_of_real_frames(sent: list[Message], rows: int, width: i
     sizes = Sizes(width)
     for message in sent:
         assert sizes(message) == sum(map(len, write_frame(message)))
-    segment = Segment(3, 5, 1, tuple(range(rows)), tuple(range(-1, rows - 1)))
+    nodes = tuple(range(rows))
     data = memoryview(bytes(2 * rows * width))
-    frame = write_frame(segment, TensorSpec("float16", (rows, width)), data)
-    assert sizes(segment) == sum(memoryview(piece).nbytes for piece in frame)
+    for bearer in (
+        Segment(3, 5, 1, nodes, tuple(range(-1, rows - 1))),  # hidden states
+        Verdict(3, 5, 1, nodes, nodes, featured=nodes),  # features
+    ):
+        frame = write_frame(bearer, TensorSpec("float16", (rows, width)), data)
+        assert sizes(bearer) == sum(memoryview(piece).nbytes for piece in frame)
 
 
 class Talker:

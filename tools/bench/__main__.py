@@ -10,9 +10,11 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.bench import policies, record_language, tracing  # noqa: E402
+from tools.bench.report import command as report  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
+    "report": (report, "the papers' tables and figures"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "tracing": (tracing, "what recording a trace costs"),
 }
@@ -25,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, text) in KINDS.items():
         module.add_arguments(kinds.add_parser(name, help=text, description=module.__doc__))
     options = parser.parse_args(argv)
-    return KINDS[options.kind][0].run(options)
+    code: int = KINDS[options.kind][0].run(options)
+    return code
 
 
 if __name__ == "__main__":

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
+
+from asyncspec.errors import AsyncSpecError, UserError
+from tools.bench.processes import run_prompts
+from tools.bench.prompts import read_sets
 
 POLICIES = ("autoregressive", "chunked", "pruned", "flowspec-no-sbd", "flowspec")
 COLUMNS = (
@@ -41,10 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    if not options.prompts.is_dir():
-        sys.stderr.write(f"bench: {options.prompts} is no folder: give one of *.jsonl prompts\n")
-        return 2
-    rows = {policy: measure(policy, options) for policy in progress(POLICIES)}
+    try:
+        sets = read_sets(options.prompts, options.per_file)
+        prompts = [prompt.text for some in sets.values() for prompt in some]
+        rows = {policy: measure(policy, prompts, options) for policy in progress(POLICIES)}
+    except AsyncSpecError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
     if options.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -52,40 +59,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def progress(policies: tuple[str, ...]) -> object:
+def progress(policies: Sequence[str]) -> Iterable[str]:
     """The policies, with a bar on standard error."""
     return track(policies, description="policies", console=Console(stderr=True))
 
 
-def measure(policy: str, options: argparse.Namespace) -> dict[str, float]:
-    """Sums of the statistics over the prompts, and their ratios."""
-    command = [sys.executable, "-m", "asyncspec_nodes.cli.main", "run", "--json"]
-    command += ["--policy", policy, "--stages", str(options.stages)]
-    command += ["--max-new-tokens", str(options.max_new_tokens)]
-    command += ["--temperature", str(options.temperature), "--prompts", "/dev/stdin"]
-    command += ["--draft", options.draft] if options.draft else []
-    done = subprocess.run(
-        command, input=prompts(options), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"bench: {done.stderr.strip()}")
+def measure(policy: str, prompts: Sequence[str], options: argparse.Namespace) -> dict[str, float]:
+    """Sums of the statistics over the prompts, and their ratios. Raises ``AsyncSpecError``."""
+    words = ["--policy", policy, "--stages", str(options.stages)]
+    words += ["--max-new-tokens", str(options.max_new_tokens)]
+    words += ["--temperature", str(options.temperature)]
+    words += ["--draft", options.draft] if options.draft else []
     sums: Counter[str] = Counter()
-    for line in done.stdout.splitlines():
-        sums.update(json.loads(line)["stats"])
+    for stats in run_prompts(words, prompts):
+        sums.update(stats)
         sums["requests"] += 1
     return ratios(sums)
-
-
-def prompts(options: argparse.Namespace) -> str:
-    """The first few prompts of every file, one JSON object a line."""
-    lines = []
-    for file in sorted(options.prompts.glob("*.jsonl")):
-        # The demo models have a short context; long passages are cut, not left out.
-        lines.extend(
-            json.dumps({"prompt": json.loads(line)["turns"][0][:1200]})
-            for line in file.read_text().splitlines()[: options.per_file]
-        )
-    return "\n".join(lines) + "\n"
 
 
 def ratios(sums: Counter[str]) -> dict[str, float]:

@@ -7,7 +7,6 @@ before it. The file is what ``asyncspec simulate --language FILE`` reads (docs/s
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.sources import load_source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
+from tools.bench.prompts import read_sets
 
 Source = Callable[[SourceJob], Expanded | None]
 
@@ -66,13 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 def read_prompts(options: argparse.Namespace) -> list[str]:
     """The first few prompts of every file, cut to what small models can read."""
-    prompts: list[str] = []
-    for file in sorted(options.prompts.glob("*.jsonl")):
-        lines = file.read_text().splitlines()[: options.per_file]
-        prompts += [json.loads(line)["turns"][0][: options.prompt_characters] for line in lines]
-    if not prompts:
-        raise UserError(f"{options.prompts} is no folder of *.jsonl prompts")
-    return prompts
+    sets = read_sets(options.prompts, options.per_file, options.prompt_characters)
+    return [prompt.text for prompts in sets.values() for prompt in prompts]
 
 
 def record(

@@ -1,0 +1,62 @@
+"""Cost models of the papers' test beds, as far as their figures tell (seconds of virtual time)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.link_cost import LinkCost
+from asyncspec.sim.presets import PRESETS, scaled
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec_nodes.cluster.source_names import NGRAM
+
+TURNS = PRESETS["turns"]
+"""Every pass a turn: the papers' own accounting."""
+
+GIGABIT = 125e6
+"""Bytes a second."""
+
+JETSON_7B = replace(
+    scaled(PRESETS["jetson-7b"], 0.09),
+    wire=LinkCost(latency=0.001, bandwidth=GIGABIT),
+)
+"""FlowSpec's boards with a 7B model: 6.08 tokens/s at .54 a turn make some .09 s a turn (Tables I
+and II)."""
+
+JETSON_13B = replace(
+    scaled(PRESETS["jetson-13b-int4"], 0.41),
+    wire=LinkCost(latency=0.001, bandwidth=GIGABIT),
+)
+"""The same with a 13B model in four bits: 1.31 tokens/s at .55 a turn."""
+
+WHOLE_PASS = 0.302
+"""One token through all stages of SpecPipe's server: the TBT of its plain pipeline (4.2)."""
+
+DRAFT_PASS = 0.006
+"""One pass of a 1B draft model on a GPU that a seventh or so of a stage's weights would fill."""
+
+PLATEAU = 64
+ROW_SHARE = 0.002
+"""Rows that cost no more than one, and the share of a pass that each row more costs: server GPUs
+(SpecPipe Fig. 9 has the step there)."""
+
+
+def server(stages: int, *, slow_link: bool = False) -> ClusterCost:
+    """A 70B model on server GPUs, cut in so many equal stages; all hops in one server, or with
+    10 Gbit/s and a millisecond (SpecPipe 4.2) instead."""
+    stage = WHOLE_PASS / stages
+    wire = LinkCost(latency=0.001, bandwidth=10 * GIGABIT) if slow_link else LinkCost(0.0001)
+    return ClusterCost(
+        stage=StageCost(stage, PLATEAU, ROW_SHARE * stage),
+        draft=DraftCost(DRAFT_PASS),
+        verdict_seconds=0.002,
+        wire=wire,
+        width=8192,
+    )
+
+
+def asked(cost: ClusterCost, source: str) -> ClusterCost:
+    """The same cluster with this token source: a lookup takes no time, and heads and draft models
+    are priced alike."""
+    return replace(cost, draft=DraftCost(0.0)) if source == NGRAM else cost

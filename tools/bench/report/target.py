@@ -1,0 +1,60 @@
+"""The target, asked sequentially: the text that every setting must give, and its features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncspec.backend.hf.reference import CHUNK, decode
+from asyncspec.jobs import Admit, Forward, Judged, Release, Row
+from asyncspec.sampling import Sampling
+from asyncspec_nodes.serving.tokenizer import load_tokenizer
+from asyncspec_protocol.ids import SegmentId, SessionId
+from tools.bench.report.cell import Ask
+
+_SESSION = SessionId(-2)
+
+
+class Target:
+    """A target on one stage. Imports torch."""
+
+    def __init__(self, path: str) -> None:
+        from asyncspec.backend.hf.checkpoint import open_checkpoint
+        from asyncspec.backend.hf.stage import load_stage
+
+        self.checkpoint = open_checkpoint(path)
+        self.facts = self.checkpoint.facts
+        self._stage = load_stage(self.checkpoint, 0, self.facts.layers)
+        self._tokenizer = load_tokenizer(Path(path))
+
+    def encode(self, ask: Ask) -> tuple[int, ...]:
+        """The prompt's tokens, of a long one the first that leave room for the answer."""
+        room = max(1, self.facts.context_length - ask.tokens)
+        return tuple(self._tokenizer.encode(ask.prompt.text))[:room]
+
+    def write(self, ask: Ask) -> tuple[int, ...]:
+        """The answer, by the sequential decoder."""
+        prompt = self.encode(ask)
+        eos = self.facts.eos_token_ids
+        return tuple(decode([self._stage], prompt, ask.tokens, eos, ask.sampling))
+
+    def features(self, text: Sequence[int], wanted: tuple[int, ...]) -> Any:
+        """What a token source reads of a text [n], prompt and answer: a tensor [n, F], by a plain
+        pass."""
+        import torch
+
+        self._stage.run(Admit(_SESSION, len(text), Sampling(), len(text), wanted))
+        try:
+            parts = [self._read(text, start) for start in range(0, len(text), CHUNK)]
+        finally:
+            self._stage.run(Release(_SESSION))
+        return torch.cat(parts)
+
+    def _read(self, text: Sequence[int], start: int) -> Any:
+        places = range(start, min(start + CHUNK, len(text)))
+        rows = tuple(Row(at, at, tuple(range(start, at + 1))) for at in places)
+        job = Forward(_SESSION, SegmentId(start), start, rows, tuple(text[start : places.stop]))
+        result = self._stage.run(job)
+        assert isinstance(result, Judged)
+        return result.features

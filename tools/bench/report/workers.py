@@ -1,0 +1,69 @@
+"""Where measurements are made: in this process, or in several of them."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+from msgspec import Struct
+
+from asyncspec.backend.hf.threads import one_quiet_thread
+from tools.bench.report.cell import Ask, Cell, Stats
+from tools.bench.report.models import Models
+from tools.bench.report.real import measure_real
+from tools.bench.report.virtual import VirtualEngine
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+class Job(Struct, frozen=True):
+    """Cells measured in one go, and the answers they must give (on the virtual clock)."""
+
+    cells: tuple[Cell, ...]
+    answers: tuple[tuple[int, ...], ...] = ()
+
+
+def write(models: Models, ask: Ask) -> tuple[int, ...]:
+    """The target's answer, by the sequential decoder."""
+    return _engine(models).target.write(ask)
+
+
+def measure(models: Models, job: Job) -> list[Stats]:
+    """The results of a job's cells, in their order."""
+    if job.cells[0].setting.engine == "real":
+        return measure_real(models, job.cells)
+    engine = _engine(models)
+    return [engine.measure(*pair) for pair in zip(job.cells, job.answers, strict=True)]
+
+
+@functools.cache
+def _engine(models: Models) -> VirtualEngine:
+    """One for each process: models are loaded once."""
+    one_quiet_thread()  # before anything imports torch
+    import torch
+
+    torch.set_num_threads(1)
+    return VirtualEngine(models)
+
+
+def spread(
+    jobs: int, do: Callable[[Models, Work], Result], models: Models, work: Sequence[Work]
+) -> Iterator[tuple[Work, Result]]:
+    """``do`` all of ``work``, in ``jobs`` processes; results as they come."""
+    if jobs == 1 or len(work) < 2:
+        for one in work:
+            yield one, do(models, one)
+        return
+    # A forked child of a process that has run torch may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context) as pool:
+        futures = {pool.submit(do, models, one): one for one in work}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
