@@ -9,13 +9,21 @@ from pathlib import Path
 # Python put this folder first on the path; the package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tools.bench import policies, record_language, tracing  # noqa: E402
+from tools.bench import (  # noqa: E402
+    coverage,
+    policies,
+    record_language,
+    stage_time,
+    tracing,
+)
 from tools.bench.report import command as report  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
     "report": (report, "the papers' tables and figures"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
+    "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
+    "stage-time": (stage_time, "a stage's pass by its rows"),
     "tracing": (tracing, "what recording a trace costs"),
 }
 

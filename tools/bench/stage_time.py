@@ -1,0 +1,73 @@
+"""``python tools/bench stage-time``: a stage's pass by its rows, t(n) of SpecPipe's Figure 9.
+
+One stage with the bundled target's layers, a context before the rows, medians over interleaved
+repeats; the last column is the ratio to the pass of one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench stage-time``."""
+    parser.add_argument("--target", type=Path, default=BUNDLED_TARGET)
+    parser.add_argument("--layers", type=int, help="of the stage; default: a quarter of them")
+    parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--mode", choices=("exact", "fast"), default="exact")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    seconds = measure(options)
+    if options.json:
+        sys.stdout.write(json.dumps({str(n): t for n, t in seconds.items()}) + "\n")
+        return 0
+    one = seconds[ROWS[0]]
+    sys.stdout.write("| rows | ms | ms a row | ratio |\n| ---: | ---: | ---: | ---: |\n")
+    for n, t in seconds.items():
+        sys.stdout.write(f"| {n} | {1e3 * t:.2f} | {1e3 * t / n:.3f} | {t / one:.2f} |\n")
+    return 0
+
+
+def measure(options: argparse.Namespace, rows: Sequence[int] = ROWS) -> dict[int, float]:
+    """Median seconds of a pass over so many siblings below the context."""
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec.jobs import Admit, Forward, Row
+    from asyncspec.sampling import Sampling
+    from asyncspec_protocol.ids import SegmentId, SessionId
+
+    checkpoint = open_checkpoint(options.target)
+    layers = options.layers or max(1, checkpoint.facts.layers // 4)
+    stage = load_stage(checkpoint, 0, layers, mode=options.mode)
+    session, context = SessionId(0), options.context
+    stage.run(Admit(session, context + max(rows), Sampling()))
+
+    def one_pass(start: int, count: int) -> float:
+        nodes = tuple(Row(start + i, start, (start + i,)) for i in range(count))
+        job = Forward(session, SegmentId(0), start, nodes, tokens=(1,) * count)
+        begin = time.perf_counter()
+        stage.run(job)
+        return time.perf_counter() - begin
+
+    one_pass(0, context)
+    tries: dict[int, list[float]] = {n: [] for n in rows}
+    for repeat in range(options.repeats + 1):
+        for n in rows:
+            seconds = one_pass(context, n)
+            if repeat:  # the first round warms up
+                tries[n].append(seconds)
+    return {n: statistics.median(found) for n, found in tries.items()}
