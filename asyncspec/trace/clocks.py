@@ -19,6 +19,10 @@ MOST_DRIFT = 1e-3
 """Clocks that differ by more are no clocks; it bounds what a bad line can do."""
 
 
+USUAL_DRIFT = 2e-4
+"""What two clocks that nobody sets are taken to drift apart by where it could not be measured."""
+
+
 def estimate(lines: Iterable[Record]) -> dict[int, Clock]:
     """A clock for every rank that a trace speaks of. Rank 0's is the reference."""
     probes: dict[int, list[Probe]] = {}
@@ -35,7 +39,8 @@ def fit(rank: int, probes: Sequence[Probe]) -> Clock:
     """The clock of one rank.
 
     ``uncertainty`` is the largest distance between the line and the far end of any used probe's
-    interval: as far as the probes can tell, the truth lies within it.
+    interval, and more where the line goes on beyond the used probes: as far as they can tell, the
+    truth, which is a line too, lies within it.
     """
     if not probes:
         return Clock(rank)
@@ -49,7 +54,19 @@ def fit(rank: int, probes: Sequence[Probe]) -> Clock:
         abs(slope * t + middle - o) + _round_trip(p) / 2
         for t, o, p in zip(times, offsets, best, strict=True)
     )
+    reach = _beyond([p.answered - start for p in probes], times)
+    span = times[-1] - times[0]
+    if span < WINDOW_SECONDS:
+        uncertainty += USUAL_DRIFT * max(0.0, reach - WINDOW_SECONDS)  # no drift was told apart
+    else:
+        # Lines that differ by at most d at both ends of a span do so by (1 + 2 x) d x spans beyond.
+        uncertainty *= 1.0 + 2.0 * reach / span
     return Clock(rank, middle, slope, uncertainty, len(probes), start)
+
+
+def _beyond(all_times: Sequence[float], times: Sequence[float]) -> float:
+    """How far the moments of all probes lie beyond those of the used ones, which are in order."""
+    return max(0.0, times[0] - min(all_times), max(all_times) - times[-1])
 
 
 def _round_trip(probe: Probe) -> float:
