@@ -75,7 +75,8 @@ def test_features_over_tcp_are_the_targets_own(run: Runner, features: tuple[int,
             await cluster.shells[0].has(0, 20)
             await cluster.stop(2)
             cluster.start(2)
-            assert (await end).stats["sessions"] == 2
+            # One more where the draft node meets the stage again before the one before it does.
+            assert (await end).stats["sessions"] >= 2
             expected = decode(
                 lambda tokens: cluster.model.next_token(tokens, Sampling()), prompt, 60
             )
