@@ -114,7 +114,7 @@ def test_a_stage_may_die_and_come_back_without_losing_the_answer(run: Runner, vi
             await shell.has(0, 120)
             cluster.nodes[0].feed(CANCEL)
             finish = await end
-            assert finish.stats["sessions"] == 2
+            assert finish.stats["sessions"] >= 2
             expected = decode(
                 lambda tokens: cluster.model.next_token(tokens, request.sampling), (1, 2), 130
             )
