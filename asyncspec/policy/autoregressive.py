@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from asyncspec.policy.base import Growth, Lossless, View
+from asyncspec.policy.base import Growth, Usual, View
 from asyncspec_protocol.ids import NodeId
 
 
-class Autoregressive(Lossless, frozen=True):
+class Autoregressive(Usual, frozen=True):
     """The baseline every other policy has to beat, and the simplest loop to read."""
 
     @property
     def drafts(self) -> bool:
         return False
-
-    def accepts(self, view: View) -> bool:
-        return True
 
     def grow(self, view: View) -> Growth | None:
         return None

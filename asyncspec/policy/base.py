@@ -77,12 +77,19 @@ class Growth(Struct, frozen=True):
     frontier: tuple[NodeId, ...] = ()
 
 
-class Lossless(Struct, frozen=True):
-    """Base of policies that write what the target alone would have written."""
+class Usual(Struct, frozen=True):
+    """What most policies answer: they draft, act on every verdict at once, and are lossless."""
+
+    @property
+    def drafts(self) -> bool:
+        return True
 
     @property
     def tops(self) -> int:
         return 0
+
+    def accepts(self, view: View) -> bool:
+        return True
 
     def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
         return opinion.drawn

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from asyncspec.policy.base import Count, Growth, Lossless, Positive, View
+from asyncspec.policy.base import Count, Growth, Positive, Usual, View
 from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
 
 
-class Chain(Lossless, frozen=True):
+class Chain(Usual, frozen=True):
     """A chain of the draft's first choices, cut in chunks of ``k`` tokens. Chunks follow each other
     without waiting for verdicts; a miss flushes all that is in flight.
 
@@ -18,13 +18,6 @@ class Chain(Lossless, frozen=True):
     k: Positive = 4
     # Most chunks ahead of the last certain token; 0: one for each stage and one being drafted.
     ahead: Count = 0
-
-    @property
-    def drafts(self) -> bool:
-        return True
-
-    def accepts(self, view: View) -> bool:
-        return True
 
     def grow(self, view: View) -> Growth | None:
         chunks = self.ahead or view.stages + 1

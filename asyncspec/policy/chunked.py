@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from asyncspec.policy.base import Count, Growth, Lossless, Positive, View
+from asyncspec.policy.base import Count, Growth, Positive, Usual, View
 from asyncspec.segment import share
 from asyncspec.source.grow import Shape
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
 
 
-class Chunked(Lossless, frozen=True):
+class Chunked(Usual, frozen=True):
     """One tree per round in segments, verified as a whole: the round is synchronous.
 
     With ``early`` it is the paper's "Pruned PP": score order, and every segment's verdict counts
@@ -25,10 +25,6 @@ class Chunked(Lossless, frozen=True):
     segment: Positive = 16
     # Segments a tree is cut into, where none is too long; 0: one for each pipeline position.
     pieces: Count = 0
-
-    @property
-    def drafts(self) -> bool:
-        return True
 
     def accepts(self, view: View) -> bool:
         return self.early or (view.pending == 0 and not view.unsent)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from asyncspec.policy.base import Growth, Lossless, Positive, View
+from asyncspec.policy.base import Growth, Positive, Usual, View
 from asyncspec.policy.chunked import next_piece
 from asyncspec.source.grow import Shape
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
 
 
-class FlowSpec(Lossless, frozen=True):
+class FlowSpec(Usual, frozen=True):
     """Parameters are named as in the paper; the defaults are its own (section V-A).
 
     A round starts with a tree of ``l_init`` nodes, cut into segments of at most ``l_seg``. From
@@ -32,13 +32,6 @@ class FlowSpec(Lossless, frozen=True):
     d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
     d_most: Positive = 12
-
-    @property
-    def drafts(self) -> bool:
-        return True
-
-    def accepts(self, view: View) -> bool:
-        return True
 
     def grow(self, view: View) -> Growth | None:
         if not view.room:

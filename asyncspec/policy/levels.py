@@ -7,17 +7,15 @@ They differ in their parameters and in the systems around them.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from asyncspec.accept import Opinion
-from asyncspec.policy.base import Count, Growth, Positive, Share, View
+from asyncspec.policy.base import Count, Growth, Positive, Share, Usual, View
 from asyncspec.policy.lossy import TOPS, Lossy, relaxed, within_top_p
 from asyncspec.source.grow import Shape
 from asyncspec.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 
 
-class Levels(Struct, frozen=True):
+class Levels(Usual, frozen=True):
     """While a level is computed by one stage, the levels before it are at later ones, and the
     draft node grows the next. A hit costs one turn, a miss as many as there are stages.
     """
@@ -48,13 +46,6 @@ class Levels(Struct, frozen=True):
         if self.lossy == "top-p":
             return within_top_p(tree, node, opinion, self.top_p)
         return opinion.drawn
-
-    @property
-    def drafts(self) -> bool:
-        return True
-
-    def accepts(self, view: View) -> bool:
-        return True
 
     def grow(self, view: View) -> Growth | None:
         room = min(self.depth or view.stages * self.levels, view.room) - view.levels

@@ -11,7 +11,7 @@ from typing import Literal
 
 from asyncspec import tree as trees
 from asyncspec.accept import Opinion
-from asyncspec.tree import TokenTree
+from asyncspec.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 
 Lossy = Literal["", "relaxed", "top-p"]
@@ -26,15 +26,12 @@ def relaxed(tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
 
     Children the target does not list are behind all that it lists, best score first.
     """
-    children = trees.children(tree, node)
+    children = by_score(tree, trees.children(tree, node))
+    if not children:
+        return opinion.drawn
     ranks = {token: rank for rank, token in enumerate(opinion.tokens)}
-    last = len(ranks)
-    best = min(
-        children,
-        key=lambda c: (ranks.get(tree.nodes[c].token, last), -tree.nodes[c].score, c),
-        default=None,
-    )
-    return opinion.drawn if best is None else tree.nodes[best].token
+    tokens = [tree.nodes[child].token for child in children]
+    return min(tokens, key=lambda token: ranks.get(token, len(ranks)))
 
 
 def within_top_p(tree: TokenTree, node: NodeId, opinion: Opinion, top_p: float) -> int:
@@ -47,6 +44,4 @@ def within_top_p(tree: TokenTree, node: NodeId, opinion: Opinion, top_p: float) 
         allowed.add(token)
         mass += math.exp(log_prob)
     inside = [c for c in trees.children(tree, node) if tree.nodes[c].token in allowed]
-    if not inside:
-        return opinion.drawn
-    return tree.nodes[min(inside, key=lambda c: (-tree.nodes[c].score, c))].token
+    return tree.nodes[by_score(tree, inside)[0]].token if inside else opinion.drawn

@@ -6,21 +6,17 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from asyncspec.policy.base import Growth, Lossless, Positive, View
+from asyncspec.policy.base import Growth, Positive, Usual, View
 from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
 
 
-class StaticTree(Lossless, frozen=True):
+class StaticTree(Usual, frozen=True):
     """Synchronous: the draft node waits for the verdict of the whole tree, the pipeline for the
     next tree. It is the static baseline of PipeDec (4.2) and SpecPipe (4, A.1)."""
 
     # Children of every node, level by level (SpecInfer: eight levels, the third one wider).
     branching: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 1, 3, 1, 1, 1, 1, 1)
-
-    @property
-    def drafts(self) -> bool:
-        return True
 
     def accepts(self, view: View) -> bool:
         return view.pending == 0 and not view.unsent

@@ -15,16 +15,18 @@ from asyncspec.sim.stage_cost import StageCost
 
 JETSON_ROW = 0.013
 
+# A 7B model in fp16 on four 8 GB boards with 1 Gbit/s between them.
+JETSON_7B = ClusterCost(
+    stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
+    draft=DraftCost(level_seconds=0.2),
+    verdict_seconds=0.15,
+    wire=LinkCost(latency=0.03),
+)
+
 PRESETS: dict[str, ClusterCost] = {
     # The papers' own accounting: a pass is a turn whatever its rows; seven draft passes fill one.
     "turns": ClusterCost(draft=DraftCost(level_seconds=1 / 7)),
-    # A 7B model in fp16 on four 8 GB boards with 1 Gbit/s between them.
-    "jetson-7b": ClusterCost(
-        stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
-        draft=DraftCost(level_seconds=0.2),
-        verdict_seconds=0.15,
-        wire=LinkCost(latency=0.03),
-    ),
+    "jetson-7b": JETSON_7B,
     # A 13B model in four bits on the same boards: passes are long, so the rest weighs less.
     "jetson-13b-int4": ClusterCost(
         stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
@@ -41,12 +43,7 @@ PRESETS: dict[str, ClusterCost] = {
         wire=LinkCost(latency=0.02),
     ),
     # "jetson-7b" with ten times the latency.
-    "slow-links": ClusterCost(
-        stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
-        draft=DraftCost(level_seconds=0.2),
-        verdict_seconds=0.15,
-        wire=LinkCost(latency=0.3),
-    ),
+    "slow-links": replace(JETSON_7B, wire=LinkCost(latency=0.3)),
 }
 
 

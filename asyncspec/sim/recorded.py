@@ -7,7 +7,7 @@ over the whole recording. docs/simulator.md describes the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -92,15 +92,20 @@ class Recorded:
         return self.texts[request % len(self.texts)]
 
 
+def ranks(texts: Iterable[RecordedText]) -> Iterator[int | None]:
+    """At every place the rank of the target's token among the candidates, if it is one of them."""
+    for text in texts:
+        for token, candidates in zip(text.tokens, text.candidates, strict=True):
+            yield candidates.index(token) if token in candidates else None
+
+
 def measured(texts: Iterable[RecordedText]) -> Coverage:
     """The coverage of a recording by rank, smoothed so that it descends."""
     counts, total = [0] * MOST_RANKS, 0
-    for text in texts:
-        for token, candidates in zip(text.tokens, text.candidates, strict=True):
-            total += 1
-            known = candidates[:MOST_RANKS]
-            if token in known:
-                counts[known.index(token)] += 1
+    for rank in ranks(texts):
+        total += 1
+        if rank is not None and rank < MOST_RANKS:
+            counts[rank] += 1
     # One imaginary hit on the first candidate keeps the table away from 0 and 1.
     top = (counts[0] + 0.5) / (total + 1)
     missed = max(1, total - counts[0])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncspec.errors import UserError
-from asyncspec.sim.recorded import RecordedText, read_language
+from asyncspec.sim.recorded import RecordedText, ranks, read_language
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -40,18 +40,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def coverage(texts: Iterable[RecordedText]) -> dict[int, float]:
+def coverage(texts: Sequence[RecordedText]) -> dict[int, float]:
     """Share of all places by k, as far as candidates were kept at each of them."""
-    ranks: list[int | None] = []
-    kept = 0
-    for text in texts:
-        for token, candidates in zip(text.tokens, text.candidates, strict=True):
-            kept = max(kept, len(candidates))
-            ranks.append(candidates.index(token) if token in candidates else None)
-    if not ranks:
+    found = list(ranks(texts))
+    if not found:
         return {}
+    kept = max(len(candidates) for text in texts for candidates in text.candidates)
     return {
-        k: sum(rank is not None and rank < k for rank in ranks) / len(ranks)
+        k: sum(rank is not None and rank < k for rank in found) / len(found)
         for k in RANKS
         if k <= kept
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Abandon, Arm, Compute, Finish, Request, Send
-from asyncspec.jobs import Release
+from asyncspec.actor.machine import Arm, Finish, Request, Send
+from asyncspec_nodes.machines.draft.asking import release
 from asyncspec_nodes.machines.draft.counters import Counters, summary
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import (
@@ -35,12 +35,7 @@ def end(
 def close(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
     """A session is over everywhere; its request may go on in another one."""
     closes = tuple(Send(rank, Close(session.session)) for rank in sorted(state.peers))
-    if state.config.source is not None or not session.policy.drafts:
-        return without(state, session.session), closes
-    release: Effects = (Compute(Release(session.session)),)
-    if session.asked is not None and not session.asked.abandoned:
-        release = (Abandon(session.asked.job), *release)
-    return without(state, session.session), (*closes, *release)
+    return without(state, session.session), (*closes, *release(state, session))
 
 
 def account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from asyncspec.actor.machine import Abandon, Compute, Effect, Emit, Send
-from asyncspec_nodes.machines.draft import drafting, sending, verdicts
+from asyncspec.actor.machine import Compute, Effect, Emit, Send
+from asyncspec_nodes.machines.draft import asking, drafting, sending, verdicts
 from asyncspec_nodes.machines.draft.ends import end
 from asyncspec_nodes.machines.draft.session import DraftSession, open_session
 from asyncspec_nodes.machines.draft.state import (
@@ -18,7 +18,7 @@ from asyncspec_nodes.machines.draft.state import (
     without,
 )
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Open, Withdraw
+from asyncspec_protocol.messages import Open
 
 
 def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
@@ -39,21 +39,11 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             effects.append(Compute(fed[1]))
         if stopped := drafting.stop_asking(session):
             state = put(state, stopped[0])
-            effects.append(_stop(state, stopped[1]))
+            effects.append(asking.stop(state, stopped[1]))
         elif asked := drafting.ask(session, starving=starving(state)):
             state = put(state, asked[0])
-            effects.append(_ask(state, asked[1]))
+            effects.append(asking.ask(state, asked[1]))
     return state, tuple(effects)
-
-
-def _ask(state: DraftState, job: Expand) -> Effect:
-    source = state.config.source
-    return Compute(job) if source is None else Send(source, job)
-
-
-def _stop(state: DraftState, job: Expand) -> Effect:
-    source = state.config.source
-    return Abandon(job) if source is None else Send(source, Withdraw(job.session))
 
 
 def _open(state: DraftState) -> tuple[DraftState, Effects]:

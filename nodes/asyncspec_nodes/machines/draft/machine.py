@@ -88,7 +88,7 @@ def _received(
         case Closed() if peer == message.rank:
             return account(state, message)
         case Expanded() if peer == state.config.source:
-            return _answered(state, message, peer), ()
+            return _answered(state, message, peer)
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
 
@@ -111,14 +111,12 @@ def _expanded(state: DraftState, answer: Expanded, seconds: float) -> tuple[Draf
     return put(state, drafting.expanded(session, answer, seconds)), ()
 
 
-def _answered(state: DraftState, answer: Expanded, peer: Rank) -> DraftState:
+def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftState, Effects]:
     """The same from another node, which may say anything."""
-    session = state.sessions.get(answer.session)
-    if session is None:
-        return state
-    asked = session.asked
-    if asked is None or answer.base != asked.length:
-        raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
-    if max(answer.tokens, default=0) >= state.config.vocab:
-        raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
-    return put(state, drafting.expanded(session, answer, answer.seconds))
+    if (session := state.sessions.get(answer.session)) is not None:
+        asked = session.asked
+        if asked is None or answer.base != asked.length:
+            raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
+        if max(answer.tokens, default=0) >= state.config.vocab:
+            raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
+    return _expanded(state, answer, answer.seconds)
