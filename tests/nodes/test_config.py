@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.cluster.config import load, parse, to_toml
+from asyncspec_nodes.cluster.config_tables import PaceTable
 from asyncspec_nodes.cluster.layout import even_split, layout
 
 EXAMPLES = Path(__file__).parents[2] / "nodes" / "examples"
@@ -111,6 +112,18 @@ def test_a_source_is_a_node_behind_the_stages() -> None:
     assert config.stages == 2
     assert config.at(3).port == 7703
     assert parse(to_toml(config)) == config
+
+
+def test_a_node_may_be_made_slower() -> None:
+    slow = "[pace.2]\nseconds = 0.04\nrow_seconds = 0.0005\n[pace.0]\nlevel_seconds = 0.005\n"
+    config = parse(GOOD + slow)
+    assert config.pace == {
+        2: PaceTable(seconds=0.04, row_seconds=0.0005),
+        0: PaceTable(level_seconds=0.005),
+    }
+    assert parse(to_toml(config)) == config
+    with pytest.raises(UserError, match="there is no node with rank 7"):
+        parse(GOOD + slow.replace("pace.2", "pace.7"))
 
 
 def test_layers_may_be_given_or_split_evenly() -> None:

@@ -12,7 +12,7 @@ from asyncspec.backend.hf.hub import locate
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec.sampling import Sampling
-from asyncspec_nodes.cli import prompts
+from asyncspec_nodes.cli import pace_options, prompts
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.prompts import Prompt
 from asyncspec_nodes.client import remote
@@ -100,6 +100,7 @@ def add_arguments(parser: Parser) -> None:
     remote.add_arguments(parser)
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
     add("--trace", type=Path, metavar="FILE", help="record what every node does there")
+    pace_options.add_arguments(parser)
 
 
 def read_arguments(arguments: argparse.Namespace) -> RunOptions:
@@ -181,6 +182,7 @@ def _local(arguments: argparse.Namespace) -> Config:
     source = check_draft(source, target)
     if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
         raise UserError("an EAGLE head works on the draft node; leave --source-apart out")
+    stage_pace, draft_pace = pace_options.read_arguments(arguments)
     return local_config(
         TargetTable(
             path=str(target), dtype=arguments.dtype or "auto", mode=arguments.mode or "exact"
@@ -191,6 +193,8 @@ def _local(arguments: argparse.Namespace) -> Config:
         arguments.concurrency,
         traced=arguments.trace is not None,
         apart=arguments.source_apart and POLICIES[policy].drafts,
+        stage_pace=stage_pace,
+        draft_pace=draft_pace,
     )
 
 
@@ -200,6 +204,8 @@ def _remote(arguments: argparse.Namespace) -> Remote:
             raise UserError(f"--{name} is the running cluster's choice; leave it out")
     if arguments.source_apart:
         raise UserError("--source-apart is the running cluster's choice; leave it out")
+    if pace := pace_options.given(arguments):
+        raise UserError(f"{pace} is for a local cluster; a cluster file has [pace] tables")
     if arguments.check:
         raise UserError("--check needs the target's files; use it without --connect")
     if arguments.policy is not None and arguments.policy not in POLICIES:

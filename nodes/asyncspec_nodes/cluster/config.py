@@ -36,7 +36,7 @@ def load(path: Path) -> Config:
 def parse(text: str) -> Config:
     """A cluster file's text, checked."""
     try:
-        config = msgspec.convert(tomllib.loads(text), Config)
+        config = msgspec.convert(tomllib.loads(text), Config, str_keys=True)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
@@ -86,9 +86,10 @@ def _sentence(text: str) -> str:
 def to_toml(config: Config) -> str:
     """The file that loads as ``config``."""
     tables = msgspec.to_builtins(config)
-    nodes = tables.pop("node")
+    nodes, paces = tables.pop("node"), tables.pop("pace")
     parts = [_table(f"[{name}]", table) for name, table in tables.items() if table is not None]
     parts.extend(_table("[[node]]", node) for node in nodes)
+    parts.extend(_table(f"[pace.{rank}]", pace) for rank, pace in paces.items())
     return "\n".join(parts)
 
 

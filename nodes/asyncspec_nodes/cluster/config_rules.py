@@ -15,6 +15,7 @@ def check(config: Config) -> None:
     _check_ranks(config)
     _check_addresses(config)
     _check_layers(config)
+    _check_pace(config)
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
@@ -79,6 +80,12 @@ def _check_layers(config: Config) -> None:
         if end <= first:
             raise UserError(f"rank {node.rank} holds no layer: [{first}, {end}] ends at its start")
         expected = end
+
+
+def _check_pace(config: Config) -> None:
+    for rank in config.pace:
+        if rank not in {node.rank for node in config.nodes}:
+            raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
 
 
 def is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ MOST_STAGES = 64
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,6 +86,19 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     silence_seconds: Seconds = 10.0
 
 
+class PaceTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is
+    done, and what is left of the time is waited for (docs/testbed.md)."""
+
+    # A verify stage: a pass of up to ``plateau`` rows, and each row past it, in seconds.
+    seconds: NotNegative = 0.0
+    plateau: Positive = 16
+    row_seconds: NotNegative = 0.0
+    # What drafts: each level of a tree, and each call besides, in seconds.
+    level_seconds: NotNegative = 0.0
+    call_seconds: NotNegative = 0.0
+
+
 class TraceTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[trace]``"""
 
@@ -117,6 +131,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     trace: TraceTable = TraceTable()
     security: SecurityTable | None = None
     source: SourceTable | None = None
+    # By rank.
+    pace: dict[int, PaceTable] = {}
 
     @property
     def stages(self) -> int:

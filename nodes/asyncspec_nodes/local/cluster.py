@@ -19,6 +19,7 @@ from asyncspec_nodes.cluster.config_tables import (
     DraftTable,
     LimitsTable,
     NodeTable,
+    PaceTable,
     SourceTable,
     TargetTable,
     TraceTable,
@@ -47,9 +48,14 @@ def local_config(
     *,
     traced: bool = False,
     apart: bool = False,
+    stage_pace: PaceTable | None = None,
+    draft_pace: PaceTable | None = None,
 ) -> Config:
     """The cluster file of a local cluster; its ports are filled in by ``LocalCluster``. ``apart``:
     the token source is a process of its own."""
+    pace = dict.fromkeys(range(1, stages + 1), stage_pace) | {
+        stages + 1 if apart else 0: draft_pace
+    }
     return Config(
         cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
         target=target,
@@ -57,6 +63,7 @@ def local_config(
         limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
         trace=TRACED if traced else TraceTable(),
         source=SourceTable(host="127.0.0.1", port=1) if apart else None,
+        pace={rank: table for rank, table in pace.items() if table is not None},
         node=tuple(NodeTable(rank=r, host="127.0.0.1", port=1) for r in range(stages + 1)),
     )
 

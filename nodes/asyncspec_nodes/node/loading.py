@@ -10,9 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.backend.base import Tensors
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec.backend.paced import Pace, Paced
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec_nodes.cluster.config_tables import Config, PaceTable
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.draft.state import DraftConfig
@@ -47,8 +51,27 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     """Load a node's part. Slow; raises ``UserError`` with what to change."""
     role = role_of(rank, config.stages)
     if role == "source":
-        return _load_source(config, rank, reporter)
-    return _load_draft(config, reporter) if role == "draft" else _load_stage(config, rank, reporter)
+        loaded = _load_source(config, rank, reporter)
+    elif role == "draft":
+        loaded = _load_draft(config, reporter)
+    else:
+        loaded = _load_stage(config, rank, reporter)
+    return _paced(loaded, config.pace[rank]) if rank in config.pace else loaded
+
+
+def _paced(loaded: Loaded, pace: PaceTable) -> Loaded:
+    """The same node on a slower device."""
+    first, end = loaded.me.layers
+    device = Paced(
+        loaded.run_job,
+        loaded.abandon_job,
+        Pace(
+            StageCost(pace.seconds, pace.plateau, pace.row_seconds),
+            DraftCost(pace.level_seconds, pace.call_seconds),
+            layers=max(1, end - first),
+        ),
+    )
+    return replace(loaded, run_job=device.run, abandon_job=device.abandon)
 
 
 def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:

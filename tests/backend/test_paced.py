@@ -1,0 +1,76 @@
+"""A paced device: the real work is done, no sooner than the pace allows, and can be given up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.paced import Pace, Paced
+from asyncspec.jobs import Forward, Job, Release, Row
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec_protocol.messages import Expand
+
+
+def forward(rows: int) -> Forward:
+    return Forward(1, 1, 0, tuple(Row(i, i, (i,)) for i in range(rows)))
+
+
+def expand(depth: int, count: int = 8) -> Expand:
+    return Expand(1, 0, 0, (5,), depth, 2, count)
+
+
+PACE = Pace(StageCost(0.04, 16, 0.001), DraftCost(0.005, 0.001), layers=4)
+
+
+def test_a_pass_costs_its_rows_and_a_tree_its_levels() -> None:
+    assert PACE.steps(forward(16)) == (0.04, 4)
+    assert PACE.steps(forward(18)) == (pytest.approx(0.042), 4)
+    assert PACE.steps(expand(5)) == (pytest.approx(0.026), 5)
+    assert PACE.steps(expand(0, 0)) == (pytest.approx(0.006), 1)
+    assert PACE.steps(Release(1)) == (0.0, 1)
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_more_rows_never_cost_less(few: int, more: int) -> None:
+    low, high = sorted((few, more))
+    assert PACE.steps(forward(low)) <= PACE.steps(forward(high))
+
+
+def test_the_work_is_done_and_takes_no_less_than_the_pace() -> None:
+    done: list[Job] = []
+    paced = Paced(lambda job: done.append(job) or 7, done.append, PACE)
+    start = time.monotonic()
+    assert paced.run(forward(1)) == 7
+    assert time.monotonic() - start >= 0.04
+    assert done == [forward(1)]
+
+
+def test_a_job_that_is_given_up_ends_with_the_step_it_is_in() -> None:
+    job, begun = forward(1), threading.Event()
+    slow = Pace(StageCost(600.0, 16, 0.0), layers=600_000)
+    paced = Paced(lambda job: begun.set(), lambda job: None, slow)
+    running = threading.Thread(target=paced.run, args=(job,))
+    running.start()
+    begun.wait()
+    paced.abandon(job)
+    running.join(timeout=60.0)
+    assert not running.is_alive()
+
+
+def test_a_job_that_was_given_up_before_its_turn_costs_one_step_and_no_other_job_less() -> None:
+    useless, next_one = forward(1), forward(2)
+    told: list[Job] = []
+    paced = Paced(lambda job: None, told.append, PACE)
+    paced.abandon(useless)
+    assert told == [useless]
+    times = [time.monotonic()]
+    for job in (useless, next_one):
+        paced.run(job)
+        times.append(time.monotonic())
+    assert times[1] - times[0] >= 0.01
+    assert times[2] - times[1] >= 0.04
