@@ -14,7 +14,7 @@ from asyncspec_protocol.messages import Expand
 
 
 class Rows(Struct, frozen=True):
-    """Some rows of a tensor that only the device understands."""
+    """Some rows, ascending, of a tensor that only the device understands."""
 
     handle: object
     rows: tuple[int, ...]

@@ -61,11 +61,12 @@ class Link(asyncio.BufferedProtocol):
         # Who records this node, if anybody does: see ``record``.
         self._tap: Tap | None = None
         self._stalled: tuple[float, int] | None = None
-        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[str] = self._loop.create_future()
         self._options = options
         self._received = received
         self._closed = closed
-        self._reader = FrameReader(trusted=False)
+        self._reader = FrameReader(trusted=False, allocate=_uninitialised)
         self._transport: asyncio.Transport | None = None
         self._reason = ""
         self._heard = 0.0
@@ -88,7 +89,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
-        self._listen(asyncio.get_running_loop().time())
+        self._listen(self._loop.time())
         try:
             frame = self._reader.buffer_updated(nbytes)
             if frame is None or self._reason:
@@ -138,7 +139,7 @@ class Link(asyncio.BufferedProtocol):
             return 0
         spec = None if tensor is None else TensorSpec(tensor.dtype, tensor.shape)
         pieces = write_frame(message, spec, None if tensor is None else tensor.data)
-        size = sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
+        size = sum(map(len, pieces))
         self.bytes_sent += size
         session = getattr(message, "session", None)
         if session is not None:
@@ -164,8 +165,7 @@ class Link(asyncio.BufferedProtocol):
 
     def expect(self, seconds: float, what: str) -> None:
         """Give up unless ``accepted`` is called in time."""
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(seconds, self.abort, f"no {what} in {seconds:g} s")
+        self._deadline = self._loop.call_later(seconds, self.abort, f"no {what} in {seconds:g} s")
 
     def accepted(self, peer: Hello | Welcome) -> None:
         """The handshake is done: heartbeats from now on."""
@@ -173,7 +173,7 @@ class Link(asyncio.BufferedProtocol):
         self.trust()
         if self._deadline is not None:
             self._deadline.cancel()
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = self._loop.time()
         self._tick()
 
     def trust(self) -> None:
@@ -203,14 +203,14 @@ class Link(asyncio.BufferedProtocol):
         return self.session_bytes.pop(session, 0)
 
     def _tick(self) -> None:
-        loop, options = asyncio.get_running_loop(), self._options
-        now = loop.time()
+        options = self._options
+        now = self._loop.time()
         if now - self._heard > options.timeout_seconds:
             self.abort(f"silent for {options.timeout_seconds:g} s")
             return
         self.send(Heartbeat(sent=now, echo=self._echo))
         self._echo = 0.0
-        self._beat = loop.call_later(options.heartbeat_seconds, self._tick)
+        self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
 
     def _listen(self, now: float) -> None:
         silence = now - self._heard
@@ -226,8 +226,15 @@ class Link(asyncio.BufferedProtocol):
             self._tap.probed(self.rank, clock.asked, clock.answered, now)
 
     def _heartbeat(self, beat: Heartbeat) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if beat.echo:
             # The echo waited for the peer's own beat, so this is an upper bound; keep the least.
             self.rtt = min(self.rtt or float("inf"), max(0.0, now - beat.echo))
         self._echo = beat.sent
+
+
+def _uninitialised(size: int) -> memoryview:
+    """Memory that nobody has set to zero: that alone would cost as much as to receive it."""
+    import numpy as np  # where tensors are received it is loaded already; elsewhere not needed
+
+    return np.empty(size, np.uint8).data

@@ -122,7 +122,7 @@ class Runtime(Generic[S]):
         self._tap: Tap | None = None
         self._courier: Courier | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._recent: deque[str] = deque(maxlen=REMEMBERED)
+        self._recent: deque[object] = deque(maxlen=REMEMBERED)
         self._inbox: deque[Input] = deque()
         self._busy = False
 
@@ -164,7 +164,7 @@ class Runtime(Generic[S]):
             while self._inbox:
                 self._step(self._inbox.popleft())
         except Exception as error:
-            story = "\n".join(self._recent)
+            story = "\n".join(map(_brief, self._recent))
             error.add_note(f"the last inputs of this node, oldest first:\n{story}")
             if not self._end.done():
                 self._end.set_exception(error)
@@ -178,7 +178,7 @@ class Runtime(Generic[S]):
             link.record(tap)
 
     def _step(self, event: Input) -> None:
-        self._recent.append(_brief(event))
+        self._recent.append(_memo(event))
         now = time.monotonic()
         try:
             self.state, effects = self._machine.step(self.state, event, now)
@@ -333,9 +333,21 @@ class Runtime(Generic[S]):
             raise RemoteProtocolError(str(error)) from error
 
 
-def _brief(event: Input) -> str:
-    """An input in one line, without text, tensors or long lists."""
+def _memo(event: Input) -> object:
+    """What is kept of an input in case it is among the last: no tensors. Made for every input, so
+    it is put into words only when it is needed."""
     match event:
+        case Received(peer, message):
+            return Received(peer, message)
+        case Computed(job, _, seconds):
+            return type(job).__name__, job.session, seconds
+        case _:
+            return event
+
+
+def _brief(memo: object) -> str:
+    """A remembered input in one line, without text or long lists."""
+    match memo:
         case Received(peer, message):
             where = [
                 f"{k}={getattr(message, k)}"
@@ -343,8 +355,8 @@ def _brief(event: Input) -> str:
                 if hasattr(message, k)
             ]
             return f"received {type(message).__name__} from rank {peer} {' '.join(where)}"
-        case Computed(job, _, seconds):
-            return f"computed {type(job).__name__} of session {job.session} in {seconds:.4f} s"
+        case (job, session, seconds):
+            return f"computed {job} of session {session} in {seconds:.4f} s"
         case Fired(timer):
             return f"fired {timer}"
         case Joined(peer):
@@ -352,4 +364,4 @@ def _brief(event: Input) -> str:
         case Lost(peer, reason):
             return f"lost rank {peer}: {reason}"
         case _:
-            return type(event).__name__.lower()
+            return type(memo).__name__.lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import lt
 
 import msgspec
 
@@ -82,7 +83,7 @@ def _check_message(message: Message) -> None:
             _require(len(tokens) in (0, len(ids)), "every node of a segment has a token, or none")
             _require(len(set(ids)) == len(ids), "a node stands once in a segment")
             _require(
-                all(-1 <= p < n for n, p in zip(ids, parents, strict=True)),
+                min(parents) >= -1 and all(map(lt, parents, ids)),
                 "a parent is older than its child",
             )
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")

@@ -8,6 +8,7 @@ its own, so nobody copies it and nothing is overwritten while it is in use.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -48,12 +49,22 @@ def frame_bytes(message: Message, tensor: TensorSpec | None = None) -> int:
     return _PREFIX.size + len(encode(message, tensor)) + (0 if tensor is None else tensor.nbytes)
 
 
+def zeroed(size: int) -> memoryview:
+    """Memory for so many bytes."""
+    return memoryview(bytearray(size))
+
+
 class FrameReader:
     """Bytes in, frames out. After an error it must not be used again."""
 
-    def __init__(self, *, trusted: bool = True) -> None:
+    def __init__(
+        self, *, trusted: bool = True, allocate: Callable[[int], memoryview] = zeroed
+    ) -> None:
+        """``allocate``: writable memory for a tensor. Its content does not matter, because every
+        byte of it is received before anybody sees it."""
         self._trusted = trusted
-        self._part = memoryview(bytearray(_PREFIX.size))
+        self._allocate = allocate
+        self._part = zeroed(_PREFIX.size)
         self._filled = 0
         self._lengths: tuple[int, int] | None = None
         self._header: Header | None = None
@@ -77,7 +88,7 @@ class FrameReader:
             return None
         if self._lengths is None:
             self._lengths = self._read_prefix()
-            self._expect(self._lengths[0])
+            self._expect(zeroed(self._lengths[0]))
             return None
         if self._header is None:
             return self._read_header()
@@ -112,7 +123,7 @@ class FrameReader:
         self._header = header
         if not size:
             return self._finish(None)
-        self._expect(size)
+        self._expect(self._allocate(size))
         return None
 
     def _finish(self, data: memoryview | None) -> Frame:
@@ -120,9 +131,9 @@ class FrameReader:
         assert self._lengths is not None
         header, size = self._header, _PREFIX.size + sum(self._lengths)
         self._lengths, self._header = None, None
-        self._expect(_PREFIX.size)
+        self._expect(zeroed(_PREFIX.size))
         return Frame(header.message, header.tensor, data, size)
 
-    def _expect(self, size: int) -> None:
-        self._part = memoryview(bytearray(size))
+    def _expect(self, part: memoryview) -> None:
+        self._part = part
         self._filled = 0

@@ -26,7 +26,7 @@ def select(rows: Rows) -> torch.Tensor:
     tensor = rows.handle
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"hidden states of another backend: {type(tensor).__name__}")
-    if rows.rows != tuple(range(tensor.shape[0])):
+    if len(rows.rows) != tensor.shape[0]:  # they ascend, so else it is all of them
         tensor = tensor[torch.tensor(rows.rows)]
     return tensor.contiguous()
 

@@ -1,0 +1,299 @@
+"""One segment through an idle node without layers, against the same bytes on a bare socket.
+
+A node receives, decodes, checks, books, hands to its device's thread, takes back, encodes and
+sends; the bare pair of blocking sockets only receives and sends. Both are child processes on
+loopback, and their rounds alternate, so that whatever else the machine does hits both.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from asyncspec.errors import ClusterError
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.framing import FrameReader, write_frame
+from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import (
+    PROTOCOL_VERSION,
+    Credit,
+    Hello,
+    Message,
+    Open,
+    Segment,
+    Welcome,
+)
+from tools.bench.limits import relay
+
+ROWS, WIDTH = 16, 4096
+WARM_UP = 100
+PATIENCE_SECONDS = 60.0
+PREFIX = struct.Struct("!II")
+"""Lengths of a frame's header and tensor, as in ``asyncspec_protocol.framing``."""
+
+ECHO = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+peer, _ = listener.accept()
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+size = int(sys.argv[1])
+data = memoryview(bytearray(size))
+while True:
+    got = 0
+    while got < size:
+        count = peer.recv_into(data[got:])
+        if not count:
+            sys.exit()
+        got += count
+    peer.sendall(data)
+"""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Medians over the rounds, in microseconds."""
+
+    node: float
+    raw: float
+    node_p95: float
+    # Time on a core per segment, of all threads of the node.
+    node_cpu: float
+    bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times a bare socket's round trip a node takes."""
+        return self.node / self.raw
+
+
+def measure(rounds: int = 2000) -> Timing:
+    """Alternate rounds through a node and through a bare echo. Raises ``ClusterError``."""
+    with NodeUnderTest() as node:
+        size = node.ping(node.prepare())
+        with Echo(size) as echo:
+            alternate(node, echo, WARM_UP)
+            before = node.cpu_seconds()
+            nodes, raws = alternate(node, echo, rounds)
+            used = node.cpu_seconds() - before
+    nodes.sort()
+    return Timing(
+        node=1e6 * statistics.median(nodes),
+        raw=1e6 * statistics.median(raws),
+        node_p95=1e6 * nodes[int(0.95 * len(nodes))],
+        node_cpu=1e6 * used / rounds,
+        bytes=size,
+    )
+
+
+def alternate(node: NodeUnderTest, echo: Echo, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of every round of both, turn about."""
+    nodes, raws = [], []
+    for _ in range(rounds):
+        frame = node.prepare()
+        start = time.perf_counter()
+        node.ping(frame)
+        middle = time.perf_counter()
+        echo.ping()
+        end = time.perf_counter()
+        nodes.append(middle - start)
+        raws.append(end - middle)
+    return nodes, raws
+
+
+class Child:
+    """A process that says its port on its standard output."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.stop()
+            raise ClusterError(f"{command[0]} did not start")
+        self.port = int(line)
+
+    def cpu_seconds(self) -> float:
+        """Time on a core so far, of all threads."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        """Kill it and wait."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Echo:
+    """Bytes to a child and back."""
+
+    def __init__(self, size: int) -> None:
+        self._child = Child(["-c", ECHO, str(size)])
+        self._sock = dial(self._child.port)
+        self._out = bytes(size)
+        self._into = memoryview(bytearray(size))
+
+    def __enter__(self) -> Echo:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._sock.close()
+        self._child.stop()
+
+    def ping(self) -> None:
+        """There and back."""
+        self._sock.sendall(self._out)
+        got = 0
+        while got < len(self._into):
+            got += self._sock.recv_into(self._into[got:])
+
+
+class NodeUnderTest:
+    """A relay between us as its neighbours and its draft node: a segment in, a segment out."""
+
+    def __init__(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        command = [relay.__file__, "--width", str(WIDTH), "--next-port", str(port)]
+        self._child = Child(command)
+        try:
+            listener.settimeout(PATIENCE_SECONDS)
+            self._after = Peer(listener.accept()[0])
+            self._after.expect(Hello)
+            self._after.send(welcome(relay.RANK + 1))
+            self._draft, self._before = (Peer(dial(self._child.port)) for _ in range(2))
+            for rank, peer in ((0, self._draft), (relay.RANK - 1, self._before)):
+                peer.send(relay.hello(rank))
+                peer.expect(Welcome)
+            self._after.send(Credit(limit=2**31))
+            self._before.expect(Credit)
+            most = 2**24
+            self._before.send(Open(SessionId(1), most, most, 0, 0.0, 0, 1.0))
+        except BaseException:
+            self._child.stop()
+            raise
+        finally:
+            listener.close()
+        self._segments = map(segment_frame, count(1))
+
+    def __enter__(self) -> NodeUnderTest:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for peer in (self._draft, self._before, self._after):
+            peer.close()
+        self._child.stop()
+
+    def cpu_seconds(self) -> float:
+        """See ``Child``."""
+        return self._child.cpu_seconds()
+
+    def prepare(self) -> bytes:
+        """The next segment as bytes."""
+        return next(self._segments)
+
+    def ping(self, frame: bytes) -> int:
+        """A segment to the node, and what comes of it. Its bytes."""
+        self._before.send_bytes(frame)
+        return self._after.receive(len(frame) // 2)
+
+
+def segment_frame(number: int) -> bytes:
+    """A chunk of a prompt with its hidden states, as the stage before would send it."""
+    first = (number - 1) * ROWS
+    ids = tuple(NodeId(first + i) for i in range(ROWS))
+    segment = Segment(
+        session=SessionId(1),
+        segment=SegmentId(number),
+        applied=Version(0),
+        ids=ids,
+        parents=tuple(NodeId(i - 1) for i in ids),
+    )
+    spec = TensorSpec("bfloat16", (ROWS, WIDTH))
+    return b"".join(write_frame(segment, spec, memoryview(bytes(spec.nbytes))))
+
+
+class Peer:
+    """A neighbour of the node on a blocking socket; it takes no notice of heartbeats."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(PATIENCE_SECONDS)
+        self._sock = sock
+        self._into = memoryview(bytearray(2**20))
+        self._filled = 0
+
+    def send(self, message: Message) -> None:
+        """Write a message without a tensor."""
+        self.send_bytes(b"".join(write_frame(message)))
+
+    def send_bytes(self, frame: bytes) -> None:
+        """Write a frame."""
+        self._sock.sendall(frame)
+
+    def expect(self, kind: type[Message]) -> None:
+        """Read up to a message of this kind; there is nothing behind it."""
+        reader = FrameReader()
+        while True:
+            got = self._sock.recv_into(reader.get_buffer())
+            if not got:
+                raise ClusterError("the node has closed the connection")
+            frame = reader.buffer_updated(got)
+            if frame is not None and isinstance(frame.message, kind):
+                return
+
+    def receive(self, least: int) -> int:
+        """Read up to the end of the next frame of at least so many bytes, which it returns. Shorter
+        ones are heartbeats."""
+        while True:
+            got = self._sock.recv_into(self._into[self._filled :])
+            if not got:
+                raise ClusterError("the node has closed the connection")
+            self._filled += got
+            while self._filled >= PREFIX.size:
+                size = PREFIX.size + sum(PREFIX.unpack(self._into[: PREFIX.size]))
+                if self._filled < size:
+                    break
+                self._into[: self._filled - size] = self._into[size : self._filled]
+                self._filled -= size
+                if size >= least:
+                    return size
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+
+def dial(port: int) -> socket.socket:
+    """A connection to a child."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def welcome(rank: int) -> Welcome:
+    """The answer to a hello, by the node of another rank."""
+    fields = msgspec.structs.asdict(relay.hello(rank))
+    assert fields["protocol"] == PROTOCOL_VERSION
+    return Welcome(**{**fields, "rank": Rank(rank)})
