@@ -11,6 +11,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.bench import (  # noqa: E402
     coverage,
+    enlarge,
     policies,
     record_language,
     stage_time,
@@ -24,6 +25,7 @@ KINDS = {
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
+    "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "tracing": (tracing, "what recording a trace costs"),
 }
 
