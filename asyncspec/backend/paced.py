@@ -12,8 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.jobs import Forward, Job
+from asyncspec.jobs import Forward, Job, Release
 from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.draft_levels import KnownLevels
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_protocol.messages import Expand
 
@@ -55,6 +56,7 @@ class Paced:
         self._pace = pace
         self._lock = threading.Lock()
         self._given_up = threading.Event()
+        self._levels = KnownLevels()
         # The job in service, and one that was given up: maybe before its turn has come.
         self._job: Job | None = None
         self._useless: Job | None = None
@@ -68,12 +70,20 @@ class Paced:
             if self._useless is job:
                 self._given_up.set()
         result = self._run(job)
-        seconds, steps = self._pace.steps(job)
+        seconds, steps = self._pace.steps(self._to_pay(job))
         step = seconds / steps
         if seconds and self._given_up.wait(max(0.0, start + seconds - time.monotonic())):
             done = int((time.monotonic() - start) / step) + 1
             time.sleep(max(0.0, start + min(done, steps) * step - time.monotonic()))
         return result
+
+    def _to_pay(self, job: Job) -> Job:
+        """A source pays for a level once."""
+        if isinstance(job, Expand):
+            return self._levels.rest(job)
+        if isinstance(job, Release):
+            self._levels.forget(job.session)
+        return job
 
     def abandon(self, job: Job) -> None:
         """See ``StageBackend``: called from another thread."""
