@@ -17,6 +17,7 @@ from tools.bench import (  # noqa: E402
     stage_time,
     tracing,
 )
+from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
 
 KINDS = {
@@ -25,6 +26,7 @@ KINDS = {
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
+    "limits": (limits, "how near the pipeline runs to its own limit"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "tracing": (tracing, "what recording a trace costs"),
 }

@@ -89,6 +89,11 @@ class LocalCluster:
         return self.config.node[0].host, self.config.node[0].port
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The nodes' processes, by rank."""
+        return tuple(child.process.pid for child in self._children)
+
+    @property
     def guarantee(self) -> str:
         """What every stage's self-test vouches for: "bitwise", or else "tolerance"."""
         verify = (c for c in self._children if c.role == "verify")

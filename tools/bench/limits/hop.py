@@ -7,7 +7,6 @@ loopback, and their rounds alternate, so that whatever else the machine does hit
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
 import struct
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import time
 from itertools import count
-from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -34,6 +32,7 @@ from asyncspec_protocol.messages import (
     Welcome,
 )
 from tools.bench.limits import relay
+from tools.bench.limits.cpu_time import cpu_seconds
 
 ROWS, WIDTH = 16, 4096
 WARM_UP = 100
@@ -125,9 +124,8 @@ class Child:
         self.port = int(line)
 
     def cpu_seconds(self) -> float:
-        """Time on a core so far, of all threads."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """See ``cpu_time``."""
+        return cpu_seconds(self._process.pid)
 
     def stop(self) -> None:
         """Kill it and wait."""

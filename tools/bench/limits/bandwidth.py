@@ -1,0 +1,71 @@
+"""What slow lines cost a pipeline: five devices at 1000 and at 125 Mbit/s, side by side.
+
+The bundled target is enlarged to a hidden size of 4,096, so that a segment's hidden states are as
+large as a 7B model's; stages and draft take fixed times, so that only the lines differ.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+from tools.testbed.bed import Bed
+from tools.testbed.cluster import BedCluster
+from tools.testbed.description import load
+
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from tools.bench.enlarge import Size, enlarge, read_config, size_of
+from tools.bench.limits.asking import Speed, speed, turn_about
+from tools.bench.limits.padded import LEVEL_SECONDS, STAGE_SECONDS, STAGES
+from tools.bench.limits.progress import Tick
+
+HIDDEN = 4096
+BEDS = ("lan-1000", "lan-125")
+TOKENS = {"flowspec": 64, "pruned": 64, "specpipe": 64, "autoregressive": 24}
+
+
+class Bandwidth(Struct, frozen=True):
+    """By bed and policy."""
+
+    speeds: dict[str, dict[str, Speed]]
+    # What of the beds does not hold here.
+    notes: tuple[str, ...]
+
+    def retention(self, policy: str) -> float:
+        """The share of the tokens per second that is left on the slow lines."""
+        fast, slow = (self.speeds[bed][policy].tokens_per_second for bed in BEDS)
+        return slow / fast
+
+
+async def measure(folder: Path, tick: Tick) -> Bandwidth:
+    """Enlarge the target into ``folder`` and ask both beds, turn about. Raises
+    ``AsyncSpecError``."""
+    size = size_of(read_config(BUNDLED_TARGET))
+    size = Size(HIDDEN, size.feed_forward, size.layers)
+    enlarge(BUNDLED_TARGET, folder, size, torch.bfloat16)
+    config = local_config(
+        TargetTable(path=str(folder)),
+        DraftTable(source=str(BUNDLED_DRAFT)),
+        STAGES,
+        1,
+        stage_pace=PaceTable(seconds=STAGE_SECONDS),
+        draft_pace=PaceTable(level_seconds=LEVEL_SECONDS),
+    )
+    notes: list[str] = []
+    async with AsyncExitStack() as stack:
+        clusters = {}
+        for name in BEDS:
+            bed = stack.enter_context(Bed.open(load(name)))
+            notes += bed.notes
+            cluster = BedCluster(bed, config, lambda report: None)
+            clusters[name] = await stack.enter_async_context(cluster)
+        replies = await turn_about(clusters, TOKENS, tick)
+    speeds = {
+        bed: {policy: speed(some) for policy, some in found.items()}
+        for bed, found in replies.items()
+    }
+    return Bandwidth(speeds, tuple(dict.fromkeys(notes)))

@@ -1,0 +1,91 @@
+"""A stage's pass in ``fast`` mode against the time that reading its weights takes.
+
+One row through a large model is bound by memory: every weight is read once. What a plain loop of
+matrix products over the same weights takes is the bound; the pass also normalises, attends, turns
+positions and picks a token.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.stage import load_stage
+from asyncspec.jobs import Admit, Forward, Row
+from asyncspec.sampling import Sampling
+from asyncspec_protocol.ids import SegmentId, SessionId
+from tools.bench.enlarge import Size, enlarge
+from tools.bench.limits.progress import Tick
+
+SIZE = Size(hidden=1024, feed_forward=4096, layers=8)
+CONTEXT, REPEATS = 64, 15
+SESSION = SessionId(1)
+
+
+class Bound(Struct, frozen=True):
+    """Medians, in seconds."""
+
+    one_pass: float
+    weights: float
+    nbytes: int
+
+    @property
+    def share(self) -> float:
+        """1: the pass takes no longer than reading its weights."""
+        return self.weights / self.one_pass
+
+
+def measure(source: Path, folder: Path, tick: Tick) -> Bound:
+    """Enlarge ``source`` into ``folder`` and time it, turn about with the loop. float32."""
+    nbytes = enlarge(source, folder, SIZE, torch.float32)
+    tick()
+    matrices = list(_matrices(folder))
+    stage = load_stage(open_checkpoint(str(folder)), 0, SIZE.layers, dtype="fp32", mode="fast")
+    stage.run(Admit(SESSION, CONTEXT + 2 * REPEATS, Sampling()))
+    stage.run(_forward(0, CONTEXT))
+    tick()
+    passes, loops = [], []
+    with torch.inference_mode():
+        for i in range(REPEATS):
+            passes.append(_seconds(lambda i=i: stage.run(_forward(CONTEXT + i, 1))))
+            loops.append(_seconds(lambda: _loop(matrices)))
+            tick()
+    return Bound(statistics.median(passes), statistics.median(loops), nbytes)
+
+
+def _matrices(folder: Path) -> list[torch.Tensor]:
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "model.safetensors")
+    return [weight for weight in weights.values() if weight.dim() == 2]
+
+
+def _loop(matrices: list[torch.Tensor]) -> None:
+    for matrix in matrices:
+        torch.nn.functional.linear(torch.ones(1, matrix.shape[1]), matrix)
+
+
+def _forward(start: int, rows: int) -> Forward:
+    """The next tokens of a chain; the last one is judged."""
+    return Forward(
+        session=SESSION,
+        segment=SegmentId(start),
+        committed=start,
+        rows=tuple(
+            Row(start + i, start + i, tuple(range(start, start + i + 1))) for i in range(rows)
+        ),
+        tokens=tuple(3 + (start + i) % 500 for i in range(rows)),
+        judge=(rows - 1,),
+    )
+
+
+def _seconds(call: object) -> float:
+    assert callable(call)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

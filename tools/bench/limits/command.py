@@ -1,0 +1,149 @@
+"""``python tools/bench limits``: how near the pipeline runs to its own limit, as ratios.
+
+Every figure is measured when the command runs, and compares things that took turns in that run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.errors import AsyncSpecError, UserError
+from tools.bench.limits.progress import Tick
+
+Figures = dict[str, float | str | list[str]]
+
+
+def _padded(tick: Tick, folder: Path) -> Figures:
+    from tools.bench.limits import padded
+
+    found = asyncio.run(padded.measure(tick))
+    return {
+        "efficiency_flowspec": found.efficiency("flowspec"),
+        "efficiency_autoregressive": found.efficiency("autoregressive"),
+        "turn_over_slowest_stage": found.turn,
+        "padded_tokens_per_turn_flowspec": found.flowspec.tokens_per_turn,
+    }
+
+
+def _bandwidth(tick: Tick, folder: Path) -> Figures:
+    from tools.bench.limits import bandwidth
+
+    found = asyncio.run(bandwidth.measure(folder, tick))
+    each = {policy: found.retention(policy) for policy in bandwidth.TOKENS}
+    figures: Figures = {"bandwidth_retention_125": min(each.values())}
+    figures |= {f"bandwidth_retention_125_{policy}": share for policy, share in each.items()}
+    return figures | ({"bandwidth_notes": list(found.notes)} if found.notes else {})
+
+
+def _wan(tick: Tick, folder: Path) -> Figures:
+    from tools.bench.limits import wan
+
+    found = asyncio.run(wan.measure(tick))
+    figures: Figures = {
+        "wan_flowspec_over_autoregressive": found.ratio("autoregressive"),
+        "wan_flowspec_over_chain": found.ratio("chain"),
+    }
+    return figures | ({"wan_notes": list(found.notes)} if found.notes else {})
+
+
+def _hop(tick: Tick, folder: Path) -> Figures:
+    from tools.bench.limits import codec, hop
+
+    codec_microseconds = codec.measure()
+    tick()
+    timing = hop.measure()
+    return {
+        "hop_over_raw_socket": timing.ratio,
+        "hop_microseconds": timing.node,
+        "raw_socket_microseconds": timing.raw,
+        "codec_microseconds_32k": codec_microseconds,
+        "node_ms_per_segment": timing.node_cpu / 1000,
+    }
+
+
+def _plain(tick: Tick, folder: Path) -> Figures:
+    from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+    from tools.bench.limits import plain
+
+    found = asyncio.run(plain.measure(BUNDLED_TARGET, "exact", tick))
+    return {
+        "pipeline_cpu_over_generate_bundled": found.ratio,
+        "pipeline_cpu_ms_per_token_bundled": 1e3 * found.pipeline,
+        "generate_cpu_ms_per_token_bundled": 1e3 * found.generate,
+    }
+
+
+def _bound(tick: Tick, folder: Path) -> Figures:
+    from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+    from tools.bench.limits import bound, plain
+
+    found = bound.measure(BUNDLED_TARGET, folder, tick)
+    compared = asyncio.run(plain.measure(folder, "exact", tick))
+    return {
+        "fast_over_memory_bound": found.share,
+        "pipeline_cpu_over_generate_enlarged": compared.ratio,
+        "enlarged_mib": found.nbytes / 2**20,
+    }
+
+
+PARTS: dict[str, Callable[[Tick, Path], Figures]] = {
+    "padded": _padded,
+    "bandwidth": _bandwidth,
+    "wan": _wan,
+    "hop": _hop,
+    "plain": _plain,
+    "bound": _bound,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench limits``."""
+    parser.add_argument("--json", action="store_true", help="one object on stdout, nothing else")
+    parser.add_argument("--only", metavar="PART,PART", help=f"of {', '.join(PARTS)}; default: all")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    one_quiet_thread()
+    try:
+        figures = measure(_chosen(options.only))
+    except AsyncSpecError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        for name, value in figures.items():
+            shown = f"{value:.3f}" if isinstance(value, float) else value
+            print(f"{name:40} {shown}")
+    return 0
+
+
+def measure(parts: list[str]) -> Figures:
+    """The figures of some parts. Raises ``AsyncSpecError``."""
+    figures: Figures = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        for part in parts:
+            task = progress.add_task(part, total=None)
+            with tempfile.TemporaryDirectory(prefix="asyncspec-limits-") as folder:
+                figures |= PARTS[part](lambda task=task: progress.advance(task), Path(folder))
+            progress.update(task, total=1, completed=1)
+    return figures
+
+
+def _chosen(only: str | None) -> list[str]:
+    chosen = list(PARTS) if only is None else only.split(",")
+    for part in chosen:
+        if part not in PARTS:
+            raise UserError(f"--only: there is no part {part!r}; there are {', '.join(PARTS)}")
+    return chosen
