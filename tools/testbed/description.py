@@ -7,7 +7,6 @@ the key.
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import msgspec
@@ -49,10 +48,10 @@ def parse(text: str) -> Description:
     """A bed file's text, checked. Raises ``UserError``."""
     try:
         description = msgspec.toml.decode(text, type=Description)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise UserError(_sentence(str(error))) from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"not valid TOML: {error}") from None
     check(description)
     return description
 
