@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tools.testbed import plan
+from tools.testbed.description import check
 from tools.testbed.plan import SWITCH, Names
 from tools.testbed.proxy_process import proxy
 from tools.testbed.remove import remove
@@ -53,8 +54,9 @@ class Bed:
 
         ``network``: devices as namespaces, or all on loopback; "auto" takes namespaces where they
         work, and says in ``notes`` why they do not. Raises ``ClusterError``, and ``UserError`` for
-        namespaces that are not to be had.
+        a description that breaks the rules and for namespaces that are not to be had.
         """
+        check(description)
         notes: list[str] = []
         standing = stand(description, network, notes)
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn, get_args
 
@@ -61,16 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     cut = words.index("--") if "--" in words else len(words)
     options = parser().parse_args(words[:cut])
     options.rest = words[cut + 1 :]
-    for signum in SIGNALS:
-        signal.signal(signum, _interrupt)
     try:
-        return COMMANDS[options.command](options)
+        with _interruptible():
+            return COMMANDS[options.command](options)
     except UserError as error:
         return _complain(str(error), 2)
     except AsyncSpecError as error:
         return _complain(str(error), 1)
     except KeyboardInterrupt:
         return _complain("interrupted", 1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Every way of asking us to end ends in ``KeyboardInterrupt``, so what stands is taken down."""
+    before = {signum: signal.signal(signum, _interrupt) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

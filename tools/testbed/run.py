@@ -11,8 +11,8 @@ from asyncspec_nodes.cli import run_options
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.run import Run, _until_signal, _while_alive
 from asyncspec_nodes.cli.run_options import RunOptions
+from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.remote import Remote
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.progress import watched
 from tools.testbed.bed import Bed
@@ -27,12 +27,12 @@ def options_for(description: Description, argv: Sequence[str]) -> RunOptions:
     parser = Parser(prog="testbed run: asyncspec run")
     run_options.add_arguments(parser)
     arguments = parser.parse_args(argv)
-    if arguments.stages is None and not (arguments.connect or arguments.config):
+    if remote.wanted(arguments):
+        raise UserError("a bed starts its own cluster; leave --connect and --config out")
+    if arguments.stages is None:
         arguments.stages = len(description.device) - 1 - arguments.source_apart
     options = run_options.read_arguments(arguments)
-    if isinstance(options.where, Remote):
-        raise UserError("a bed starts its own cluster; leave --connect and --config out")
-    check_size(description, options.where)
+    check_size(description, _config(options))
     return options
 
 
@@ -48,8 +48,7 @@ def serve(bed: Bed, options: RunOptions) -> int:
 
 
 async def _serve(bed: Bed, options: RunOptions) -> int:
-    config = options.where
-    assert isinstance(config, Config)  # see options_for
+    config = _config(options)
     with watched(config.stages) as progress:
         stack = AsyncExitStack()
         cluster = await stack.enter_async_context(BedCluster(bed, config, progress, options.logs))
@@ -58,6 +57,11 @@ async def _serve(bed: Bed, options: RunOptions) -> int:
         name = config.cluster.name
         print(f"asyncspec run --connect {host}:{port} --cluster {name}", flush=True)
         raise await cluster.watch()
+
+
+def _config(options: RunOptions) -> Config:
+    assert isinstance(options.where, Config)  # no running cluster was named, see options_for
+    return options.where
 
 
 class BedRun(Run):
