@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncspec.errors import UserError
 from tools.testbed import description
 from tools.testbed.tables import Description, DeviceTable, LinkTable, NetworkTable, PaceTable
-from tools.testbed.wires import CHUNK, Line, lines, room, slowest, wires
+from tools.testbed.wires import CHUNK, Line, lines, room, slowest, socket_buffer, wires
 
 TWO = "[[device]]\n[[device]]\n"
 
@@ -68,6 +68,7 @@ def test_a_full_pipe_fits_in_the_room_of_its_way(bed: Description) -> None:
         rate = slowest(way, wire, cables)
         assert all(rate <= r for r in (wire.mbit, cables[way[0]].up, cables[way[1]].down) if r)
         product = rate * 1e6 / 8 * (wire.latency_seconds + wire.jitter_seconds)
+        assert 16_384 <= socket_buffer(way, wire, cables) <= max(16_384, rate * 1e6 / 8 * 0.02)
         assert product + CHUNK < room(way, wire, cables) < product + 3 * CHUNK
 
 

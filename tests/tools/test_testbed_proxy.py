@@ -13,18 +13,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.testbed.proxy import KERNEL_BUFFER
 from tools.testbed.proxy_process import proxy
 from tools.testbed.routes import Address, Direction, Orders, Route
 
 LATENCY = 0.01
 ROOM = 300_000
+BUFFER = 262_144
 WAYS = {
-    "plain": Direction(0.0, 0.0, 0, ROOM),
-    "far": Direction(LATENCY, 0.0, 0, ROOM),
-    "shaky": Direction(0.002, 0.01, 5, ROOM),
-    "slow": Direction(0.0, 0.0, 0, ROOM, ("slow",)),
-    "fast": Direction(0.0, 0.0, 0, ROOM, ("fast",)),
+    "plain": Direction(0.0, 0.0, 0, ROOM, BUFFER),
+    "far": Direction(LATENCY, 0.0, 0, ROOM, BUFFER),
+    "shaky": Direction(0.002, 0.01, 5, ROOM, BUFFER),
+    "slow": Direction(0.0, 0.0, 0, ROOM, BUFFER, ("slow",)),
+    "fast": Direction(0.0, 0.0, 0, ROOM, BUFFER, ("fast",)),
 }
 
 
@@ -155,7 +155,7 @@ def test_a_peer_that_does_not_read_stops_the_one_that_writes(places: dict[str, P
         sent += pattern[: near.send(pattern)]
         # The kernel doubles a buffer for its own needs; the reader's grows up to 6 MB and has two
         # ends of its own in the proxy.
-        assert len(sent) < ROOM + 2 * small + 4 * KERNEL_BUFFER + (7 << 20)
+        assert len(sent) < ROOM + 2 * small + 4 * BUFFER + (7 << 20)
     near.setblocking(True)
     near.shutdown(socket.SHUT_WR)
     with near, far:
@@ -166,7 +166,7 @@ def test_who_dials_too_early_waits_and_who_hangs_up_is_forgotten() -> None:
     late = socket.socket()
     late.bind(("127.0.0.1", 0))  # the port is ours, but nobody listens
     (gate,) = _free(1)
-    way = Direction(LATENCY, 0.0, 0, ROOM)
+    way = Direction(LATENCY, 0.0, 0, ROOM, BUFFER)
     with late, proxy(Orders((Route(gate, late.getsockname(), way, way),), {}), ()):
         with socket.create_connection(gate, timeout=20) as gone:
             gone.sendall(b"stale")
@@ -194,4 +194,6 @@ def test_a_rate_is_kept(places: dict[str, Place]) -> None:
             speaker.join()
         return taken
 
-    assert 1.7 < seconds("slow", 1_500_000) / seconds("fast", 1_500_000) < 2.3
+    # The best of some: a busy machine only ever adds.
+    slow, fast = (min(seconds(name, 1_000_000) for _ in range(3)) for name in ("slow", "fast"))
+    assert 1.7 < slow / fast < 2.3

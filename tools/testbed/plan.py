@@ -69,10 +69,10 @@ class Names(Struct, frozen=True):
 def burst(mbit: float) -> int:
     """Bytes a line may send at once after a pause: as few as the kernel's timers allow.
 
-    A timer that comes late costs rate unless the bucket is as deep as its lateness. Up to 250
-    Mbit/s a quarter of a millisecond is deep enough; at 1,000 it takes a whole one (measured).
+    A timer that comes late costs rate unless the bucket is as deep as its lateness. Up to 125
+    Mbit/s a quarter of a millisecond is deep enough; from 500 on it takes a whole one (measured).
     """
-    seconds = max(0.00025, 0.001 * mbit / 1000)
+    seconds = min(0.001, max(0.00025, 0.002 * mbit / 1000))
     return max(LEAST_BURST, int(mbit * BYTES_PER_MBIT * seconds))
 
 

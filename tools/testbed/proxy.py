@@ -22,10 +22,6 @@ from tools.testbed.pipe import Pipe, reset
 from tools.testbed.routes import Direction, Orders, Route
 from tools.testbed.schedule import Schedule, Serial
 
-KERNEL_BUFFER = 262_144
-"""Of each of the proxy's sockets: the kernel's growing ones would hold what should still be at the
-sender."""
-
 REDIAL_SECONDS = 0.02
 BACKLOG = 64
 NICE = -15
@@ -86,7 +82,7 @@ class Forward:
         self.near = Side(away=there, back=here)
         self._far = Side(away=here, back=there)
         self._pipes = (there, here)
-        self._address = route.connect
+        self._route = route
 
     def _pipe(self, direction: Direction, serials: dict[str, Serial], number: int) -> Pipe:
         schedule = Schedule(
@@ -102,9 +98,9 @@ class Forward:
         waits, as a network does that loses the first packets."""
         loop = asyncio.get_running_loop()
         while True:
-            sock = _socket()
+            sock = _socket(reads=self._route.backward, writes=self._route.forward)
             try:
-                await loop.sock_connect(sock, self._address)
+                await loop.sock_connect(sock, self._route.connect)
                 await loop.create_connection(lambda: self._far, sock=sock)
                 return
             except OSError:
@@ -135,7 +131,7 @@ class Proxy:
     async def start(self) -> None:
         """Listen on every route's address. Raises ``OSError``."""
         for route in self._orders.routes:
-            sock = _socket()
+            sock = _socket(reads=route.forward, writes=route.backward)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(route.listen)
             accept = partial(self._accept, route)
@@ -150,11 +146,12 @@ class Proxy:
         return forward.near
 
 
-def _socket() -> socket.socket:
+def _socket(reads: Direction, writes: Direction) -> socket.socket:
+    """A socket for bytes that go on one way and come back another; what it accepts is like it."""
     sock = socket.socket()
     sock.setblocking(False)
-    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, buffer, KERNEL_BUFFER)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, reads.buffer)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, writes.buffer)
     return sock
 
 

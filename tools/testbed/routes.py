@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from tools.testbed.tables import Description
-from tools.testbed.wires import Line, Way, Wire, lines, room, wires
+from tools.testbed.wires import Line, Way, Wire, lines, room, socket_buffer, wires
 
 Address = tuple[str, int]
 
@@ -20,6 +20,8 @@ class Direction(Struct, frozen=True):
     seed: int
     # How many bytes may be on the way.
     room: int
+    # How many more a socket may hold.
+    buffer: int
     # Names of what they have to pass one after another.
     serials: tuple[str, ...] = ()
 
@@ -92,5 +94,10 @@ def _direction(
     way: Way, wire: Wire, cables: tuple[Line, ...], serials: tuple[str, ...]
 ) -> Direction:
     return Direction(
-        wire.latency_seconds, wire.jitter_seconds, wire.seed, room(way, wire, cables), serials
+        latency_seconds=wire.latency_seconds,
+        jitter_seconds=wire.jitter_seconds,
+        seed=wire.seed,
+        room=room(way, wire, cables),
+        buffer=socket_buffer(way, wire, cables),
+        serials=serials,
     )

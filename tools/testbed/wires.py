@@ -15,6 +15,12 @@ BYTES_PER_MBIT = 125_000
 UNLIMITED_MBIT = 10_000.0
 """What a way without any rate is taken for where a buffer's size must be found."""
 
+SOCKET_SECONDS = 0.02
+SOCKET_BYTES = (16_384, 262_144)
+"""What a socket of the proxy holds: so much of its way's rate, between these. The kernel's own
+growing buffers would hold what should still be at the sender, and fill the lines' queues until
+they drop frames."""
+
 CHUNK = 65_536
 """The most bytes that are taken from a socket at once."""
 
@@ -83,3 +89,10 @@ def room(way: Way, wire: Wire, devices: tuple[Line, ...]) -> int:
     sockets are read by chunks."""
     delay = wire.latency_seconds + wire.jitter_seconds
     return int(slowest(way, wire, devices) * BYTES_PER_MBIT * delay) + 2 * CHUNK
+
+
+def socket_buffer(way: Way, wire: Wire, devices: tuple[Line, ...]) -> int:
+    """How many bytes of this way a socket of the proxy may hold."""
+    least, most = SOCKET_BYTES
+    wanted = int(slowest(way, wire, devices) * BYTES_PER_MBIT * SOCKET_SECONDS)
+    return max(least, min(most, wanted))
