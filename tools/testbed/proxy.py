@@ -148,7 +148,8 @@ class Proxy:
 
 def _socket(reads: Direction, writes: Direction) -> socket.socket:
     """A socket for bytes that go on one way and come back another; what it accepts is like it."""
-    sock = socket.socket()
+    # Named so, TCP is known to asyncio, which switches Nagle's delays off.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, reads.buffer)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, writes.buffer)
