@@ -39,6 +39,7 @@ class Bed:
         self.description = description
         self.id = standing.id
         self.namespaces = standing.slot is not None
+        self.limited = bool(standing.folders)
         # Where each device's node listens; the host reaches it there, unshaped and undelayed.
         self.devices = tuple(devices)
         # What of the description does not hold here, a sentence each.

@@ -19,7 +19,7 @@ def check() -> Iterator[str]:
     """A line for each thing."""
     with Bed.open(TRIAL) as bed:
         yield f"network   {_network(bed)}"
-        yield f"limits    {_limits()}"
+        yield f"limits    {_limits(bed)}"
         yield "pace      works everywhere: nodes wait out what is left of their time"
         for note in bed.notes:
             yield f"missing   {note}"
@@ -31,9 +31,11 @@ def _network(bed: Bed) -> str:
     return "all devices on loopback; rates, latency and jitter by a proxy"
 
 
-def _limits() -> str:
+def _limits(bed: Bed) -> str:
     found = cgroups.detect(Path("/proc/mounts").read_text())
     if found is None:
         return "none: no cgroups are mounted"
+    if not bed.limited:
+        return "none"
     names = [n for n, path in (("cpu", found.cpu), ("memory_mib", found.memory)) if path]
     return f"{' and '.join(names) or 'none'} by cgroups, version {found.version}"

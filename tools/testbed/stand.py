@@ -51,8 +51,9 @@ def _stand(description: Description, notes: list[str], *, namespaces: bool) -> S
         remove(standing)
         raise
     if not limited:
+        cgroups.remove(Path(folder) for folder in standing.folders)
         prefixes = (_prefix(standing, n, Group((), ())) for n in range(standing.devices))
-        standing = replace(standing, prefixes=tuple(prefixes))
+        standing = replace(standing, folders=(), prefixes=tuple(prefixes))
         state.write(standing)
     notes += _unlimited(description, found if limited else None)
     return standing
