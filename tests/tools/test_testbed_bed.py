@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.errors import UserError
 from tools.testbed import host, state
 from tools.testbed.bed import Bed
+from tools.testbed.remove import ask_owner
 from tools.testbed.tables import Description, DeviceTable, LinkTable
 
 ROOT = Path(__file__).parents[2]
@@ -281,6 +283,19 @@ def down(name: str) -> None:
     command = [sys.executable, str(MAIN), "down", "--bed", name]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == f"bed {name} is down\n"
+
+
+def test_who_has_a_dead_owners_number_is_left_alone() -> None:
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as other:
+        started = state.start_time(other.pid)
+        assert started is not None
+        bed = state.State("asb-none", other.pid, started - 1, 2, None, (), ())
+        assert not state.alive(bed)
+        ask_owner(bed)
+        assert other.poll() is None
+        assert state.alive(replace(bed, started=started))
+        ask_owner(replace(bed, started=started))
+        assert other.wait(20) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

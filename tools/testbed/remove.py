@@ -46,8 +46,11 @@ def sweep() -> list[str]:
 
 
 def ask_owner(bed: State) -> None:
-    """Have the owner take its bed down; if it does not, end it."""
+    """Have the owner take its bed down; if it does not, end it. Who merely has its number by now is
+    left alone."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
+        if not state.alive(bed):
+            return
         end = time.monotonic() + ASK_SECONDS
         with contextlib.suppress(ProcessLookupError):
             os.kill(bed.pid, signum)
