@@ -1,0 +1,91 @@
+"""``python tools/testbed``: mistakes are one line and exit code 2; a cluster on a bed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.config_tables import Config
+from tools.testbed import command, description
+from tools.testbed.run import options_for
+
+ROOT = Path(__file__).parents[2]
+MAIN = ROOT / "tools" / "testbed" / "__main__.py"
+
+
+def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a user types it."""
+    line = [sys.executable, str(MAIN), *words]
+    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["fly"], "invalid choice: 'fly'"),
+        (["up", "nowhere"], "there is no bed 'nowhere'"),
+        (["up", "nowhere.toml"], "cannot read the bed file nowhere.toml"),
+        (["up", "lan-125", "--", "x"], "up takes nothing after --"),
+        (["down", "--bed", "asb-none"], "there is no bed asb-none"),
+        (["exec", "0"], "exec what?"),
+        (["exec", "0", "--bed", "asb-none", "--", "true"], "there is no bed asb-none"),
+        (["run", "lan-125", "--", "--stages", "2"], "the bed has 5 devices, the cluster 3 nodes"),
+        (["run", "lan-125", "--", "--connect", "a:1"], "leave --connect and --config out"),
+        (["run", "lan-125", "--", "--max-new-tokens", "-1"], "--max"),
+    ],
+)
+def test_a_mistake_is_a_line_and_exit_code_2(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = command.main(words)
+    except SystemExit as end:  # argparse's way
+        code = int(str(end.code))
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert text in err
+    assert err.startswith("testbed")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_the_ready_made_beds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["beds"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(description.ready_made())
+
+
+def test_a_bed_has_as_many_stages_as_devices_behind_the_draft() -> None:
+    bed = description.load("lan-125")
+    for argv, stages, nodes in (([], 4, 5), (["--source-apart"], 3, 5)):
+        config = options_for(bed, argv).where
+        assert isinstance(config, Config)
+        assert (config.stages, len(config.nodes)) == (stages, nodes)
+    with pytest.raises(UserError):
+        options_for(bed, ["--stages", "4", "--source-apart"])
+
+
+def test_check_says_what_works_here() -> None:
+    done = typed("check")
+    assert done.returncode == 0
+    assert "network   " in done.stdout
+    assert "limits    " in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.torch
+@pytest.mark.parametrize("network", ["auto", "loopback"])
+def test_a_cluster_on_a_bed_says_what_the_target_says(tmp_path: Path, network: str) -> None:
+    file = tmp_path / "bed.toml"
+    file.write_text("[network]\nmbit = 100\nlatency_ms = 3\njitter_ms = 1\n" + "[[device]]\n" * 3)
+    options = ["--prompt", "Once upon a time", "--max-new-tokens", "16", "--json", "--check"]
+    done = typed("run", str(file), "--network", network, "--", *options)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["stages"] == 2
+    assert answer["stats"]["new_tokens"] == 16

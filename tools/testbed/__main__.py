@@ -1,0 +1,14 @@
+"""``python tools/testbed COMMAND``: several devices on one machine (docs/testbed.md)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Python put this folder first on the path; the package is to be found under its full name.
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from tools.testbed.command import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

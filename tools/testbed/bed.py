@@ -1,0 +1,130 @@
+"""A bed that stands: from its description, until the context is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tools.testbed import plan
+from tools.testbed.description import check
+from tools.testbed.plan import SWITCH, Names
+from tools.testbed.proxy_process import proxy
+from tools.testbed.remove import remove
+from tools.testbed.routes import Address, Orders, orders
+from tools.testbed.stand import Network, stand
+from tools.testbed.state import State
+from tools.testbed.tables import MOST_DEVICES, Description
+from tools.testbed.wires import Way, wires
+
+NODE_PORT = 7700
+PROXY_PORT = 20_000
+
+
+class Bed:
+    """The devices of a description, on this machine. Made by ``Bed.open``."""
+
+    def __init__(
+        self,
+        description: Description,
+        standing: State,
+        devices: Sequence[Address],
+        reach: dict[Way, Address],
+        notes: Sequence[str],
+    ) -> None:
+        self.description = description
+        self.id = standing.id
+        self.namespaces = standing.slot is not None
+        self.limited = bool(standing.folders)
+        # Where each device's node listens; the host reaches it there, unshaped and undelayed.
+        self.devices = tuple(devices)
+        # What of the description does not hold here, a sentence each.
+        self.notes = tuple(notes)
+        self._standing = standing
+        self._reach = reach
+        self._started: list[subprocess.Popen[Any]] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, description: Description, network: Network = "auto") -> Iterator[Bed]:
+        """Make a bed; remove it, and all that runs in it, when the context is left.
+
+        ``network``: devices as namespaces, or all on loopback; "auto" takes namespaces where they
+        work, and says in ``notes`` why they do not. Raises ``ClusterError``, and ``UserError`` for
+        a description that breaks the rules and for namespaces that are not to be had.
+        """
+        check(description)
+        notes: list[str] = []
+        standing = stand(description, network, notes)
+        try:
+            devices, todo, reach = _addresses(description, standing)
+            with proxy(todo, _switch(standing)):
+                bed = cls(description, standing, devices, reach, notes)
+                try:
+                    yield bed
+                finally:
+                    bed.end()
+        finally:
+            remove(standing)
+
+    def reach(self, device: int, other: int) -> Address:
+        """Where one device finds another: the latency and rate between them are behind it."""
+        return self._reach[device, other]
+
+    def prefix(self, device: int) -> tuple[str, ...]:
+        """What stands before a command that is to run on a device; it keeps its process number."""
+        return self._standing.prefixes[device]
+
+    def start(self, device: int, command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
+        """Start a process on a device, in a session of its own; ``how`` goes to ``Popen``."""
+        line = [*self.prefix(device), *command]
+        process = subprocess.Popen(line, start_new_session=True, **how)
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """End what ``start`` has started."""
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._started.clear()
+
+
+def _addresses(
+    description: Description, standing: State
+) -> tuple[list[Address], Orders, dict[Way, Address]]:
+    """Of the devices; what the proxy does; where each device finds each other one."""
+    count = standing.devices
+    if standing.slot is None:
+        ways = list(wires(description))
+        ports = _free_ports(count + len(ways))
+        devices = [("127.0.0.1", port) for port in ports[:count]]
+        gates = {way: ("127.0.0.1", port) for way, port in zip(ways, ports[count:], strict=True)}
+        return devices, *orders(description, devices, gates.__getitem__, shape_lines=True)
+    names = Names(standing.id, count, standing.slot)
+    devices = [(names.address(n), NODE_PORT) for n in range(count)]
+
+    def gate(way: Way) -> Address:
+        return names.address(SWITCH), PROXY_PORT + way[0] * MOST_DEVICES + way[1]
+
+    return devices, *orders(description, devices, gate, shape_lines=False)
+
+
+def _switch(standing: State) -> tuple[str, ...]:
+    if standing.slot is None:
+        return ()
+    return plan.inside(Names(standing.id, standing.devices, standing.slot).switch)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody has at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]

@@ -1,0 +1,53 @@
+"""The cluster files of a bed: each device has its own, with the addresses as it sees them. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.config import to_toml
+from asyncspec_nodes.cluster.config_tables import Config
+from tools.testbed.routes import Address
+from tools.testbed.tables import Description
+
+
+def check_size(description: Description, config: Config) -> None:
+    """Every device is one node. Raises ``UserError``."""
+    devices, nodes = len(description.device), len(config.nodes)
+    if devices != nodes:
+        raise UserError(
+            f"the bed has {devices} devices, the cluster {nodes} nodes ({config.stages} stages); "
+            "change --stages or take another bed"
+        )
+
+
+def addressed(config: Config, addresses: list[Address]) -> Config:
+    """The cluster with these addresses, by rank. A bed trusts who is in it."""
+    nodes = tuple(
+        replace(node, host=addresses[node.rank][0], port=addresses[node.rank][1])
+        for node in config.node
+    )
+    source = config.source
+    if source is not None:
+        host, port = addresses[config.stages + 1]
+        source = replace(source, host=host, port=port)
+    return replace(
+        config, cluster=replace(config.cluster, insecure=True), node=nodes, source=source
+    )
+
+
+def cluster_file(config: Config, addresses: list[Address], description: Description) -> str:
+    """The text of one device's file: the cluster, and the pace of its devices, which have the
+    numbers of the ranks."""
+    paces = (
+        _pace(rank, msgspec.to_builtins(device.pace))
+        for rank, device in enumerate(description.device)
+        if device.pace is not None
+    )
+    return "\n".join([to_toml(addressed(config, addresses)), *paces])
+
+
+def _pace(rank: int, keys: dict[str, float]) -> str:
+    lines = (f"{key} = {value}\n" for key, value in keys.items())
+    return f"[pace.{rank}]\n{''.join(lines)}"

@@ -1,0 +1,91 @@
+"""Bed files: reading one, the rules between its keys, and the ready-made ones.
+
+Law of this file: what a user wrote wrong is a ``UserError``, one sentence that names the file and
+the key.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from asyncspec.errors import UserError
+from tools.testbed.tables import MOST_DEVICES, Description
+
+READY_MADE = Path(__file__).parent / "beds"
+
+
+def ready_made() -> dict[str, Path]:
+    """The beds that come with the program, by name."""
+    return {path.stem: path for path in sorted(READY_MADE.glob("*.toml"))}
+
+
+def load(name: str) -> Description:
+    """A bed file, or a ready-made bed by its name. Raises ``UserError``."""
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        known = ready_made()
+        if name not in known:
+            raise UserError(
+                f"there is no bed {name!r}; give a .toml file or one of: {', '.join(known)}"
+            )
+        path = known[name]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the bed file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read the bed file {path}: it is not UTF-8 text") from None
+    try:
+        return parse(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse(text: str) -> Description:
+    """A bed file's text, checked. Raises ``UserError``."""
+    try:
+        description = msgspec.toml.decode(text, type=Description)
+    except msgspec.ValidationError as error:
+        raise UserError(_sentence(str(error))) from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"not valid TOML: {error}") from None
+    check(description)
+    return description
+
+
+def check(description: Description) -> None:
+    """The rules between the keys. Raises ``UserError``."""
+    count = len(description.device)
+    if not 2 <= count <= MOST_DEVICES:
+        raise UserError(f"{count} [[device]] tables; a bed has 2 to {MOST_DEVICES}")
+    for number, device in enumerate(description.device):
+        if device.mbit is not None and None not in (device.up_mbit, device.down_mbit):
+            raise UserError(
+                f"device[{number}]: mbit is idle beside up_mbit and down_mbit; remove it"
+            )
+    seen: set[tuple[int, int]] = set()
+    for number, link in enumerate(description.link):
+        first, second = link.between
+        for end in link.between:
+            if not 0 <= end < count:
+                raise UserError(
+                    f"link[{number}]: there is no device {end}; they are 0 to {count - 1}"
+                )
+        if first == second:
+            raise UserError(
+                f"link[{number}]: a link is between two devices, not {first} and itself"
+            )
+        for way in [(first, second)] if link.one_way else [(first, second), (second, first)]:
+            if way in seen:
+                raise UserError(f"link[{number}]: the way from {way[0]} to {way[1]} is given twice")
+            seen.add(way)
+
+
+def _sentence(text: str) -> str:
+    """msgspec's message in the file's own words: "- at `$.device[0]`" becomes "(at device[0])"."""
+    text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", text)
+    text = text.replace("Object contains unknown field", "unknown key")
+    return text.replace("Object missing required field", "missing key").replace("`", "'")

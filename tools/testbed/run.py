@@ -1,0 +1,82 @@
+"""``asyncspec run`` on a bed: the same options, the same output, other devices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli import run_options
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.run import Run, _until_signal, _while_alive
+from asyncspec_nodes.cli.run_options import RunOptions
+from asyncspec_nodes.client import remote
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.local.progress import watched
+from tools.testbed.bed import Bed
+from tools.testbed.cluster import BedCluster
+from tools.testbed.cluster_file import check_size
+from tools.testbed.tables import Description
+
+
+def options_for(description: Description, argv: Sequence[str]) -> RunOptions:
+    """The options of ``asyncspec run``, with as many stages as the bed has devices for. Raises
+    ``UserError``."""
+    parser = Parser(prog="testbed run: asyncspec run")
+    run_options.add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    if remote.wanted(arguments):
+        raise UserError("a bed starts its own cluster; leave --connect and --config out")
+    if arguments.stages is None:
+        arguments.stages = len(description.device) - 1 - arguments.source_apart
+    options = run_options.read_arguments(arguments)
+    check_size(description, _config(options))
+    return options
+
+
+def run(bed: Bed, options: RunOptions) -> int:
+    """Ask the prompts; the exit code. Raises ``AsyncSpecError``; a signal ends in
+    ``KeyboardInterrupt``."""
+    return asyncio.run(_until_signal(BedRun(options, bed).work()))
+
+
+def serve(bed: Bed, options: RunOptions) -> int:
+    """Start the cluster for others to ask, until a signal ends it with ``KeyboardInterrupt``."""
+    return asyncio.run(_until_signal(_serve(bed, options)))
+
+
+async def _serve(bed: Bed, options: RunOptions) -> int:
+    config = _config(options)
+    with watched(config.stages) as progress:
+        stack = AsyncExitStack()
+        cluster = await stack.enter_async_context(BedCluster(bed, config, progress, options.logs))
+    async with stack:
+        host, port = cluster.address
+        name = config.cluster.name
+        print(f"asyncspec run --connect {host}:{port} --cluster {name}", flush=True)
+        raise await cluster.watch()
+
+
+def _config(options: RunOptions) -> Config:
+    assert isinstance(options.where, Config)  # no running cluster was named, see options_for
+    return options.where
+
+
+class BedRun(Run):
+    """One ``asyncspec run``, whose cluster is on a bed."""
+
+    def __init__(self, options: RunOptions, bed: Bed) -> None:
+        super().__init__(options)
+        self._bed = bed
+
+    async def _local(self, config: Config) -> None:
+        async with AsyncExitStack() as stack:
+            with watched(config.stages) as progress:
+                cluster = await stack.enter_async_context(
+                    BedCluster(self._bed, config, progress, self._options.logs)
+                )
+            self._stages, self._guarantee = config.stages, cluster.guarantee
+            client = await Client.connect(*cluster.address, config.cluster.name)
+            await _while_alive(cluster, self._ask(client))
