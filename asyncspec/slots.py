@@ -4,12 +4,16 @@ Slots ``[0, committed)`` hold the committed path and there slot == position; the
 nodes below the tip, every parent before its children. Committing moves nothing; pruning moves at
 most the tail. Attention only needs to know which tail slots a row may see, so no mask is stored:
 it is derived from the parents when a pass is planned.
+
+Law of this file: the committed path costs nothing. A prune costs a look at each node of the tail; a
+pass its rows and, where slots have moved since the last one, their ancestors in the tail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import islice
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, count, islice
 
 from msgspec import Struct
 
@@ -17,15 +21,8 @@ from asyncspec.jobs import Row
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Holds = Callable[[NodeId], bool]
-
-
-class Seat(Struct, frozen=True, gc=False):
-    """Where a tail node sits, and what its children see."""
-
-    parent: NodeId
-    position: int
-    # Slots of its ancestors and its own, ascending; the first ones may have been committed since.
-    line: tuple[int, ...]
+Line = tuple[int, ...]
+"""Slots of a node's ancestors and its own, ascending. The first ones may have been committed."""
 
 
 class Slots(Struct, frozen=True):
@@ -34,18 +31,20 @@ class Slots(Struct, frozen=True):
     committed: int = 0
     # The last node of the committed path that is in this cache.
     tip: NodeId = NO_PARENT
-    # The tail in the order of its slots, from slot ``committed`` on.
-    seats: dict[NodeId, Seat] = {}
+    # Parents of the tail's nodes, in the order of its slots, from slot ``committed`` on.
+    parents: dict[NodeId, NodeId] = {}
+    # Lines of tail nodes, as far as they are known since a slot has last moved.
+    lines: dict[NodeId, Line] = {}
 
     @property
     def tail(self) -> tuple[NodeId, ...]:
         """``tail[i]`` sits in slot ``committed + i``."""
-        return tuple(self.seats)
+        return tuple(self.parents)
 
     @property
     def used(self) -> int:
         """Number of slots in use."""
-        return self.committed + len(self.seats)
+        return self.committed + len(self.parents)
 
 
 def place(
@@ -56,22 +55,18 @@ def place(
     Visible slots are counted from ``slots.committed`` as it was before this call. Raises
     ``ValueError`` for a node whose parent is neither the tip, nor in the tail, nor placed before.
     """
-    start, tip, seats = slots.committed, slots.tip, slots.seats.copy()
+    start, lines = slots.committed, _lines(slots, parents)
     rows: list[Row] = []
-    for slot, (node, parent) in enumerate(zip(ids, parents, strict=True), slots.used):
-        above = seats.get(parent)
-        if above is not None:
-            position = above.position + 1
-            line = above.line[start - position :] + (slot,)  # noqa: RUF005 (twice as fast)
-        elif parent == tip:
-            position, line = start, (slot,)
-        else:
+    for slot, node, parent in zip(count(slots.used), ids, parents, strict=False):
+        above = lines.get(parent)
+        if above is None:
             raise ValueError(f"node {node} has no parent {parent} in the cache")
-        if node in seats:
-            raise ValueError(f"node {node} is in the cache already")
-        seats[node] = Seat(parent, position, line)
-        rows.append(Row(slot, position, line))
-    return _commit(Slots(start, tip, seats), committed), tuple(rows)
+        lines[node] = line = above + (slot,)  # noqa: RUF005 (twice as fast)
+        rows.append(Row(slot, start + len(above), line))
+    held = slots.parents | dict(zip(ids, parents, strict=True))
+    if len(held) != len(slots.parents) + len(ids):
+        raise ValueError("a node is in the cache already")
+    return _commit(Slots(start, slots.tip, held, lines), committed), tuple(rows)
 
 
 def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[int, ...] | None]:
@@ -80,29 +75,47 @@ def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[i
     Returns the new table and the slots that stay, ascending, for ``Compact(start=committed)`` with
     the *old* ``committed``; None where nothing moves or is freed.
     """
-    old = slots.seats
-    left = list(filter(alive, old))
-    if len(left) == len(old):
+    parents = slots.parents
+    stays = list(map(alive, parents))
+    if all(stays):
         return _commit(slots, committed), None
-    seats: dict[NodeId, Seat] = {}
-    stay: list[int] = []
-    for slot, node in enumerate(left, slots.committed):
-        seat = old[node]
-        stay.append(seat.line[-1])
-        above = seats.get(seat.parent)
-        line = (slot,) if above is None else above.line + (slot,)  # noqa: RUF005
-        seats[node] = Seat(seat.parent, seat.position, line)
-    return _commit(Slots(slots.committed, slots.tip, seats), committed), tuple(stay)
+    left = dict(compress(parents.items(), stays))
+    stay = tuple(compress(count(slots.committed), stays))
+    return _commit(Slots(slots.committed, slots.tip, left), committed), stay
+
+
+def _lines(slots: Slots, wanted: Sequence[NodeId]) -> dict[NodeId, Line]:
+    """The known lines, that of the tip, and those of ``wanted`` nodes that are in the tail, which
+    start at slot ``committed``.
+
+    A node whose line has a gap, because a confused draft node has kept it without its parent,
+    stands below the tip.
+    """
+    start, tip, parents = slots.committed, slots.tip, slots.parents
+    lines, slot_of = slots.lines | {tip: ()}, dict[NodeId, int]()
+    for node in parents.keys() & set(wanted):
+        missing: list[NodeId] = []
+        while (line := lines.get(node)) is None:
+            missing.append(node)
+            node = parents.get(node, tip)
+        if line and line[0] < start:
+            line = lines[node] = line[bisect_left(line, start) :]
+        if missing and not slot_of:
+            slot_of = dict(zip(parents, count(start), strict=False))
+        for below in reversed(missing):
+            lines[below] = line = line + (slot_of[below],)  # noqa: RUF005
+    return lines
 
 
 def _commit(slots: Slots, committed: Holds) -> Slots:
     """Count leading tail nodes that continue the committed path as committed."""
-    tip, count = slots.tip, 0
-    for node, seat in slots.seats.items():
-        if seat.parent != tip or not committed(node):
+    tip, passed = slots.tip, 0
+    for node, parent in slots.parents.items():
+        if parent != tip or not committed(node):
             break
-        tip, count = node, count + 1
-    if not count:
+        tip, passed = node, passed + 1
+    if not passed:
         return slots
-    left = dict(islice(slots.seats.items(), count, None))
-    return Slots(slots.committed + count, tip, left)
+    left = dict(islice(slots.parents.items(), passed, None))
+    lines = {node: line for node, line in slots.lines.items() if node in left}
+    return Slots(slots.committed + passed, tip, left, lines)

@@ -63,14 +63,14 @@ class Pricing:
     def device(self, rank: Rank, job: Job) -> float:
         """A pass or a draft; what only changes tables is free."""
         cost = self._cost
-        match job:
-            case Forward(session, segment):
-                seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
-                return seconds * cost.jitter.factor(2, rank, session, segment)
-            case Expand(session, version, base) if rank == DRAFT:
-                return cost.draft.seconds(job) * cost.jitter.factor(3, session, version, base)
-            case _:
-                return 0.0
+        if isinstance(job, Forward):
+            seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
+            return seconds * cost.jitter.factor(2, rank, job.session, job.segment)
+        if isinstance(job, Expand) and rank == DRAFT:
+            return cost.draft.seconds(job) * cost.jitter.factor(
+                3, job.session, job.version, job.base
+            )
+        return 0.0
 
 
 def _event(message: Message) -> tuple[int, ...]:

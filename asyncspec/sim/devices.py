@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row, SourceJob, StageJob
+from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows, SourceJob, StageJob
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
@@ -36,41 +36,32 @@ class PathStage:
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
+            case Forward():
+                return self._forward(job, self._caches[job.session])
+            case Compact(session, start, keep):
+                cache = self._caches[session]
+                cache[start:] = [cache[slot] for slot in keep]
             case Admit(session):
                 self._caches[session] = []
             case Release(session):
                 self._caches.pop(session, None)
-            case Compact(session, start, keep):
-                cache = self._caches[session]
-                cache[start:] = [cache[slot] for slot in keep]
-            case Forward():
-                return self._forward(job, self._caches[job.session])
         return None
 
     def _forward(self, job: Forward, cache: list[int]) -> object:
-        hidden: list[Hidden] = []
-        committed, above = job.committed, self._above(job)
         cache.extend([EMPTY] * (max([row.slot for row in job.rows]) + 1 - len(cache)))
-        for i, row in enumerate(job.rows):
-            seen = _seen(row, committed, cache)
-            if above is None:
-                own = seen, follow(seen, job.tokens[i])
-            else:
-                own = above[i]
-                if own[0] != seen:
-                    own = own[0], mix((own[1] + seen) & _MASK)
-            cache[row.slot] = own[1]
-            hidden.append(own)
+        hidden = self._read(job, cache) if job.hidden is None else _check(job, job.hidden, cache)
         if not self._last:
-            return tuple(hidden)
+            return hidden
         return tuple([self._language.truth(hidden[i][1]) for i in job.judge])
 
-    def _above(self, job: Forward) -> Sequence[Hidden] | None:
-        """What the rows bring from the stage before; None at the first."""
-        if job.hidden is None:
-            return None
-        handle = cast("Sequence[Hidden]", job.hidden.handle)
-        return [handle[row] for row in job.hidden.rows]
+    def _read(self, job: Forward, cache: list[int]) -> Sequence[Hidden]:
+        """The first stage: rows are tokens."""
+        hidden: list[Hidden] = []
+        for row, token in zip(job.rows, job.tokens, strict=True):
+            seen = _seen(row, job.committed, cache)
+            own = cache[row.slot] = follow(seen, token)
+            hidden.append((seen, own))
+        return tuple(hidden)
 
     def abandon(self, job: StageJob) -> None:
         """See ``StageBackend``. A pass is over before it could be stopped."""
@@ -80,13 +71,37 @@ class PathStage:
         return {session: len(cache) for session, cache in self._caches.items()}
 
 
+def _check(job: Forward, came: Rows, cache: list[int]) -> Sequence[Hidden]:
+    """A later stage: rows have their paths with them, and see whether their slots agree. A row for
+    which they do not has a path of its own from here on."""
+    hidden = cast("Sequence[Hidden]", came.handle)
+    if len(came.rows) < len(hidden):
+        hidden = [hidden[row] for row in came.rows]
+    committed, wrong = job.committed, dict[int, Hidden]()
+    for i, (row, (parent, own)) in enumerate(zip(job.rows, hidden, strict=True)):
+        visible, slot = row.visible, row.slot
+        above = len(visible) - 1
+        # As in ``_seen``, but for rows at the tip and mistakes: a call a row would cost as much.
+        if above and visible[above] == slot and row.position == committed + above:
+            seen = cache[visible[above - 1]]
+        else:
+            seen = _seen(row, committed, cache)
+        if seen == parent:
+            cache[slot] = own
+        else:
+            cache[slot] = mix((own + seen) & _MASK)
+            wrong[i] = parent, cache[slot]
+    return [wrong.get(i, pair) for i, pair in enumerate(hidden)] if wrong else hidden
+
+
 def _seen(row: Row, committed: int, cache: list[int]) -> int:
     """The path of the parent, as this row's slots tell it."""
     visible = row.visible
-    if row.position != committed + len(visible) - 1 or visible[-1] != row.slot:
+    above = len(visible) - 1
+    if row.position != committed + above or visible[above] != row.slot:
         return mix(row.slot)  # it sees too much or too little
-    if len(visible) > 1:
-        return cache[visible[-2]]
+    if above:
+        return cache[visible[above - 1]]
     return cache[committed - 1] if committed else EMPTY
 
 

@@ -271,10 +271,11 @@ class World:
         """Bytes of a message, booked for its session; 0 where nobody wants to know."""
         if self._wires is None:
             return frame_bytes(message) if source in self._taps else 0
-        size = self._wires.nbytes(message)
-        if (session := getattr(message, "session", None)) is not None:
-            key = (source, session)
-            self._bytes[key] = self._bytes.get(key, 0) + size
+        session = getattr(message, "session", None)
+        if session is None:
+            return self._wires.nbytes(message) if source in self._taps else 0
+        size, key = self._wires.nbytes(message), (source, session)
+        self._bytes[key] = self._bytes.get(key, 0) + size
         return size
 
     def _travel(self, sender: Actor, target: Rank, rows: Rows) -> object:

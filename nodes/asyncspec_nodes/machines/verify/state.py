@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -14,8 +15,8 @@ from asyncspec_protocol.ids import Rank, SessionId
 Effects = tuple[Effect, ...]
 
 
-class VerifyConfig(Struct, frozen=True):
-    """Where a stage stands."""
+class VerifyConfig(Struct, frozen=True, dict=True):
+    """Where a stage stands. What follows from it is worked out once."""
 
     rank: Rank
     stages: int
@@ -29,17 +30,17 @@ class VerifyConfig(Struct, frozen=True):
     end_layer: int = 2**31
     layers: int = 2**31
 
-    @property
+    @cached_property
     def last(self) -> bool:
         """True for the stage with the head."""
         return self.rank == self.stages
 
-    @property
+    @cached_property
     def before(self) -> Rank:
         """Where segments come from."""
         return Rank(self.rank - 1)
 
-    @property
+    @cached_property
     def after(self) -> Rank:
         """Where segments go; meaningless on the last stage."""
         return Rank(self.rank + 1)
