@@ -12,7 +12,7 @@ pass its rows and, where slots have moved since the last one, their ancestors in
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress, count, islice
 
 from msgspec import Struct
@@ -22,7 +22,15 @@ from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Holds = Callable[[NodeId], bool]
 Line = tuple[int, ...]
-"""Slots of a node's ancestors and its own, ascending. The first ones may have been committed."""
+
+
+class Seat(Struct, frozen=True, gc=False):
+    """Where a tail node sits, and what its children see."""
+
+    parent: NodeId
+    # Slots of its ancestors and its own, ascending; the first ones may have been committed since.
+    # Empty where slots have moved: it is made again when a child needs it.
+    line: Line = ()
 
 
 class Slots(Struct, frozen=True):
@@ -31,20 +39,18 @@ class Slots(Struct, frozen=True):
     committed: int = 0
     # The last node of the committed path that is in this cache.
     tip: NodeId = NO_PARENT
-    # Parents of the tail's nodes, in the order of its slots, from slot ``committed`` on.
-    parents: dict[NodeId, NodeId] = {}
-    # Lines of tail nodes, as far as they are known since a slot has last moved.
-    lines: dict[NodeId, Line] = {}
+    # The tail in the order of its slots, from slot ``committed`` on.
+    seats: dict[NodeId, Seat] = {}
 
     @property
     def tail(self) -> tuple[NodeId, ...]:
         """``tail[i]`` sits in slot ``committed + i``."""
-        return tuple(self.parents)
+        return tuple(self.seats)
 
     @property
     def used(self) -> int:
         """Number of slots in use."""
-        return self.committed + len(self.parents)
+        return self.committed + len(self.seats)
 
 
 def place(
@@ -55,18 +61,26 @@ def place(
     Visible slots are counted from ``slots.committed`` as it was before this call. Raises
     ``ValueError`` for a node whose parent is neither the tip, nor in the tail, nor placed before.
     """
-    start, lines = slots.committed, _lines(slots, parents)
+    start, tip, seats, slot = slots.committed, slots.tip, slots.seats.copy(), slots.used
     rows: list[Row] = []
-    for slot, node, parent in zip(count(slots.used), ids, parents, strict=False):
-        above = lines.get(parent)
-        if above is None:
+    slot_of: dict[NodeId, int] = {}
+    for node, parent in zip(ids, parents, strict=True):
+        above = seats.get(parent)
+        if above is not None:
+            line = above.line or _line(slots, parent, seats, slot_of)
+            if line[0] < start:
+                line = line[bisect_left(line, start) :]
+            line = line + (slot,)  # noqa: RUF005 (twice as fast)
+        elif parent == tip:
+            line = (slot,)
+        else:
             raise ValueError(f"node {node} has no parent {parent} in the cache")
-        lines[node] = line = above + (slot,)  # noqa: RUF005 (twice as fast)
-        rows.append(Row(slot, start + len(above), line))
-    held = slots.parents | dict(zip(ids, parents, strict=True))
-    if len(held) != len(slots.parents) + len(ids):
+        seats[node] = Seat(parent, line)
+        rows.append(Row(slot, start + len(line) - 1, line))
+        slot += 1
+    if start + len(seats) != slot:
         raise ValueError("a node is in the cache already")
-    return _commit(Slots(start, slots.tip, held, lines), committed), tuple(rows)
+    return _commit(Slots(start, tip, seats), committed), tuple(rows)
 
 
 def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[int, ...] | None]:
@@ -75,47 +89,41 @@ def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[i
     Returns the new table and the slots that stay, ascending, for ``Compact(start=committed)`` with
     the *old* ``committed``; None where nothing moves or is freed.
     """
-    parents = slots.parents
-    stays = list(map(alive, parents))
+    old = slots.seats
+    stays = list(map(alive, old))
     if all(stays):
         return _commit(slots, committed), None
-    left = dict(compress(parents.items(), stays))
+    seats = {n: Seat(s.parent) if s.line else s for n, s in compress(old.items(), stays)}
     stay = tuple(compress(count(slots.committed), stays))
-    return _commit(Slots(slots.committed, slots.tip, left), committed), stay
+    return _commit(Slots(slots.committed, slots.tip, seats), committed), stay
 
 
-def _lines(slots: Slots, wanted: Sequence[NodeId]) -> dict[NodeId, Line]:
-    """The known lines, that of the tip, and those of ``wanted`` nodes that are in the tail, which
-    start at slot ``committed``.
-
-    A node whose line has a gap, because a confused draft node has kept it without its parent,
-    stands below the tip.
-    """
-    start, tip, parents = slots.committed, slots.tip, slots.parents
-    lines, slot_of = slots.lines | {tip: ()}, dict[NodeId, int]()
-    for node in parents.keys() & set(wanted):
-        missing: list[NodeId] = []
-        while (line := lines.get(node)) is None:
-            missing.append(node)
-            node = parents.get(node, tip)
-        if line and line[0] < start:
-            line = lines[node] = line[bisect_left(line, start) :]
-        if missing and not slot_of:
-            slot_of = dict(zip(parents, count(start), strict=False))
-        for below in reversed(missing):
-            lines[below] = line = line + (slot_of[below],)  # noqa: RUF005
-    return lines
+def _line(
+    slots: Slots, node: NodeId, seats: dict[NodeId, Seat], slot_of: dict[NodeId, int]
+) -> Line:
+    """Make the line of a tail node again, and those above it that are missing: each goes to
+    ``seats``, so that no line is made twice. ``slot_of`` is filled when it is needed first."""
+    if not slot_of:
+        slot_of.update(zip(slots.seats, count(slots.committed), strict=False))
+    missing: list[NodeId] = []
+    while (seat := seats.get(node)) is not None and not seat.line:
+        missing.append(node)
+        node = seat.parent
+    line = () if seat is None else seat.line
+    for below in reversed(missing):
+        line = line + (slot_of[below],)  # noqa: RUF005
+        seats[below] = Seat(seats[below].parent, line)
+    return line
 
 
 def _commit(slots: Slots, committed: Holds) -> Slots:
     """Count leading tail nodes that continue the committed path as committed."""
     tip, passed = slots.tip, 0
-    for node, parent in slots.parents.items():
-        if parent != tip or not committed(node):
+    for node, seat in slots.seats.items():
+        if seat.parent != tip or not committed(node):
             break
         tip, passed = node, passed + 1
     if not passed:
         return slots
-    left = dict(islice(slots.parents.items(), passed, None))
-    lines = {node: line for node, line in slots.lines.items() if node in left}
-    return Slots(slots.committed + passed, tip, left, lines)
+    left = dict(islice(slots.seats.items(), passed, None))
+    return Slots(slots.committed + passed, tip, left)

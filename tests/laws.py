@@ -144,7 +144,7 @@ def check_stage(state: Any) -> None:
     for session in state.sessions.values():
         assert all(session.liveness.alive(node) for node in session.slots.tail)
         assert session.slots.used == session.slots.committed + len(session.slots.tail)
-        assert all(p == session.slots.tip or p in session.slots.tail for p in session.slots.parents.values())
+        assert set(session.slots.seats) == set(session.slots.tail)
     for waiting in (*state.queue, *state.parked):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)

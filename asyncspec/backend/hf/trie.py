@@ -105,8 +105,8 @@ class Trie:
 
     def _below(self, top: NodeId) -> set[NodeId]:
         below: set[NodeId] = set()
-        for node, parent in self.slots.parents.items():  # parents come first
-            if parent in below or parent == top:
+        for node, seat in self.slots.seats.items():  # parents come first
+            if seat.parent in below or seat.parent == top:
                 below.add(node)
         return below
 

@@ -59,7 +59,7 @@ def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> 
 
 def _check_parents(state: VerifyState, session: StageSession, waiting: Waiting) -> None:
     """A node follows its parent on every link, so a live node's parent is here, and it is not."""
-    held, here = session.slots.parents, {session.slots.tip}
+    held, here = session.slots.seats, {session.slots.tip}
     for before in state.queue:
         if before.session == session.session:
             here.update(before.ids)

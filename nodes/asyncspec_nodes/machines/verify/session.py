@@ -87,7 +87,7 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     liveness = session.liveness.apply(message)
     if liveness is session.liveness:
         return session, None
-    alive = liveness.holds(session.slots.parents)
+    alive = liveness.holds(session.slots.seats)
     slots, stay = settle(session.slots, liveness.committed, alive)
     job = None
     if stay is not None:
