@@ -49,9 +49,7 @@ class Pricing:
         over one link, so they are handled one after another."""
         wire = self._cost.wire
         seconds = wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
-        if isinstance(message, Verdict):
-            seconds += self._cost.verdict_seconds
-        return seconds
+        return seconds + self._cost.verdict_seconds if type(message) is Verdict else seconds
 
     def link(self, source: Rank, target: Rank, message: Message) -> float:
         """Latency, jittered."""
@@ -65,6 +63,8 @@ class Pricing:
         cost = self._cost
         if isinstance(job, Forward):
             seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
+            if not cost.jitter.share:
+                return seconds
             return seconds * cost.jitter.factor(2, rank, job.session, job.segment)
         if isinstance(job, Expand) and rank == DRAFT:
             return cost.draft.seconds(job) * cost.jitter.factor(

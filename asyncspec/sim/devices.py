@@ -141,29 +141,30 @@ class LanguageSource:
 
 
 class _LanguageGrower:
-    """See ``Grower``: a candidate is its parent's path, its token, and its depth below the tip.
-    Its own path is only made where the tree goes on from it."""
+    """See ``Grower``: a candidate is its parent and its token. Its path and its depth below the tip
+    are only made where the tree goes on from it, as it does from few."""
 
     def __init__(self, language: Language, length: int, tip: int) -> None:
         self._language = language
         self._length = length
-        self._paths = {TIP: tip}
-        self._candidates: list[tuple[int, int, int]] = []
+        self._places = {TIP: (tip, 0)}
+        self._candidates: list[tuple[int, int]] = []
 
     def hang(self, parent: int, token: int) -> None:
-        depth = 0 if parent == TIP else self._candidates[parent][2]
-        self._candidates.append((parent, token, depth + 1))
+        self._candidates.append((parent, token))
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         return [self._propose(node, width) for node in nodes]
 
     def _propose(self, node: int, width: int) -> Proposal:
-        depth = 0 if node == TIP else self._candidates[node][2]
-        return self._language.propose(self._path(node), self._length + depth, depth, width)
+        path, depth = self._place(node)
+        return self._language.propose(path, self._length + depth, depth, width)
 
-    def _path(self, node: int) -> int:
-        path = self._paths.get(node)
-        if path is None:
-            parent, token, _ = self._candidates[node]
-            path = self._paths[node] = follow(self._path(parent), token)
-        return path
+    def _place(self, node: int) -> tuple[int, int]:
+        """A candidate's path and depth."""
+        place = self._places.get(node)
+        if place is None:
+            parent, token = self._candidates[node]
+            path, depth = self._place(parent)
+            place = self._places[node] = follow(path, token), depth + 1
+        return place
