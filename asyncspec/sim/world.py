@@ -226,9 +226,7 @@ class World:
     def _report(self, rank: Rank, actor: Actor, effect: Report) -> int:
         session, seconds = effect.session, effect.compute_seconds
         sent = self._bytes.pop((rank, session), 0)
-        account = Closed(
-            session, rank, effect.passes, effect.rows, effect.dead_rows, seconds, sent
-        )
+        account = Closed(session, rank, effect.passes, effect.rows, effect.dead_rows, seconds, sent)
         size = self._send(rank, actor, Send(effect.to, account))
         self._bytes.pop((rank, session), None)  # the books of the session close
         return size

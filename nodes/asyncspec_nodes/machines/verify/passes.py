@@ -46,9 +46,7 @@ def serve(state: VerifyState) -> tuple[VerifyState, Effects]:
     return state, effects
 
 
-def _start(
-    state: VerifyState, waiting: Waiting, *queue: Waiting
-) -> tuple[VerifyState, Effects]:
+def _start(state: VerifyState, waiting: Waiting, *queue: Waiting) -> tuple[VerifyState, Effects]:
     """The first of the queue gets its pass, and its place goes back to the stage before."""
     session = state.sessions[waiting.session]
     session, running, job = plan(session, waiting, last=state.config.last)
