@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows, SourceJob, StageJob
+from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows, SourceJob, StageJob
 from asyncspec.rng import mix
-from asyncspec.sim.language import EMPTY, Language, follow
+from asyncspec.sim.language import EMPTY, Language, follow, likely
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -32,6 +32,8 @@ class PathStage:
         self._language = language
         self._last = last
         self._caches: dict[SessionId, list[int]] = {}
+        # Likeliest tokens wanted with every verdict, where some are.
+        self._tops: dict[SessionId, int] = {}
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
@@ -43,8 +45,11 @@ class PathStage:
                 cache[start:] = [cache[slot] for slot in keep]
             case Admit(session):
                 self._caches[session] = []
+                if job.tops:
+                    self._tops[session] = job.tops
             case Release(session):
                 self._caches.pop(session, None)
+                self._tops.pop(session, None)
         return None
 
     def _forward(self, job: Forward, cache: list[int]) -> object:
@@ -52,7 +57,13 @@ class PathStage:
         hidden = self._read(job, cache) if job.hidden is None else _check(job, job.hidden, cache)
         if not self._last:
             return hidden
-        return tuple([self._language.truth(hidden[i][1]) for i in job.judge])
+        tokens = tuple([self._language.truth(hidden[i][1]) for i in job.judge])
+        tops = self._tops.get(job.session)
+        if tops is None:
+            return tokens
+        judged = [(hidden[i][1], job.rows[i].position + 1) for i in job.judge]
+        best = [likely(self._language, path, length, tops) for path, length in judged]
+        return Judged(tokens, likely=tuple((tuple(t), tuple(p)) for t, p in best))
 
     def _read(self, job: Forward, cache: list[int]) -> Sequence[Hidden]:
         """The first stage: rows are tokens."""
