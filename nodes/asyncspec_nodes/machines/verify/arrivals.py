@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.jobs import Rows
-from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.credit import grant, lengthen
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting, taps, thin
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -47,7 +47,8 @@ def arrived(
     if waiting is None:
         return grant(state)
     _check_parents(state, session, waiting)
-    return replace(state, queue=(*state.queue, waiting)), ()
+    state, granted = lengthen(state, message)
+    return replace(state, queue=(*state.queue, waiting)), granted
 
 
 def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> bool:

@@ -25,7 +25,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.jobs import Forward
 from asyncspec_nodes.machines.verify.arrivals import arrived
-from asyncspec_nodes.machines.verify.passes import computed, idle, serve
+from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
 from asyncspec_nodes.machines.verify.sessions import closed, opened, raise_floor
@@ -79,7 +79,7 @@ def _received(
         case Credit() if peer == config.after and not config.last:
             if message.limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
-            return replace(state, allowed=message.limit), ()
+            return send_parked(replace(state, allowed=message.limit), waited=True)
         case PruneIndices() if peer == DRAFT:
             return pruned(state, message)
         case Open() if peer == config.before:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Send
 from asyncspec.jobs import Forward, Judged, Rows
-from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.session import (
     Running,
     StageSession,
@@ -35,14 +35,20 @@ def idle(state: VerifyState) -> bool:
 
 def serve(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Send what is parked and start the next pass, where that is possible now."""
+    state, effects = send_parked(state)
+    if state.running is None and state.queue and not state.parked:
+        state, started = _start(state, *state.queue)
+        effects += started
+    return state, effects
+
+
+def send_parked(state: VerifyState, *, waited: bool = False) -> tuple[VerifyState, Effects]:
+    """Send what is computed, as far as there is credit."""
     effects: Effects = ()
     while state.parked and state.sent < state.allowed:
         head, *rest = state.parked
         state = replace(state, parked=tuple(rest), sent=state.sent + 1)
-        effects += (_onward(state, state.sessions[head.session], head),)
-    if state.running is None and state.queue and not state.parked:
-        state, started = _start(state, *state.queue)
-        effects += started
+        effects += (_onward(state, state.sessions[head.session], head, waited=waited),)
     return state, effects
 
 
@@ -51,7 +57,7 @@ def _start(state: VerifyState, waiting: Waiting, *queue: Waiting) -> tuple[Verif
     session = state.sessions[waiting.session]
     session, running, job = plan(session, waiting, last=state.config.last)
     sessions = {**state.sessions, waiting.session: session}
-    state, granted = grant(replace(state, queue=queue, running=running, sessions=sessions))
+    state, granted = give_back(replace(state, queue=queue, running=running, sessions=sessions))
     return state, (Compute(job), *granted)
 
 
@@ -120,7 +126,7 @@ def _verdict(
     return (Send(DRAFT, message, features),)
 
 
-def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send:
+def _onward(state: VerifyState, session: StageSession, waiting: Waiting, *, waited: bool) -> Send:
     message = Segment(
         session=waiting.session,
         segment=waiting.segment,
@@ -129,5 +135,6 @@ def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send
         parents=waiting.parents,
         tokens=waiting.tokens,
         taps=taps(session, state.config.end_layer),
+        waited=waited,
     )
     return Send(state.config.after, message, waiting.hidden)

@@ -20,7 +20,7 @@ class VerifyConfig(Struct, frozen=True, dict=True):
 
     rank: Rank
     stages: int
-    # Segments that may wait here, the one in service not counted. More hides latency of the link,
+    # Segments that may wait here, the one in service not counted. More hides jitter of the link,
     # fewer leave the choice of what to send to a later moment.
     window: int = 2
     # Tokens are below this; the device has no embedding for others.
@@ -65,6 +65,8 @@ class VerifyState(Struct, frozen=True):
     # Segments the stage before may have sent in all, and those that came, on this link.
     granted: int = 0
     received: int = 0
+    # Credit beyond ``config.window``: segments that the link itself holds, by its latency.
+    longer: int = 0
     # The same towards the stage after.
     allowed: int = 0
     sent: int = 0
