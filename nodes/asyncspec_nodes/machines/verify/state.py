@@ -29,6 +29,8 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     first_layer: int = 0
     end_layer: int = 2**31
     layers: int = 2**31
+    # Credit there is at most in all, however long the link (docs/protocol.md).
+    most_window: int = 64
 
     @cached_property
     def last(self) -> bool:
