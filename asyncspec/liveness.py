@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
@@ -37,7 +37,7 @@ class Liveness(Struct, frozen=True):
         """Which of ``nodes`` are alive, by their place. Most often all of them are, and that costs
         no look at each."""
         horizon, accepted, keep = self.horizon, self.accepted, self.keep
-        if not nodes or min(nodes) >= horizon or keep.issuperset(nodes):
+        if keep.issuperset(nodes) or min(nodes) >= horizon:
             return range(len(nodes))
         prompt = self.prompt_length
         return [
@@ -45,6 +45,13 @@ class Liveness(Struct, frozen=True):
             for i, node in enumerate(nodes)
             if node >= horizon or node in keep or node in accepted or node < prompt
         ]
+
+    def holds(self, nodes: Collection[NodeId]) -> Callable[[NodeId], bool]:
+        """``alive`` for many ``nodes`` at once: where none of them is of the prompt or too young to
+        be named, those alive are just those that the last prune has named."""
+        if nodes and self.prompt_length <= min(nodes) and max(nodes) < self.horizon:
+            return (self.keep | self.accepted).__contains__
+        return self.alive
 
     def apply(self, prune: PruneIndices) -> Liveness:
         """What is known after ``prune``. An older one than the last changes nothing."""

@@ -148,7 +148,7 @@ def check_stage(state: Any) -> None:
     for waiting in (*state.queue, *state.parked):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
-    assert len(state.queue) <= state.config.window
+    assert len(state.queue) <= state.config.window + state.longer
     assert len(state.parked) <= 1
     assert state.sent <= state.allowed
     assert state.received <= state.granted

@@ -12,10 +12,11 @@ from asyncspec_protocol.ids import NodeId
 class FlowSpec(Usual, frozen=True):
     """Parameters are named as in the paper; the defaults are its own (section V-A).
 
-    A round starts with a tree of ``l_init`` nodes, cut into segments of at most ``l_seg``. From
-    then on it grows while it is being verified: context-aware after every accepted token, which
-    redrafts from the new tip and sends what is new; score-aware when nothing was accepted and the
-    pipeline would run dry, which goes deeper.
+    A round starts with a tree of ``l_init`` nodes, cut into equal segments of at most ``l_seg``:
+    one for each of the paper's five devices; a longer pipeline gets no shorter ones, which would
+    only cost it turns. From then on the tree grows while it is being verified: context-aware after
+    every accepted token, which redrafts from the new tip and sends what is new; score-aware when
+    nothing was accepted and the pipeline would run dry, which goes deeper.
     """
 
     # Score-based order of a tree's nodes; False is the paper's "w/o SBD" (level order).
@@ -56,7 +57,8 @@ class FlowSpec(Usual, frozen=True):
     def cut(self, view: View) -> tuple[NodeId, ...]:
         if not view.drafts and view.room:
             return ()  # the round starts with its tree
-        if view.segments <= view.stages and view.drafts <= 1:
-            return next_piece(view, self.l_seg, scored=self.sbd)
+        pieces = -(-self.l_init // self.l_seg)
+        if view.segments < pieces and view.drafts <= 1:
+            return next_piece(view, self.l_seg, pieces, scored=self.sbd)
         order = (by_score if self.sbd else by_level)(view.tree, view.drafted)
         return (*view.fresh_root, *order[: self.l_exp])

@@ -49,9 +49,7 @@ class Pricing:
         over one link, so they are handled one after another."""
         wire = self._cost.wire
         seconds = wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
-        if isinstance(message, Verdict):
-            seconds += self._cost.verdict_seconds
-        return seconds
+        return seconds + self._cost.verdict_seconds if type(message) is Verdict else seconds
 
     def link(self, source: Rank, target: Rank, message: Message) -> float:
         """Latency, jittered."""
@@ -63,14 +61,16 @@ class Pricing:
     def device(self, rank: Rank, job: Job) -> float:
         """A pass or a draft; what only changes tables is free."""
         cost = self._cost
-        match job:
-            case Forward(session, segment):
-                seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
-                return seconds * cost.jitter.factor(2, rank, session, segment)
-            case Expand(session, version, base) if rank == DRAFT:
-                return cost.draft.seconds(job) * cost.jitter.factor(3, session, version, base)
-            case _:
-                return 0.0
+        if isinstance(job, Forward):
+            seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
+            if not cost.jitter.share:
+                return seconds
+            return seconds * cost.jitter.factor(2, rank, job.session, job.segment)
+        if isinstance(job, Expand) and rank == DRAFT:
+            return cost.draft.seconds(job) * cost.jitter.factor(
+                3, job.session, job.version, job.base
+            )
+        return 0.0
 
 
 def _event(message: Message) -> tuple[int, ...]:

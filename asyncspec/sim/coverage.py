@@ -38,7 +38,7 @@ class Coverage(Struct, frozen=True):
         if mean <= floor:
             return max(floor, _LEAST)
         power = (1.0 - mean) / (mean - floor)
-        return min(_SUREST, floor + (1.0 - floor) * math.pow(quantile, power))
+        return min(_SUREST, max(_LEAST, floor + (1.0 - floor) * math.pow(quantile, power)))
 
     def candidates(self, first: float) -> int:
         """How many there are at a node whose first candidate has the chance ``first``."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row, SourceJob, StageJob
+from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows, SourceJob, StageJob
 from asyncspec.rng import mix
-from asyncspec.sim.language import EMPTY, Language, follow
+from asyncspec.sim.language import EMPTY, Language, follow, likely
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -32,45 +32,47 @@ class PathStage:
         self._language = language
         self._last = last
         self._caches: dict[SessionId, list[int]] = {}
+        # Likeliest tokens wanted with every verdict, where some are.
+        self._tops: dict[SessionId, int] = {}
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
-            case Admit(session):
-                self._caches[session] = []
-            case Release(session):
-                self._caches.pop(session, None)
+            case Forward():
+                return self._forward(job, self._caches[job.session])
             case Compact(session, start, keep):
                 cache = self._caches[session]
                 cache[start:] = [cache[slot] for slot in keep]
-            case Forward():
-                return self._forward(job, self._caches[job.session])
+            case Admit(session):
+                self._caches[session] = []
+                if job.tops:
+                    self._tops[session] = job.tops
+            case Release(session):
+                self._caches.pop(session, None)
+                self._tops.pop(session, None)
         return None
 
     def _forward(self, job: Forward, cache: list[int]) -> object:
-        hidden: list[Hidden] = []
-        committed, above = job.committed, self._above(job)
         cache.extend([EMPTY] * (max([row.slot for row in job.rows]) + 1 - len(cache)))
-        for i, row in enumerate(job.rows):
-            seen = _seen(row, committed, cache)
-            if above is None:
-                own = seen, follow(seen, job.tokens[i])
-            else:
-                own = above[i]
-                if own[0] != seen:
-                    own = own[0], mix((own[1] + seen) & _MASK)
-            cache[row.slot] = own[1]
-            hidden.append(own)
+        hidden = self._read(job, cache) if job.hidden is None else _check(job, job.hidden, cache)
         if not self._last:
-            return tuple(hidden)
-        return tuple([self._language.truth(hidden[i][1]) for i in job.judge])
+            return hidden
+        tokens = tuple([self._language.truth(hidden[i][1]) for i in job.judge])
+        tops = self._tops.get(job.session)
+        if tops is None:
+            return tokens
+        judged = [(hidden[i][1], job.rows[i].position + 1) for i in job.judge]
+        best = [likely(self._language, path, length, tops) for path, length in judged]
+        return Judged(tokens, likely=tuple((tuple(t), tuple(p)) for t, p in best))
 
-    def _above(self, job: Forward) -> Sequence[Hidden] | None:
-        """What the rows bring from the stage before; None at the first."""
-        if job.hidden is None:
-            return None
-        handle = cast("Sequence[Hidden]", job.hidden.handle)
-        return [handle[row] for row in job.hidden.rows]
+    def _read(self, job: Forward, cache: list[int]) -> Sequence[Hidden]:
+        """The first stage: rows are tokens."""
+        hidden: list[Hidden] = []
+        for row, token in zip(job.rows, job.tokens, strict=True):
+            seen = _seen(row, job.committed, cache)
+            own = cache[row.slot] = follow(seen, token)
+            hidden.append((seen, own))
+        return tuple(hidden)
 
     def abandon(self, job: StageJob) -> None:
         """See ``StageBackend``. A pass is over before it could be stopped."""
@@ -80,13 +82,37 @@ class PathStage:
         return {session: len(cache) for session, cache in self._caches.items()}
 
 
+def _check(job: Forward, came: Rows, cache: list[int]) -> Sequence[Hidden]:
+    """A later stage: rows have their paths with them, and see whether their slots agree. A row for
+    which they do not has a path of its own from here on."""
+    hidden = cast("Sequence[Hidden]", came.handle)
+    if len(came.rows) < len(hidden):
+        hidden = [hidden[row] for row in came.rows]
+    committed, wrong = job.committed, dict[int, Hidden]()
+    for i, (row, (parent, own)) in enumerate(zip(job.rows, hidden, strict=True)):
+        visible, slot = row.visible, row.slot
+        above = len(visible) - 1
+        # As in ``_seen``, but for rows at the tip and mistakes: a call a row would cost as much.
+        if above and visible[above] == slot and row.position == committed + above:
+            seen = cache[visible[above - 1]]
+        else:
+            seen = _seen(row, committed, cache)
+        if seen == parent:
+            cache[slot] = own
+        else:
+            cache[slot] = mix((own + seen) & _MASK)
+            wrong[i] = parent, cache[slot]
+    return [wrong.get(i, pair) for i, pair in enumerate(hidden)] if wrong else hidden
+
+
 def _seen(row: Row, committed: int, cache: list[int]) -> int:
     """The path of the parent, as this row's slots tell it."""
     visible = row.visible
-    if row.position != committed + len(visible) - 1 or visible[-1] != row.slot:
+    above = len(visible) - 1
+    if row.position != committed + above or visible[above] != row.slot:
         return mix(row.slot)  # it sees too much or too little
-    if len(visible) > 1:
-        return cache[visible[-2]]
+    if above:
+        return cache[visible[above - 1]]
     return cache[committed - 1] if committed else EMPTY
 
 
@@ -126,29 +152,30 @@ class LanguageSource:
 
 
 class _LanguageGrower:
-    """See ``Grower``: a candidate is its parent's path, its token, and its depth below the tip.
-    Its own path is only made where the tree goes on from it."""
+    """See ``Grower``: a candidate is its parent and its token. Its path and its depth below the tip
+    are only made where the tree goes on from it, as it does from few."""
 
     def __init__(self, language: Language, length: int, tip: int) -> None:
         self._language = language
         self._length = length
-        self._paths = {TIP: tip}
-        self._candidates: list[tuple[int, int, int]] = []
+        self._places = {TIP: (tip, 0)}
+        self._candidates: list[tuple[int, int]] = []
 
     def hang(self, parent: int, token: int) -> None:
-        depth = 0 if parent == TIP else self._candidates[parent][2]
-        self._candidates.append((parent, token, depth + 1))
+        self._candidates.append((parent, token))
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         return [self._propose(node, width) for node in nodes]
 
     def _propose(self, node: int, width: int) -> Proposal:
-        depth = 0 if node == TIP else self._candidates[node][2]
-        return self._language.propose(self._path(node), self._length + depth, depth, width)
+        path, depth = self._place(node)
+        return self._language.propose(path, self._length + depth, depth, width)
 
-    def _path(self, node: int) -> int:
-        path = self._paths.get(node)
-        if path is None:
-            parent, token, _ = self._candidates[node]
-            path = self._paths[node] = follow(self._path(parent), token)
-        return path
+    def _place(self, node: int) -> tuple[int, int]:
+        """A candidate's path and depth."""
+        place = self._places.get(node)
+        if place is None:
+            parent, token = self._candidates[node]
+            path, depth = self._place(parent)
+            place = self._places[node] = follow(path, token), depth + 1
+        return place

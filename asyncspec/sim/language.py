@@ -19,6 +19,9 @@ _MASK = (1 << 64) - 1
 EMPTY = 0
 """The path of the empty text."""
 
+_NO_CHANCE = -1e9
+"""As a log-probability. Minus infinity cannot be written in a trace."""
+
 
 def follow(path: int, token: int) -> int:
     """The path one token further on."""
@@ -43,6 +46,22 @@ class Language(Protocol):
         ``position``: length of the text. ``stale``: how many of its last tokens the target has
         not confirmed.
         """
+
+
+def likely(language: Language, path: int, position: int, count: int) -> Proposal:
+    """The target's ``count`` likeliest tokens after ``path``, for lossy policies.
+
+    A language says only which token the target takes. That one comes first, then come the draft's
+    candidates in the draft's order, with the chances that the draft gives by rank: a target that
+    agrees with its draft but for the first place. Where there are no more, the last is repeated
+    with no chance, because every node of a verdict has as many.
+    """
+    truth = language.truth(path)
+    guesses, scores = language.propose(path, position, 0, count)
+    chances = list(scores) or [0.0]
+    tokens = [truth, *(token for token in guesses if token != truth)][: len(chances)]
+    missing = count - len(tokens)
+    return tokens + tokens[-1:] * missing, chances[: len(tokens)] + [_NO_CHANCE] * missing
 
 
 def sequential(language: Language) -> NextToken:

@@ -15,4 +15,6 @@ class StageCost(Struct, frozen=True):
 
     def seconds(self, rows: int) -> float:
         """One pass over ``rows`` rows. Dead rows never get here: the stage has dropped them."""
-        return self.pass_seconds + self.row_seconds * max(0, rows - self.plateau)
+        if rows <= self.plateau:
+            return self.pass_seconds
+        return self.pass_seconds + self.row_seconds * (rows - self.plateau)

@@ -58,7 +58,9 @@ class Synthetic(Struct, frozen=True):
         rank, count = coverage.rank(first, (bits >> 32) * 2.0**-32), min(width, known)
         truth = self.truth(path)
         start = (truth + 1 + bits % (self.vocab - known)) % self.vocab
-        order = [t - self.vocab if t >= self.vocab else t for t in range(start, start + count)]
+        order = list(range(start, start + count))
+        if start + count > self.vocab:
+            order = [t - self.vocab if t >= self.vocab else t for t in order]
         if rank < count:
             order[rank] = truth
         return order, coverage.scores(first, count)

@@ -7,10 +7,11 @@ policies, anything Hypothesis draws for a proof.
 
 from __future__ import annotations
 
-import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, assert_never
+from heapq import heappop, heappush
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -57,9 +58,9 @@ class Underway(Struct):
     job: Job
     start: float
     end: float
-    # Number of the event at its end, and what happens then.
+    # Number of the event at its end, and the life of its node in which it was issued.
     number: int
-    done: Callable[[], None]
+    life: int
     abandoned: bool = False
 
 
@@ -84,9 +85,21 @@ class Actor(Struct):
     busy_until: float = 0.0
     busy_seconds: float = 0.0
     passes: int = 0
-    underway: list[Underway] = field(default_factory=list)
+    underway: deque[Underway] = field(default_factory=deque)
     # Grows when the node is restarted: what its old life had under way is void.
     life: int = 0
+
+
+class Line(Struct):
+    """One direction of a link."""
+
+    source: Rank
+    target: Rank
+    # When it is free, and when its last message arrives.
+    free: float
+    arrival: float
+    # False once the link was taken down: what is on the way is gone.
+    up: bool = True
 
 
 class Stuck(AssertionError):
@@ -118,24 +131,32 @@ class World:
         self._wires = wires
         # Bytes written for a session, by node.
         self._bytes: dict[tuple[Rank, SessionId], int] = {}
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        # When, in which order, what, and with what: events of one time happen as they were issued.
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         # Disarmed timers, by number: they are no events, and time does not wait for them.
         self._disarmed: set[int] = set()
         self._order = itertools.count()
-        # Per direction of a link: when it is free, when its last message arrives, and its life.
-        self._free: dict[tuple[Rank, Rank], float] = {}
-        self._arrival: dict[tuple[Rank, Rank], float] = {}
-        self._up: dict[tuple[Rank, Rank], int] = {}
-        self._lives = itertools.count()
+        # The links that are up, by their ends.
+        self._lines: dict[tuple[Rank, Rank], Line] = {}
         self._timers: dict[tuple[Rank, str], int] = {}
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
+        self._perform: dict[type[Effect], Callable[[Rank, Actor, Any], int]] = {
+            Send: self._send,
+            Compute: self._compute,
+            Abandon: self._abandon,
+            Emit: self._emit,
+            Finish: self._finish,
+            Report: self._report,
+            Arm: self._arm,
+        }
 
     # --- the outside ----------------------------------------------------------------------------
 
-    def at(self, when: float, action: Callable[[], None]) -> int:
+    def at(self, when: float, action: Callable[..., None], *with_what: object) -> int:
         """Do something at a time; returns the number of the event."""
         number = next(self._order)
-        heapq.heappush(self._events, (max(when, self.now), number, action))
+        now = self.now
+        heappush(self._events, (when if when > now else now, number, action, with_what))
         return number
 
     def feed(self, rank: Rank, event: Input) -> None:
@@ -145,36 +166,41 @@ class World:
         self.steps += 1
         if self.watch is not None:
             self.watch(rank, event, effects)
-        sizes = [self._perform(rank, actor, effect) for effect in effects]
+        perform = self._perform
+        sizes = [perform[type(effect)](rank, actor, effect) for effect in effects]
         if rank in self._taps:
             self._taps[rank].stepped(event, effects, sizes, self.now, self.now)
 
     def connect(self, one: Rank, other: Rank) -> None:
         """Bring up the link between two nodes."""
-        if (one, other) in self._up:
+        if (one, other) in self._lines:
             return
-        life = next(self._lives)
         for source, target in ((one, other), (other, one)):
-            self._up[source, target] = life
-            self._free[source, target] = self._arrival[source, target] = self.now
+            self._lines[source, target] = Line(source, target, free=self.now, arrival=self.now)
         self.feed(one, Joined(other))
         self.feed(other, Joined(one))
 
     def cut(self, one: Rank, other: Rank) -> None:
         """Take down a link; what is on the way is gone."""
-        if self._up.pop((one, other), None) is None:
+        if not self._take_down(one, other):
             return
-        del self._up[other, one]
         self.feed(one, Lost(other))
         self.feed(other, Lost(one))
+
+    def _take_down(self, one: Rank, other: Rank) -> bool:
+        """False where it is down already."""
+        if (one, other) not in self._lines:
+            return False
+        for ends in ((one, other), (other, one)):
+            self._lines.pop(ends).up = False
+        return True
 
     def restart(self, rank: Rank, actor: Actor) -> None:
         """Replace a node by a fresh one that has forgotten everything. Links stay down."""
         actor.life = self.actors[rank].life + 1
         actor.busy_until = self.now
-        for one, other in list(self._up):
-            if other == rank and (one, rank) in self._up:
-                del self._up[one, rank], self._up[rank, one]
+        for one, other in list(self._lines):
+            if other == rank and self._take_down(one, rank):
                 self.feed(one, Lost(rank))
         for owner, timer in list(self._timers):
             if owner == rank:
@@ -183,111 +209,111 @@ class World:
 
     def run(self, until: float = float("inf"), most_steps: int = 1_000_000) -> None:
         """Let time pass until nothing is left to happen. Raises ``Stuck`` past ``until``."""
-        while self._events:
-            when, number, action = heapq.heappop(self._events)
-            if number in self._disarmed:
-                self._disarmed.discard(number)
+        events, disarmed = self._events, self._disarmed
+        while events:
+            when, number, action, with_what = heappop(events)
+            if number in disarmed:
+                disarmed.discard(number)
                 continue
             if when > until or self.steps > most_steps:
                 raise Stuck(f"still at work at {when}, after {self.steps} steps")
             self.now = when
-            action()
+            action(*with_what)
 
     # --- effects --------------------------------------------------------------------------------
+    # Each gives the bytes written, where somebody records them.
 
-    def _perform(self, rank: Rank, actor: Actor, effect: Effect) -> int:
-        """Bytes written, where somebody records them."""
-        match effect:
-            case Send(to, message, tensor):
-                return self._send(rank, to, message, tensor)
-            case Report(to, session, passes, rows, dead_rows, seconds):
-                sent = self._bytes.pop((rank, session), 0)
-                account = Closed(session, rank, passes, rows, dead_rows, seconds, sent)
-                size = self._send(rank, to, account, None)
-                self._bytes.pop((rank, session), None)  # the books of the session close
-                return size
-            case Compute(job):
-                self._compute(rank, actor, job)
-            case Abandon(job):
-                self._abandon(actor, job)
-            case Emit(request, tokens):
-                if request in self.finished:
-                    raise LocalProtocolError(f"tokens after the end of request {request}")
-                self.tokens.setdefault(request, []).extend(tokens)
-            case Finish(request, stats=stats, session=session):
-                if request in self.finished:
-                    raise LocalProtocolError(f"request {request} ended twice")
-                sent = self._bytes.pop((rank, session), 0)
-                stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
-                self.finished[request] = effect
-            case Arm(timer, when):
-                self._arm(rank, timer, when)
-            case _:
-                assert_never(effect)
+    def _report(self, rank: Rank, actor: Actor, effect: Report) -> int:
+        session, seconds = effect.session, effect.compute_seconds
+        sent = self._bytes.pop((rank, session), 0)
+        account = Closed(session, rank, effect.passes, effect.rows, effect.dead_rows, seconds, sent)
+        size = self._send(rank, actor, Send(effect.to, account))
+        self._bytes.pop((rank, session), None)  # the books of the session close
+        return size
+
+    def _emit(self, rank: Rank, actor: Actor, effect: Emit) -> int:
+        request = effect.request
+        if request in self.finished:
+            raise LocalProtocolError(f"tokens after the end of request {request}")
+        self.tokens.setdefault(request, []).extend(effect.tokens)
         return 0
 
-    def _send(self, source: Rank, target: Rank, message: Message, tensor: Rows | None) -> int:
-        life = self._up.get((source, target))
-        if life is None:
+    def _finish(self, rank: Rank, actor: Actor, effect: Finish) -> int:
+        request, stats = effect.request, effect.stats
+        if request in self.finished:
+            raise LocalProtocolError(f"request {request} ended twice")
+        sent = self._bytes.pop((rank, effect.session), 0)
+        stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
+        self.finished[request] = effect
+        return 0
+
+    def _send(self, rank: Rank, actor: Actor, effect: Send) -> int:
+        target, message = effect.to, effect.message
+        line = self._lines.get((rank, target))
+        if line is None:
             return 0
-        handle = None if tensor is None else self._travel(source, target, tensor)
-        line = (source, target)
-        sent = max(self._free[line], self.now)
+        handle = None if effect.tensor is None else self._travel(actor, target, effect.tensor)
+        sent = line.free if line.free > self.now else self.now
         if self._wires is not None:
-            sent += self._wires.occupied(source, target, message)
-        arrival = max(self._arrival[line], sent + self._costs.link(source, target, message))
-        self._free[line], self._arrival[line] = sent, arrival
+            sent += self._wires.occupied(rank, target, message)
+        arrival = max(line.arrival, sent + self._costs.link(rank, target, message))
+        line.free, line.arrival = sent, arrival
+        self.at(arrival, self._deliver, line, Received(rank, message, handle))
+        return self._measure(rank, message)
 
-        def deliver() -> None:
-            if self._up.get(line) == life:
-                self.feed(target, Received(source, message, handle))
-
-        self.at(arrival, deliver)
-        return self._measure(source, message)
+    def _deliver(self, line: Line, event: Received) -> None:
+        if line.up:
+            self.feed(line.target, event)
 
     def _measure(self, source: Rank, message: Message) -> int:
         """Bytes of a message, booked for its session; 0 where nobody wants to know."""
         if self._wires is None:
             return frame_bytes(message) if source in self._taps else 0
-        size = self._wires.nbytes(message)
-        if (session := getattr(message, "session", None)) is not None:
-            key = (source, session)
-            self._bytes[key] = self._bytes.get(key, 0) + size
+        session = getattr(message, "session", None)
+        if session is None:
+            return self._wires.nbytes(message) if source in self._taps else 0
+        size, key = self._wires.nbytes(message), (source, session)
+        self._bytes[key] = self._bytes.get(key, 0) + size
         return size
 
-    def _travel(self, source: Rank, target: Rank, rows: Rows) -> object:
+    def _travel(self, sender: Actor, target: Rank, rows: Rows) -> object:
         """The receiver's handle to some rows of the sender's."""
-        here, there = self.actors[source].tensors, self.actors[target].tensors
+        here, there = sender.tensors, self.actors[target].tensors
         if here is not None and there is not None:
             return there.unpack(here.pack(rows))
         values: Any = rows.handle
+        # Rows ascend, so as many of them as there are is all of them.
+        if len(rows.rows) == len(values):
+            return values
         return tuple([values[row] for row in rows.rows])
 
-    def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
+    def _compute(self, rank: Rank, actor: Actor, effect: Compute) -> int:
         """Jobs run in order; a job sees the device as the jobs before it have left it."""
+        job = effect.job
         start = max(actor.busy_until, self.now)
         end = start + self._costs.device(rank, job)
         actor.busy_until = end
         actor.passes += isinstance(job, Forward)
-        life = actor.life
+        number = self.at(end, self._ran, rank, actor)
+        actor.underway.append(Underway(job, start, end, number, actor.life))
+        return 0
 
-        def done() -> None:
-            entry = actor.underway.pop(0)
-            seconds = entry.end - entry.start
-            actor.busy_seconds += seconds
-            result = actor.device(_cut_short(job) if entry.abandoned else job)
-            if self.actors[rank].life != life:
-                return
-            if rank in self._taps:
-                self._taps[rank].ran(job, entry.start, entry.end)
-            if result is not None:
-                self.feed(rank, Computed(job, result, seconds))
+    def _ran(self, rank: Rank, actor: Actor) -> None:
+        """The first job under way at a device is done."""
+        entry = actor.underway.popleft()
+        job, seconds = entry.job, entry.end - entry.start
+        actor.busy_seconds += seconds
+        result = actor.device(_cut_short(job) if entry.abandoned else job)
+        if self.actors[rank].life != entry.life:
+            return
+        if rank in self._taps:
+            self._taps[rank].ran(job, entry.start, entry.end)
+        if result is not None:
+            self.feed(rank, Computed(job, result, seconds))
 
-        actor.underway.append(Underway(job, start, end, self.at(end, done), done))
-
-    def _abandon(self, actor: Actor, job: Job) -> None:
+    def _abandon(self, rank: Rank, actor: Actor, effect: Abandon) -> int:
         """End a job now, or as soon as it has begun; what is queued behind it moves up."""
-        saved = 0.0
+        job, saved = effect.job, 0.0
         for entry in actor.underway:
             entry.start -= saved if entry.start > self.now else 0.0
             entry.end -= saved
@@ -297,19 +323,20 @@ class World:
                 entry.end -= saved
             if saved:
                 self._disarmed.add(entry.number)
-                entry.number = self.at(entry.end, entry.done)
+                entry.number = self.at(entry.end, self._ran, rank, actor)
         actor.busy_until -= saved
+        return 0
 
-    def _arm(self, rank: Rank, timer: str, when: float | None) -> None:
+    def _arm(self, rank: Rank, actor: Actor, effect: Arm) -> int:
+        timer, when = effect.timer, effect.at
         self._disarm(rank, timer)
-        if when is None:
-            return
+        if when is not None:
+            self._timers[rank, timer] = self.at(when, self._fire, rank, timer)
+        return 0
 
-        def fire() -> None:
-            del self._timers[rank, timer]
-            self.feed(rank, Fired(timer))
-
-        self._timers[rank, timer] = self.at(when, fire)
+    def _fire(self, rank: Rank, timer: str) -> None:
+        del self._timers[rank, timer]
+        self.feed(rank, Fired(timer))
 
     def _disarm(self, rank: Rank, timer: str) -> None:
         number = self._timers.pop((rank, timer), None)

@@ -23,6 +23,8 @@ Proposal = tuple[Sequence[int], Sequence[float]]
 NOTHING: Proposal = ((), ())
 """No idea what comes next."""
 
+_NEVER = float("-inf")
+
 Grown = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 """Parents (index into the same list, or ``TIP``), tokens and cumulative scores."""
 
@@ -103,7 +105,7 @@ def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
     for parent, token in zip(parents, tokens, strict=True):
         grower.hang(parent, token)
     candidates = list(range(len(tokens))) if start.compete else []
-    frontier = list(start.frontier)
+    frontier, hang = list(start.frontier), grower.hang
     for level in range(shape.depth):
         born: list[int] = []
         for node, (next_tokens, log_probs) in zip(
@@ -111,12 +113,12 @@ def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
         ):
             base = 0.0 if node == TIP else scores[node]
             for token, log_prob in zip(next_tokens, log_probs, strict=True):
-                if log_prob > float("-inf"):
+                if log_prob > _NEVER:
                     born.append(len(tokens))
                     parents.append(node)
                     tokens.append(token)
-                    scores.append(base + min(log_prob, 0.0))
-                    grower.hang(node, token)
+                    scores.append(base + log_prob if log_prob < 0.0 else base)
+                    hang(node, token)
         frontier = _best(born, scores, shape.beam or shape.width)
         candidates += frontier if shape.fixed_width else born
         if not frontier:

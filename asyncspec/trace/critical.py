@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.trace import records
 from asyncspec.trace.causes import Cause, Key, causes
@@ -19,15 +20,15 @@ from asyncspec.trace.log import Life, Log, LogStep
 
 
 class Piece(Struct, frozen=True):
-    """Part of a token's time. ``kind``: "compute", "draft", "cache" (jobs on ``rank``'s device),
-    "device" (a job waits for the device or its thread), "link" (from ``rank`` to ``peer``),
-    "step" (``rank``'s machine and event loop), "other"."""
+    """Part of a token's time. ``kind``: "compute", "draft", "cache" (jobs on a node's device),
+    "device" (a job waits for the device or its thread), "link" (from one node to another), "step"
+    (a node's machine and event loop), "other"."""
 
     kind: str
-    rank: int
+    # Who is to be made faster: "V2", "D0", "source", "V1 -> V2" or "other".
+    resource: str
     at: float
     until: float
-    peer: int = -1
     # Of a compute piece: whose pass it was.
     session: int = -1
     segment: int = -1
@@ -37,23 +38,24 @@ class Piece(Struct, frozen=True):
         """How long it took."""
         return self.until - self.at
 
-    @property
-    def resource(self) -> str:
-        """Who is to be made faster: "V2", "D0", "V1 -> V2" or "other"."""
-        if self.kind == "link":
-            return f"{name(self.rank)} -> {name(self.peer)}"
-        return "other" if self.kind == "other" else name(self.rank)
+
+def name(rank: int, stages: int) -> str:
+    """D0, V1, V2, ... and, behind the stages, a token source with a node of its own."""
+    if not rank:
+        return "D0"
+    return f"V{rank}" if rank <= stages else "source"
 
 
-def name(rank: int) -> str:
-    """D0, V1, V2, ..."""
-    return f"V{rank}" if rank else "D0"
+def link(source: int, target: int, stages: int) -> str:
+    """One direction of a link."""
+    return f"{name(source, stages)} -> {name(target, stages)}"
 
 
 class Chains:
     """Walks back from any step of a trace."""
 
     def __init__(self, log: Log) -> None:
+        self._stages = log.stages
         self._lives: Sequence[Life] = log.lives
         self._causes: Mapping[Key, Cause] = causes(log)
 
@@ -67,33 +69,29 @@ class Chains:
             # Clocks are estimates: a message may seem to come before it was sent.
             at, until = max(since, min(piece.at, end)), end
             if until > at:
-                pieces.append(_moved(piece, at, until))
+                pieces.append(replace(piece, at=at, until=until))
             end = at
             if end <= since:
                 break
         if end > since:
-            pieces.append(Piece("other", start.rank, since, end))
+            pieces.append(Piece("other", "other", since, end))
         return tuple(pieces)
 
     def _pieces(self, step: LogStep) -> Iterator[Piece]:
         """Backwards; each one begins where the next one ends."""
         while True:
-            yield Piece("step", step.rank, step.at, step.until)
+            here = name(step.rank, self._stages)
+            yield Piece("step", here, step.at, step.until)
             cause = self._causes.get((step.life, step.index))
             if cause is None:
                 return
             before, run = cause.step, cause.run
             if run is not None:
-                yield Piece("step", step.rank, run.until, step.at)
+                yield Piece("step", here, run.until, step.at)
                 kind = {"forward": "compute", "expand": "draft"}.get(run.kind, "cache")
-                yield Piece(
-                    kind, step.rank, run.at, run.until, session=run.session, segment=run.segment
-                )
-                yield Piece("device", step.rank, before.until, run.at)
+                yield Piece(kind, here, run.at, run.until, run.session, run.segment)
+                yield Piece("device", here, before.until, run.at)
             elif isinstance(step.input, records.Received):
-                yield Piece("link", before.rank, before.until, step.at, peer=step.rank)
+                line = link(before.rank, step.rank, self._stages)
+                yield Piece("link", line, before.until, step.at)
             step = before
-
-
-def _moved(piece: Piece, at: float, until: float) -> Piece:
-    return Piece(piece.kind, piece.rank, at, until, piece.peer, piece.session, piece.segment)

@@ -62,6 +62,11 @@ class Log(Struct, frozen=True):
     zero: float
     lives: tuple[Life, ...]
 
+    @property
+    def stages(self) -> int:
+        """Number of verify stages; 0 where no node was recorded."""
+        return max((life.node.stages for life in self.lives), default=0)
+
     def time(self, rank: int, at: float) -> float:
         """A moment of a node's own clock on the common one."""
         return shift(self.clocks.get(rank), at) - self.zero

@@ -36,7 +36,7 @@ def export(timeline: Timeline) -> bytes:
 def _names(timeline: Timeline) -> Iterator[Event]:
     for node in timeline.nodes:
         layers = f" layers {node.layers[0]} to {node.layers[1] - 1}" if node.layers[1] else ""
-        title = {"name": f"{name(node.rank)}{layers}"}
+        title = {"name": f"{name(node.rank, timeline.stages)}{layers}"}
         meta: Event = {"ph": "M", "pid": node.rank, "tid": 0, "ts": 0}
         yield {**meta, "name": "process_name", "args": title}
         yield {**meta, "name": "process_sort_index", "args": {"sort_index": node.rank}}

@@ -31,9 +31,9 @@ def read(trace: Trace) -> Reading:
     """Raises nothing for a well-formed trace, however partial."""
     log = read_log(trace.lines)
     drafts = [life for life in log.lives if life.node.role == "draft"]
-    stages = [read_stage(life) for life in log.lives if life.node.role != "draft"]
+    stages = [read_stage(life) for life in log.lives if life.node.role == "verify"]
     paths = read_paths(drafts, stages)
-    last = max((life.rank for life in log.lives), default=0)
+    last = max((view.life.rank for view in stages), default=0)
     journeys = read_journeys(drafts, stages, paths, last)
     index = {(j.session, j.segment): i for i, j in enumerate(journeys)}
     answers = _merge([read_answers(life, paths, index) for life in drafts])

@@ -41,10 +41,11 @@ def read_shares(timeline: Timeline) -> tuple[Share, ...]:
     spans: dict[int, list[Span]] = {rank: [] for rank in ranks}
     for span in timeline.spans:
         spans.setdefault(span.rank, []).append(span)
-    return tuple(_share(rank, spans[rank], windows) for rank in ranks)
+    stages = timeline.stages
+    return tuple(_share(rank, name(rank, stages), spans[rank], windows) for rank in ranks)
 
 
-def _share(rank: int, spans: Sequence[Span], windows: Sequence[Interval]) -> Share:
+def _share(rank: int, device: str, spans: Sequence[Span], windows: Sequence[Interval]) -> Share:
     total = length(windows) or 1.0
     taken: list[Interval] = []
     part: dict[str, float] = {}
@@ -56,7 +57,7 @@ def _share(rank: int, spans: Sequence[Span], windows: Sequence[Interval]) -> Sha
     busy = part["compute"] + part["draft"] + part["cache"]
     return Share(
         rank,
-        name(rank),
+        device,
         busy,
         useful=part["compute"] * useful,
         wrong=part["compute"] * (1 - useful - dead),

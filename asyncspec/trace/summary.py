@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from asyncspec.trace.accounts import Account, accounts, token_times
-from asyncspec.trace.critical import Chains, name
+from asyncspec.trace.critical import Chains, link
 from asyncspec.trace.reading import Reading
 from asyncspec.trace.shares import Share, read_shares
 from asyncspec.trace.timeline import Clock, Timeline, Token
@@ -126,8 +126,8 @@ def _hops(timeline: Timeline) -> tuple[HopBytes, ...]:
     frames: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for source, target, _, number, size in timeline.traffic:
-        hop = f"{name(source)} -> {name(target)}"
-        frames[hop] += number
-        nbytes[hop] += size
+        line = link(source, target, timeline.stages)
+        frames[line] += number
+        nbytes[line] += size
     tokens = len(timeline.tokens) or 1
     return tuple(HopBytes(h, frames[h], nbytes[h], nbytes[h] / tokens) for h in sorted(frames))

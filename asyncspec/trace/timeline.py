@@ -158,3 +158,8 @@ class Timeline(Struct, frozen=True):
     traffic: tuple[tuple[int, int, str, int, int], ...] = ()
     # Lines lost, by rank.
     dropped: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def stages(self) -> int:
+        """Number of verify stages."""
+        return max((node.stages for node in self.nodes), default=0)

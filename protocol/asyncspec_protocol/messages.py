@@ -42,6 +42,9 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     # Hidden states of earlier stages that travel with each row, by ``Open.features``. Said here,
     # so that the receiver can hold the tensor's width against the session before it uses it.
     taps: int = 0
+    # It had to wait for credit. If the receiver was idle meanwhile, its window is too small for the
+    # latency of the link.
+    waited: bool = False
 
 
 class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):

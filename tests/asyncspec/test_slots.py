@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,3 +95,38 @@ def test_fig_3_accepted_and_retained_indices() -> None:
     assert stay == (1, 2, 4, 7, 8)
     assert slots.committed == 3
     assert slots.tail == (4, 7, 8)
+
+
+class Counted(int):
+    """A node id that counts how often a table is asked for it."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        Counted.asked += 1
+        return int.__hash__(self)
+
+
+def looks(context: int, live: int, rows: int) -> tuple[int, int]:
+    """How often ids are looked up for a segment and for a prune, after ``context`` committed nodes
+    and with ``live`` others in the tail, which has been moved once."""
+    ids = [NodeId(Counted(i)) for i in range(context + 2 * live + rows)]
+    path, dead, kept = ids[:context], ids[context : context + live], ids[context + live : -rows]
+    slots, _ = place(Slots(), path, [NO_PARENT, *path[:-1]], set(path).__contains__)
+    nobody: frozenset[NodeId] = frozenset()
+    slots, _ = place(slots, [*dead, *kept], [path[-1]] * (2 * live), nobody.__contains__)
+    alive = set(kept)
+    Counted.asked = 0
+    slots, stay = settle(slots, nobody.__contains__, alive.__contains__)
+    assert stay is not None
+    pruned, Counted.asked = Counted.asked, 0
+    place(slots, ids[-rows:], kept[:rows], nobody.__contains__)
+    return Counted.asked, pruned
+
+
+@pytest.mark.parametrize(("live", "rows"), [(16, 1), (16, 16), (200, 16)])
+def test_work_grows_with_rows_and_live_nodes_and_not_with_the_context(live: int, rows: int) -> None:
+    segment, prune = looks(2000, live, rows)
+    assert (segment, prune) == looks(20, live, rows)
+    assert prune <= 4 * live  # twice as many were in the tail
+    assert segment <= live + 8 * rows

@@ -91,6 +91,14 @@ def test_the_prompt_is_a_chain_in_chunks_and_the_source_reads_it_meanwhile() -> 
     assert (job.committed, job.count) == (prompt, 0)
 
 
+def test_segments_that_had_to_wait_for_credit_say_so() -> None:
+    driven = draft(credit=2)
+    prompt = tuple(range(2 * driven.state.config.prefill_rows + 2))
+    chunks = sent(driven.feed(Submitted(ask(0, prompt=prompt))), Segment)
+    chunks += sent(driven.feed(Received(V1, Credit(9))), Segment)
+    assert [chunk.waited for chunk in chunks] == [False, False, True]
+
+
 def test_the_first_token_is_a_miss_that_plants_a_new_root() -> None:
     driven = started()
     effects = driven.effects  # type: ignore[attr-defined]

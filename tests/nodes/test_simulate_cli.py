@@ -47,6 +47,31 @@ def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].split("|")[3].strip() == "1.00"
 
 
+def test_lossy_policies_run_and_are_called_lossy(capsys: pytest.CaptureFixture[str]) -> None:
+    names = "specpipe,lossy-relaxed,lossy-top-p:top_p=0.01"
+    found = answer(capsys, "--policy", names, "--tokens", "150")["policies"]
+    exact, relaxed, narrow = found.values()
+    assert not exact["lossy"]
+    assert exact["matches_reference"] is True
+    for one in (relaxed, narrow):
+        assert one["lossy"]
+        assert one["matches_reference"] == "lossy: not compared"
+        assert one["stats"]["lossy"] == 1
+    # Any child will do; or none but the target's own, which is the lossless choice.
+    assert relaxed["stats"]["misses"] < exact["stats"]["misses"]
+    assert narrow["stats"]["turns"] == exact["stats"]["turns"]
+    assert cli.main(["simulate", *FEW, "--policy", names]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"{name} is lossy: not compared" for name in names.split(",")[1:]]
+
+
+def test_a_lossy_run_is_recorded_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "lossy.trace"
+    answer(capsys, "--policy", "lossy-relaxed", "--trace", str(file))
+    played = replay(read_trace(file).lines)
+    assert [node.difference for node in played] == [None] * 5
+
+
 def test_json_has_the_metrics_and_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "--policy", "pruned,flowspec", "--policy", "pruned", "--stages", "2")
     assert list(found["policies"]) == ["pruned", "flowspec"]

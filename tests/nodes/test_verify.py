@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Fired, Joined, Lost, Received, Report, Send
+from asyncspec.actor.machine import Compute, Effect, Fired, Joined, Lost, Received, Report, Send
 from asyncspec.jobs import Admit, Compact, Judged, Release, Rows
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
@@ -319,6 +319,63 @@ def test_a_segment_needs_credit() -> None:
     first.feed(Received(DRAFT, segment(0, {0: -1})), Received(DRAFT, segment(1, {1: 0})))
     with pytest.raises(RemoteProtocolError, match="without credit"):
         first.feed(Received(DRAFT, segment(2, {2: 0})))
+
+
+def waited(number: int) -> Received:
+    """A segment of one node, a chain's next, that had to wait for credit."""
+    return Received(DRAFT, replace(segment(number, {number: number - 1}), waited=True))
+
+
+def limits(effects: list[Effect]) -> list[int]:
+    return [message.limit for message in sent(effects, Credit)]
+
+
+def test_a_link_that_lets_the_stage_run_dry_gets_longer() -> None:
+    only = stage(window=1)
+    # It was sent as soon as it was there: a longer link would have changed nothing.
+    first = only.feed(Received(DRAFT, segment(0, {0: -1})))
+    assert limits(first) == [2]
+    only.feed(done(passes(first)[0], (7,)))
+    # One more place for the link, and the one in the queue.
+    second = only.feed(waited(1))
+    assert limits(second) == [3, 4]
+    # The stage was busy when this one came: the window was large enough.
+    assert limits(only.feed(waited(2))) == []
+    assert only.state.longer == 1
+
+
+def test_a_link_that_lets_segments_queue_gets_shorter_again() -> None:
+    only = stage(window=1)
+    job = passes(only.feed(waited(0)))[0]
+    assert only.state.longer == 1
+    only.feed(*(waited(number) for number in (1, 2)))
+    started = only.feed(done(job, (7,)))
+    # One still waits behind the pass that starts, so that this place is not given back.
+    assert (limits(started), only.state.longer) == ([], 0)
+    assert limits(only.feed(done(passes(started)[0], (7,)))) == [4]
+
+
+def test_no_link_is_longer_than_memory_allows() -> None:
+    config = VerifyConfig(Rank(1), 1, window=1, most_window=2)
+    only = Driven(VerifyMachine(config))
+    only.feed(Joined(DRAFT), Received(DRAFT, opening(1)))
+    for number in range(4):
+        effects = only.feed(waited(number))
+        only.feed(done(passes(effects)[0], (7,)))
+    assert only.state.longer == 1
+
+
+def test_a_stage_says_which_segments_had_to_wait_for_credit() -> None:
+    middle = Driven(VerifyMachine(VerifyConfig(Rank(1), 2)))
+    middle.feed(Joined(DRAFT), Joined(Rank(2)), Received(Rank(2), Credit(1)))
+    middle.feed(Received(DRAFT, opening(1)))
+    onward: list[Segment] = []
+    for number in range(2):
+        effects = middle.feed(Received(DRAFT, segment(number, {number: number - 1})))
+        onward += sent(middle.feed(done(passes(effects)[0], object())), Segment)
+    assert len(onward) == 1
+    onward += sent(middle.feed(Received(Rank(2), Credit(2))), Segment)
+    assert [message.waited for message in onward] == [False, True]
 
 
 def test_a_node_is_not_sent_twice() -> None:

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "segment-taps": (m.Segment(7, 3, 2, (40, 41), (12, 40), (), 1), *TAPPED),
     "verdict-features": (m.Verdict(7, 3, 2, (40,), (600,), (39, 40)), *HIDDEN),
     "open-features": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05, features=(2, 4, 5)),),
+    "segment-waited": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600), 0, True),),
     "segment": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)),),
     "segment-hidden": (m.Segment(7, 3, 2, (40, 41), (12, 40)), *HIDDEN),
     "segment-both": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)), *HIDDEN),

@@ -35,6 +35,21 @@ def tbt(setting: Setting, policy: str) -> tuple[float, float]:
     return stats["decode_seconds"] / (stats["new_tokens"] - 1), stats["hit_rate"]
 
 
+@pytest.mark.parametrize("latency", [0.0, 0.5, 3.0])
+def test_what_is_in_flight_follows_the_bandwidth_delay_product(latency: float) -> None:
+    """A draft that is never wrong and never waits: once the window has grown, the last tokens come
+    at the pace of the stages, however long the links are."""
+    cost = ClusterCost(draft=FREE_DRAFT, wire=LinkCost(latency), slow={1: 1 + A_MOMENT})
+    language = Synthetic(coverage=harmonic(0.999999), fade=1.0)
+    seconds = [
+        simulate(
+            Setting(language, cost, 2, tokens=tokens), "level", policies={"level": LEVEL_PER_TURN}
+        ).stats[0]["decode_seconds"]
+        for tokens in (1000, 2000)
+    ]
+    assert (seconds[1] - seconds[0]) / 1000 == pytest.approx(1.0, rel=0.02)
+
+
 @given(
     st.integers(1, 6),
     st.dictionaries(st.integers(1, 6), st.floats(0.2, 4)),

@@ -190,3 +190,23 @@ def test_outcomes_of_segments() -> None:
             times = (hop.received, hop.started, hop.ended, hop.sent)
             moments += [time for time in times if time is not None]
         assert moments == sorted(moments)
+
+
+@given(delays, policies, st.integers(1, 3))
+def test_a_token_source_on_its_own_node_is_no_stage(
+    delays: list[int], policy: str, stages: int
+) -> None:
+    cluster = Cluster(Shaken([*delays, 1]), stages=stages, policies=SMALL, record=True, apart=True)
+    cluster.submit(ask(policy=policy, prompt=(1, 2, 3, 4, 5, 6, 7)))
+    cluster.world.run()
+    reading = read(cluster.trace())
+    # The first four nodes of the prompt bring no verdict: their journey ends at the last stage.
+    assert reading.journeys[0].outcome == "prompt"
+    found = summarise(reading, timeline(reading))
+    assert [share.device for share in found.devices] == [
+        "D0", *(f"V{rank}" for rank in range(1, stages + 1)), "source",
+    ]  # fmt: skip
+    drafts = any(hop.hop == "source -> D0" for hop in found.hops)
+    assert drafts == (policy != "autoregressive")
+    known = {share.device for share in found.devices} | {hop.hop for hop in found.hops} | {"other"}
+    assert all(account.resources.keys() <= known for account in found.requests)

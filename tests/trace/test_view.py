@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.trace.build import build, timeline
+from asyncspec.trace.perfetto import export
 from asyncspec.trace.reading import read
 from asyncspec.trace.summary import summarise
 from asyncspec.trace.timeline import Timeline
@@ -23,8 +24,8 @@ from cluster import Cluster, ask
 from laws import SMALL, Shaken
 
 
-def recorded(policy: str = "flowspec", stages: int = 3) -> Timeline:
-    cluster = Cluster(Shaken([1, 3, 2]), stages=stages, policies=SMALL, record=True)
+def recorded(policy: str = "flowspec", stages: int = 3, *, apart: bool = False) -> Timeline:
+    cluster = Cluster(Shaken([1, 3, 2]), stages=stages, policies=SMALL, record=True, apart=apart)
     cluster.submit(ask(policy=policy))
     cluster.world.run()
     return build(cluster.trace())
@@ -46,6 +47,17 @@ def test_columns_have_one_length() -> None:
     assert len(found.spans["at"]) == len(starts) > 100
     assert set(found.spans["kind"]) <= set(range(len(KINDS)))
     assert [lane.name for lane in found.lanes] == ["D0", "V1", "V2", "V3"]
+
+
+def test_a_token_source_on_its_own_node_is_called_so() -> None:
+    line = recorded(stages=2, apart=True)
+    found = model(replace(line, dropped=((3, 1),)))
+    assert [lane.name for lane in found.lanes] == ["D0", "V1", "V2", "source"]
+    assert found.lanes[3].detail == "token source"
+    (warning,) = found.warnings
+    assert warning.startswith("source: 1 lines")
+    titles = re.findall(rb'"args":\{"name":"(D0|V\d|source)', export(line))
+    assert titles == [b"D0", b"V1", b"V2", b"source"]
 
 
 def test_what_the_page_is_told_of_segments_and_losses() -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from asyncspec.trace.critical import name
 from asyncspec.trace.records import Node
-from asyncspec.trace.timeline import Clock, Journey, Mark, Round, Span, Timeline, Token
+from asyncspec.trace.timeline import Journey, Mark, Round, Span, Timeline, Token
 
 KINDS = (
     "compute",
@@ -63,15 +63,17 @@ def model(timeline: Timeline, summary: object = None) -> Model:
         created=timeline.header.created,
         program=timeline.header.program,
         duration=max(1, micro(timeline.duration)),
-        lanes=[Lane(name(rank), _detail(by_rank[rank])) for rank in lanes],
+        lanes=[Lane(name(rank, timeline.stages), _detail(by_rank[rank])) for rank in lanes],
         kinds=KINDS,
-        spans=_spans([s for s in timeline.spans if s.rank in lanes], lanes, journeys),
+        spans=_spans(
+            [s for s in timeline.spans if s.rank in lanes], lanes, journeys, timeline.stages
+        ),
         journeys=_journeys(timeline.journeys, lanes),
         tokens=_tokens(timeline.tokens),
         rounds=_rounds(timeline.rounds),
         marks=_marks([m for m in timeline.marks if m.rank in lanes], lanes),
         warnings=_warnings(timeline),
-        notes=_notes(timeline.clocks),
+        notes=_notes(timeline),
         summary=summary,
     )
 
@@ -82,8 +84,8 @@ def micro(seconds: float) -> int:
 
 
 def _detail(node: Node) -> str:
-    if node.role == "draft":
-        return "draft node"
+    if node.role != "verify":
+        return "draft node" if node.role == "draft" else "token source"
     first, end = node.layers
     if end <= first:
         return "verify stage"
@@ -91,7 +93,10 @@ def _detail(node: Node) -> str:
 
 
 def _spans(
-    spans: Sequence[Span], lanes: dict[int, int], journeys: dict[tuple[int, int], int]
+    spans: Sequence[Span],
+    lanes: dict[int, int],
+    journeys: dict[tuple[int, int], int],
+    stages: int,
 ) -> Columns:
     return {
         "lane": [lanes[s.rank] for s in spans],
@@ -106,7 +111,7 @@ def _spans(
         "dead": [s.dead for s in spans],
         "first": [s.first for s in spans],
         "last": [s.last for s in spans],
-        "peer": [s.peer for s in spans],
+        "peer": ["" if s.peer < 0 else name(s.peer, stages) for s in spans],
         "nbytes": [s.nbytes for s in spans],
     }
 
@@ -178,18 +183,19 @@ def _marks(marks: Sequence[Mark], lanes: dict[int, int]) -> Columns:
     }
 
 
-def _notes(clocks: Sequence[Clock]) -> list[str]:
+def _notes(timeline: Timeline) -> list[str]:
     """How far moments of different nodes may be off."""
     return [
-        f"{name(c.rank)}: clock within {c.uncertainty * 1e3:.2f} ms, "
+        f"{name(c.rank, timeline.stages)}: clock within {c.uncertainty * 1e3:.2f} ms, "
         f"drift {c.drift * 1e6:+.0f} ppm ({c.probes} probes)"
-        for c in clocks
+        for c in timeline.clocks
         if c.probes
     ]
 
 
 def _warnings(timeline: Timeline) -> list[str]:
     return [
-        f"{name(rank)}: {count} lines of its recording were lost, so what they told is missing here"
+        f"{name(rank, timeline.stages)}: {count} lines of its recording were lost, so what they "
+        "told is missing here"
         for rank, count in timeline.dropped
     ]

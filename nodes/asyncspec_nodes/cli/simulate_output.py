@@ -25,13 +25,20 @@ COLUMNS = (
 )
 
 
+NOT_COMPARED = "lossy: not compared"
+"""Instead of whether a text is the reference's."""
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown, aligned for a terminal; the ratio is to the first policy."""
+    """Markdown, aligned for a terminal; the ratio is to the first policy. Below it, which policies
+    are lossy."""
     base = rates(outcomes[0])["tokens_per_second"]
     lines = [_cells(outcome, base) for outcome in outcomes]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *lines, strict=True)]
     rule = ["-" * widths[0], *["-" * (width - 1) + ":" for width in widths[1:]]]
-    return "\n".join(_row(cells, widths) for cells in (COLUMNS, rule, *lines)) + "\n"
+    rows = [_row(cells, widths) for cells in (COLUMNS, rule, *lines)]
+    notes = [f"{outcome.policy} is {NOT_COMPARED}" for outcome in outcomes if outcome.lossy]
+    return "\n".join([*rows, *notes]) + "\n"
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -101,7 +108,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         # By rank: the draft node first.
         "busy": outcome.busy,
         "steps": outcome.steps,
-        "matches_reference": True,
+        "lossy": outcome.lossy,
+        "matches_reference": NOT_COMPARED if outcome.lossy else True,
     }
 
 

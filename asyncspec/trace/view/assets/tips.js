@@ -23,7 +23,7 @@ function describeSpan(span) {
   }
   if (kind === "draft") lines.push(`${plural(spans.rows[span], "node")} asked for`);
   if (spans.nbytes[span] > 0) lines.push(plural(spans.nbytes[span], "byte"));
-  if (spans.peer[span] >= 0) lines.push(`peer ${spans.peer[span] ? "V" + spans.peer[span] : "D0"}`);
+  if (spans.peer[span]) lines.push(`peer ${spans.peer[span]}`);
   if (spans.session[span] >= 0) lines.push(`session ${spans.session[span]}`);
   return lines.join("\n");
 }

@@ -45,12 +45,11 @@ def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand]
 
 
 def _expand(session: DraftSession, growth: Growth | None) -> Expand:
-    everything = session.prefix + session.committed
     job = Expand(
         session=session.session,
         version=session.version,
         base=session.source_length,
-        committed=everything[session.source_length : session.reach],
+        committed=session.path(session.source_length, session.reach),
         depth=0,
         width=0,
         count=0,

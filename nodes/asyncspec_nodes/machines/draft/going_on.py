@@ -90,7 +90,8 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
 
 
 def _send(state: DraftState) -> tuple[DraftState, Effects]:
-    """Hand out credit, one segment a session in turn, the longest waiting first."""
+    """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
+    only now that there is credit again had to wait for it."""
     effects: list[Effect] = []
     idle = 0
     while state.sent < state.allowed and idle < len(state.sessions):
@@ -104,6 +105,7 @@ def _send(state: DraftState) -> tuple[DraftState, Effects]:
             idle = 0
             session, message = cut
             state = replace(state, sent=state.sent + 1)
-            effects.append(Send(FIRST, message))
+            effects.append(Send(FIRST, replace(message, waited=True) if state.dry else message))
         state = put(without(state, session.session), session)
-    return state, tuple(effects)
+    dry = state.sent >= state.allowed
+    return (state if dry == state.dry else replace(state, dry=dry)), tuple(effects)

@@ -88,6 +88,19 @@ class DraftSession(Struct, frozen=True):
         return self.before + self.committed
 
     @property
+    def new_tokens(self) -> int:
+        """How many they are."""
+        return len(self.before) + len(self.committed)
+
+    def path(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens of the committed path at the positions from ``start`` up to ``end``, without a
+        look at the others."""
+        begun = len(self.prefix)
+        if start >= begun:
+            return self.committed[start - begun : end - begun]
+        return self.prefix[start:end] + self.committed[: max(0, end - begun)]
+
+    @property
     def length(self) -> int:
         """Tokens on the committed path."""
         return len(self.prefix) + len(self.committed)

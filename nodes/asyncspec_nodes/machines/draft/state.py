@@ -75,6 +75,8 @@ class DraftState(Struct, frozen=True):
     sent: int = 0
     # What the first stage allows to wait: its first credit.
     window: int = 0
+    # After the last input all credit was used up.
+    dry: bool = True
 
     @property
     def up(self) -> bool:

@@ -85,7 +85,7 @@ def _until_end(
     session: DraftSession, tokens: tuple[int, ...]
 ) -> tuple[tuple[int, ...], str | None]:
     """Cut at the first stop token or at the token limit."""
-    left = session.request.max_new_tokens - len(session.given)
+    left = session.request.max_new_tokens - session.new_tokens
     for i, token in enumerate(tokens[:left]):
         if token in session.request.stop_tokens:
             return tokens[: i + 1], "stop"
@@ -94,7 +94,7 @@ def _until_end(
 
 def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
     """Book ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
-    counters, clock, place = session.counters, session.clock, len(session.given)
+    counters, clock, place = session.counters, session.clock, session.new_tokens
     if session.round:
         missed = range(place + hits, place + tokens)
         counters = replace(counters, misses=(*counters.misses, *missed))

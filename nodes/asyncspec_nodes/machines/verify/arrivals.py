@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.jobs import Rows
-from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.credit import grant, lengthen
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting, taps, thin
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -22,9 +22,10 @@ def arrived(
         raise RemoteProtocolError("segment without credit", peer=peer)
     state = replace(state, received=state.received + 1)
     session, first = state.sessions.get(message.session), peer == DRAFT
-    if (tensor is None) != first or not _has_tokens(session, message, first) or not message.ids:
+    ids = message.ids
+    if (tensor is None) != first or not _has_tokens(session, message, first) or not ids:
         raise RemoteProtocolError("segment without its rows' input", peer=peer)
-    if max(message.tokens, default=0) >= state.config.vocab:
+    if message.tokens and max(message.tokens) >= state.config.vocab:
         raise RemoteProtocolError("segment with a token that is not in the vocabulary", peer=peer)
     if session is None:
         check_known(state, message.session, peer)
@@ -37,16 +38,17 @@ def arrived(
             session=message.session,
             segment=message.segment,
             applied=message.applied,
-            ids=message.ids,
+            ids=ids,
             parents=message.parents,
             tokens=message.tokens,
-            hidden=None if first else Rows(tensor, tuple(range(len(message.ids)))),
+            hidden=None if first else Rows(tensor, tuple(range(len(ids)))),
         ),
     )
     if waiting is None:
         return grant(state)
     _check_parents(state, session, waiting)
-    return replace(state, queue=(*state.queue, waiting)), ()
+    state, granted = lengthen(state, message)
+    return replace(state, queue=(*state.queue, waiting)), granted
 
 
 def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> bool:
@@ -58,12 +60,13 @@ def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> 
 
 def _check_parents(state: VerifyState, session: StageSession, waiting: Waiting) -> None:
     """A node follows its parent on every link, so a live node's parent is here, and it is not."""
-    seats, here = session.slots.seats, {session.slots.tip}
+    held, here = session.slots.seats, {session.slots.tip}
     for before in state.queue:
         if before.session == session.session:
             here.update(before.ids)
+    fresh = held.keys().isdisjoint(waiting.ids)
     for node, parent in zip(waiting.ids, waiting.parents, strict=True):
-        if node in here or node in seats or not (parent in here or parent in seats):
+        if not fresh or node in here or not (parent in here or parent in held):
             raise RemoteProtocolError(
                 f"node {node} of session {session.session} does not follow its parent {parent}",
                 peer=state.config.before,

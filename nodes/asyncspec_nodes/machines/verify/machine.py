@@ -25,7 +25,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.jobs import Forward
 from asyncspec_nodes.machines.verify.arrivals import arrived
-from asyncspec_nodes.machines.verify.passes import computed, serve
+from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
 from asyncspec_nodes.machines.verify.sessions import closed, opened, raise_floor
@@ -47,13 +47,14 @@ class VerifyMachine:
 
     def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
+        # In the order of how often they come.
         match event:
-            case Received(peer, message, tensor):
-                state, effects = _received(state, peer, message, tensor)
-            case Computed(job, result, seconds):
-                if not isinstance(job, Forward):
+            case Received():
+                state, effects = _received(state, event.peer, event.message, event.tensor)
+            case Computed():
+                if not isinstance(event.job, Forward):
                     raise LocalProtocolError("a stage asks for no other result than a pass's")
-                state, effects = computed(state, job, result, seconds)
+                state, effects = computed(state, event.job, event.result, event.seconds)
             case Joined(peer):
                 state, effects = joined(state, peer)
             case Lost(peer):
@@ -62,8 +63,10 @@ class VerifyMachine:
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
                 assert_never(event)
-        state, more = serve(state)
-        return state, (*effects, *more)
+        if not idle(state):
+            state, more = serve(state)
+            effects += more
+        return state, effects
 
 
 def _received(
@@ -73,17 +76,17 @@ def _received(
     match message:
         case Segment() if peer == config.before:
             return arrived(state, message, tensor)
-        case Open() if peer == config.before:
-            return opened(state, message)
+        case Credit() if peer == config.after and not config.last:
+            if message.limit < state.allowed:
+                raise RemoteProtocolError("credit was taken back", peer=peer)
+            return send_parked(replace(state, allowed=message.limit), waited=True)
         case PruneIndices() if peer == DRAFT:
             return pruned(state, message)
+        case Open() if peer == config.before:
+            return opened(state, message)
         case Close() if peer == DRAFT:
             return closed(state, message.session)
         case Floor(first) if peer == DRAFT:
             return raise_floor(state, first)
-        case Credit(limit) if peer == config.after and not config.last:
-            if limit < state.allowed:
-                raise RemoteProtocolError("credit was taken back", peer=peer)
-            return replace(state, allowed=limit), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

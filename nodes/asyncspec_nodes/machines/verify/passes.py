@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Effect, Send
+from asyncspec.actor.machine import Compute, Send
 from asyncspec.jobs import Forward, Judged, Rows
-from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.session import (
     Running,
     StageSession,
@@ -26,28 +26,39 @@ from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Segment, Verdict
 
 
+def idle(state: VerifyState) -> bool:
+    """Nothing can be served now: after most inputs it is so."""
+    if state.parked:
+        return state.sent >= state.allowed
+    return state.running is not None or not state.queue
+
+
 def serve(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Send what is parked and start the next pass, where that is possible now."""
-    effects: list[Effect] = []
+    state, effects = send_parked(state)
+    if state.running is None and state.queue and not state.parked:
+        state, started = _start(state, *state.queue)
+        effects += started
+    return state, effects
+
+
+def send_parked(state: VerifyState, *, waited: bool = False) -> tuple[VerifyState, Effects]:
+    """Send what is computed, as far as there is credit."""
+    effects: Effects = ()
     while state.parked and state.sent < state.allowed:
-        head = state.parked[0]
-        state = replace(state, parked=state.parked[1:], sent=state.sent + 1)
-        effects.append(_onward(state, state.sessions[head.session], head))
-    if state.running is None and not state.parked and state.queue:
-        waiting = state.queue[0]
-        session, running, job = plan(
-            state.sessions[waiting.session], waiting, last=state.config.last
-        )
-        state = replace(
-            state,
-            queue=state.queue[1:],
-            running=running,
-            sessions={**state.sessions, waiting.session: session},
-        )
-        effects.append(Compute(job))
-        state, granted = grant(state)
-        effects.extend(granted)
-    return state, tuple(effects)
+        head, *rest = state.parked
+        state = replace(state, parked=tuple(rest), sent=state.sent + 1)
+        effects += (_onward(state, state.sessions[head.session], head, waited=waited),)
+    return state, effects
+
+
+def _start(state: VerifyState, waiting: Waiting, *queue: Waiting) -> tuple[VerifyState, Effects]:
+    """The first of the queue gets its pass, and its place goes back to the stage before."""
+    session = state.sessions[waiting.session]
+    session, running, job = plan(session, waiting, last=state.config.last)
+    sessions = {**state.sessions, waiting.session: session}
+    state, granted = give_back(replace(state, queue=queue, running=running, sessions=sessions))
+    return state, (Compute(job), *granted)
 
 
 def computed(
@@ -55,23 +66,19 @@ def computed(
 ) -> tuple[VerifyState, Effects]:
     """A pass has ended. Raises ``LocalProtocolError`` where none was in service."""
     running = state.running
-    if running is None or (running.waiting.session, running.waiting.segment) != (
-        job.session,
-        job.segment,
-    ):
+    if running is None or not _same(running.waiting, job):
         raise LocalProtocolError(f"no pass of segment {job.segment} is in service")
-    state = replace(state, running=None)
     waiting = running.waiting
     session = state.closing.get(waiting.session) or state.sessions.get(waiting.session)
     if session is None:
-        return state, ()  # dropped with a lost peer
+        return replace(state, running=None), ()  # dropped with a lost peer
     rows = len(waiting.ids)
     stay = survivors(session, waiting.ids)
     session = count(session, rows, len(stay), seconds)
     if waiting.session in state.closing:
         left = {k: v for k, v in state.closing.items() if k != waiting.session}
-        return replace(state, closing=left), (report(session),)
-    state = replace(state, sessions={**state.sessions, session.session: session})
+        return replace(state, running=None, closing=left), (report(session),)
+    state = replace(state, running=None, sessions={**state.sessions, session.session: session})
     if state.config.last:
         return state, _verdict(session, running, result, stay)
     if not stay:
@@ -80,6 +87,10 @@ def computed(
     hidden = Rows(result, tuple(range(rows)))
     done = replace(waiting, tokens=tokens, hidden=hidden).select(stay)
     return replace(state, parked=(*state.parked, done)), ()
+
+
+def _same(waiting: Waiting, job: Forward) -> bool:
+    return waiting.segment == job.segment and waiting.session == job.session
 
 
 def _verdict(
@@ -115,7 +126,7 @@ def _verdict(
     return (Send(DRAFT, message, features),)
 
 
-def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send:
+def _onward(state: VerifyState, session: StageSession, waiting: Waiting, *, waited: bool) -> Send:
     message = Segment(
         session=waiting.session,
         segment=waiting.segment,
@@ -124,5 +135,6 @@ def _onward(state: VerifyState, session: StageSession, waiting: Waiting) -> Send
         parents=waiting.parents,
         tokens=waiting.tokens,
         taps=taps(session, state.config.end_layer),
+        waited=waited,
     )
     return Send(state.config.after, message, waiting.hidden)

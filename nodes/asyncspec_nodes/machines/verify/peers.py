@@ -19,7 +19,7 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     state = replace(state, peers=state.peers | {peer})
     effects: list[Effect] = []
     if peer == config.before:
-        state = replace(state, granted=config.window, received=0)
+        state = replace(state, granted=config.window, received=0, longer=0)
         effects.append(Send(peer, Credit(limit=config.window)))
     if peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)

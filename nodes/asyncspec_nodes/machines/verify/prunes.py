@@ -23,7 +23,7 @@ def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effe
     effects: Effects = () if job is None else (Compute(job),)
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
-    return state, (*abandoned, *effects, *granted)
+    return state, abandoned + effects + granted
 
 
 def abandon_dead(state: VerifyState) -> tuple[VerifyState, Effects]:
@@ -39,6 +39,8 @@ def abandon_dead(state: VerifyState) -> tuple[VerifyState, Effects]:
 
 def thin_queue(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Dead rows leave the queue and what is parked; an emptied segment gives its place back."""
+    if not state.queue and not state.parked:
+        return state, ()
     queue = _thinned(state, state.queue)
     freed = len(state.queue) - len(queue)
     parked = _thinned(state, state.parked)

@@ -87,9 +87,8 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     liveness = session.liveness.apply(message)
     if liveness is session.liveness:
         return session, None
-    tail = session.slots.tail
-    alive = {tail[i] for i in liveness.living(tail)}
-    slots, stay = settle(session.slots, liveness.committed, alive.__contains__)
+    alive = liveness.holds(session.slots.seats)
+    slots, stay = settle(session.slots, liveness.committed, alive)
     job = None
     if stay is not None:
         job = Compact(session=session.session, start=session.slots.committed, keep=stay)
@@ -125,7 +124,9 @@ def _judged(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:
 
 def taps(session: StageSession, layers: int) -> int:
     """How many hidden states beside its own a row brings that has passed so many layers."""
-    return sum(0 <= depth <= layers for depth in session.features) if layers else 0
+    if not layers or not session.features:
+        return 0
+    return sum(0 <= depth <= layers for depth in session.features)
 
 
 def count(session: StageSession, rows: int, alive: int, seconds: float) -> StageSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -14,12 +15,12 @@ from asyncspec_protocol.ids import Rank, SessionId
 Effects = tuple[Effect, ...]
 
 
-class VerifyConfig(Struct, frozen=True):
-    """Where a stage stands."""
+class VerifyConfig(Struct, frozen=True, dict=True):
+    """Where a stage stands. What follows from it is worked out once."""
 
     rank: Rank
     stages: int
-    # Segments that may wait here, the one in service not counted. More hides latency of the link,
+    # Segments that may wait here, the one in service not counted. More hides jitter of the link,
     # fewer leave the choice of what to send to a later moment.
     window: int = 2
     # Tokens are below this; the device has no embedding for others.
@@ -28,18 +29,20 @@ class VerifyConfig(Struct, frozen=True):
     first_layer: int = 0
     end_layer: int = 2**31
     layers: int = 2**31
+    # Credit there is at most in all, however long the link (docs/protocol.md).
+    most_window: int = 64
 
-    @property
+    @cached_property
     def last(self) -> bool:
         """True for the stage with the head."""
         return self.rank == self.stages
 
-    @property
+    @cached_property
     def before(self) -> Rank:
         """Where segments come from."""
         return Rank(self.rank - 1)
 
-    @property
+    @cached_property
     def after(self) -> Rank:
         """Where segments go; meaningless on the last stage."""
         return Rank(self.rank + 1)
@@ -64,6 +67,8 @@ class VerifyState(Struct, frozen=True):
     # Segments the stage before may have sent in all, and those that came, on this link.
     granted: int = 0
     received: int = 0
+    # Credit beyond ``config.window``: segments that the link itself holds, by its latency.
+    longer: int = 0
     # The same towards the stage after.
     allowed: int = 0
     sent: int = 0
