@@ -13,13 +13,19 @@ from asyncspec.backend.hf.checkpoint import named_dtype
 from asyncspec.backend.hf.inspect import Facts
 from asyncspec.backend.hf.matrices import kind_of
 from asyncspec.backend.hf.pieces import sub_config
+from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.recipe import Mode, Quantize
 from asyncspec.errors import CheckpointError
 
 
-RUNTIME = 0
-"""PLACEHOLDER"""
+RUNTIME = 480 << 20
+"""Bytes of a stage's process besides weights, caches and scores, measured: 325 to 340 MiB for
+torch and transformers, up to 65 MiB of code that oneDNN generates in loading, the rest for
+activations of a chunk and the kernels of further row counts."""
+
+_SCORE = 6
+"""Bytes per attention score of a pass: bfloat16 as multiplied, float32 as summed."""
 
 
 class Footprint(Struct, frozen=True):
@@ -30,6 +36,8 @@ class Footprint(Struct, frozen=True):
     weights: int
     # Of the cache, for each token or tree node.
     slot: int
+    # Of a pass over a chunk of the prompt, for each slot it sees: the scores of one layer.
+    scores: int
 
 
 def footprint(
@@ -65,7 +73,8 @@ def footprint(
     tied = bool(config.tie_word_embeddings) and span == (0, facts.layers)
     weights = _weights(model, torch_dtype.itemsize, quantize, tied=tied)
     shape = shape_of(config, last - first, torch_dtype, mode)
-    return Footprint(span, weights, shape.slot_bytes())
+    scores = config.num_attention_heads * CHUNK * _SCORE
+    return Footprint(span, weights, shape.slot_bytes(), scores)
 
 
 def _weights(model: Any, item: int, quantize: Quantize, *, tied: bool) -> int:

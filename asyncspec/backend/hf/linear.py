@@ -51,6 +51,11 @@ class RowwiseLinear(nn.Module):
         raise NotImplementedError
 
     @property
+    def words(self) -> str:
+        """How the weights are kept, for people."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of the weights, without the bias; 0 where another layer owns them."""
         raise NotImplementedError

@@ -63,6 +63,11 @@ class Int8Linear(RowwiseLinear):
         return _results(x, y, self._bias)
 
     @property
+    def words(self) -> str:
+        """See ``RowwiseLinear``."""
+        return "int8"
+
+    @property
     def weight_bytes(self) -> int:
         """See ``RowwiseLinear``."""
         return int8_bytes(self.out_features, self.in_features)
@@ -99,6 +104,11 @@ class Int4Linear(RowwiseLinear):
         flat = _activations(x, self.in_features, self._padding)
         y = torch._weight_int4pack_mm_for_cpu(flat, self._weight, self._group, self._steps)
         return _results(x, y[:, : self.out_features], self._bias)
+
+    @property
+    def words(self) -> str:
+        """See ``RowwiseLinear``."""
+        return f"int4 in groups of {self._group}"
 
     @property
     def weight_bytes(self) -> int:

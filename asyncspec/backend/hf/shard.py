@@ -81,6 +81,13 @@ class Shard:
         rest = sum(x.numel() * x.element_size() for x in self.model.parameters())
         return rest + sum(linear.weight_bytes for linear in self.linears)
 
+    def weights_in_words(self) -> str:
+        """How the matrices of this shard's layers and head are kept."""
+        head = self.model.lm_head
+        layers = " and ".join(sorted({x.words for x in self.linears if x is not head}))
+        same = not self.judges or head.words == layers
+        return layers if same else f"{layers}, head {head.words}"
+
     def cache_shape(self, mode: Mode) -> Shape:
         """What a slot of this shard's cache holds."""
         return shape_of(self.model.config, len(self.layers), self.dtype, mode)
