@@ -60,6 +60,12 @@ class RowwiseLinear(nn.Module):
         """Memory of the weights, without the bias; 0 where another layer owns them."""
         raise NotImplementedError
 
+    @property
+    def bytes_held(self) -> int:
+        """Memory of weights and bias."""
+        bias = self._bias
+        return self.weight_bytes + (0 if bias is None else bias.numel() * bias.element_size())
+
 
 class RowLinear(RowwiseLinear):
     """Dense weights [N, K] in the type of inputs and results, packed; not copied if ``shared``.

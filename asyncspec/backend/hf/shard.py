@@ -79,7 +79,7 @@ class Shard:
     def weight_bytes(self) -> int:
         """Memory of everything this shard holds of the model."""
         rest = sum(x.numel() * x.element_size() for x in self.model.parameters())
-        return rest + sum(linear.weight_bytes for linear in self.linears)
+        return rest + sum(linear.bytes_held for linear in self.linears)
 
     def weights_in_words(self) -> str:
         """How the matrices of this shard's layers and head are kept."""
