@@ -31,7 +31,12 @@ class Loaded:
     def stage(self, first: int, end: int) -> HFStage:
         if (first, end) not in self._made:
             self._made[first, end] = load_stage(
-                self.checkpoint, first, end, recipe=Recipe(), dtype=self.dtype, quantize=self.quantize
+                self.checkpoint,
+                first,
+                end,
+                recipe=Recipe(),
+                dtype=self.dtype,
+                quantize=self.quantize,
             )
         return self._made[first, end]
 

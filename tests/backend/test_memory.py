@@ -90,13 +90,13 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(
-    small: Path, large: Path, first: int, last: int, quantize: str = "none"
+    small: Path, large: Path, layers: tuple[int, int], quantize: str = "none"
 ) -> dict[str, float]:
     done = subprocess.run(
         [
             sys.executable,
             str(Path(__file__).with_name("memory_child.py")),
-            *(str(x) for x in (small, large, first, last, CAPACITY, quantize)),
+            *(str(x) for x in (small, large, *layers, CAPACITY, quantize)),
         ],
         check=True,
         env=os.environ | SETTINGS,
@@ -121,7 +121,7 @@ def test_a_stage_takes_its_share(
     weights = sum(mine) / MIB
     whole = sum(info.size for info in tensors.values()) / MIB
     assert weights < 0.51 * whole
-    sizes = measure(tiny("llama", dtype=torch.bfloat16), large, first, last)
+    sizes = measure(tiny("llama", dtype=torch.bfloat16), large, (first, last))
     report = {"weights": weights, **sizes}
     assert sizes["read"] < weights + 4, report
     taken = {name: size - sizes["base"] for name, size in sizes.items()}
@@ -163,6 +163,6 @@ def test_the_peak_is_foretold(
     assert cli.main([*argv, "--context", str(CAPACITY), "--tree", "64", "--json"]) == 0
     foretold = json.loads(capsys.readouterr().out)["stages"][rank - 1]
     small = tiny("llama", dtype=getattr(torch, dtype))
-    sizes = measure(small, path, *foretold["layers"], quantize)
+    sizes = measure(small, path, tuple(foretold["layers"]), quantize)
     share = sizes["running_peak"] * MIB / foretold["peak_bytes"]
     assert 0.8 < share <= 1, (share, sizes, foretold)

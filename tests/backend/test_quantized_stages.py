@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_rows
+from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.draft import load_draft
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.inspect import inspect_checkpoint
@@ -117,9 +117,9 @@ def test_products_that_see_other_rows_are_found(
     assert stage.guarantee == "bitwise"
 
 
-def dequantised(checkpoint: Checkpoint, kind: Quantize) -> torch.nn.Module:
+def dequantised(checkpoint: Checkpoint, kind: Quantize) -> Any:
     """transformers' own model with each linear weight replaced by what its numbers stand for."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
     head = torch.nn.Parameter(model.lm_head.weight.clone())
     model.config.tie_word_embeddings = False
     model.lm_head.weight = head
@@ -141,9 +141,7 @@ def dequantised(checkpoint: Checkpoint, kind: Quantize) -> torch.nn.Module:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_model_with_rounded_weights(
-    family: str, kind: Quantize, tiny: MakeTiny
-) -> None:
+def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny: MakeTiny) -> None:
     """Against transformers: what differs is bfloat16's rounding of activations."""
     checkpoint = open_checkpoint(tiny(family))
     random = Random(family)

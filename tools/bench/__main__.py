@@ -12,6 +12,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from tools.bench import (  # noqa: E402
     coverage,
     policies,
+    quantised,
     record_language,
     stage_time,
     tracing,
@@ -24,6 +25,7 @@ KINDS = {
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
+    "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "tracing": (tracing, "what recording a trace costs"),
 }
 

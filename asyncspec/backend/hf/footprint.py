@@ -13,11 +13,10 @@ from asyncspec.backend.hf.checkpoint import named_dtype
 from asyncspec.backend.hf.inspect import Facts
 from asyncspec.backend.hf.matrices import kind_of
 from asyncspec.backend.hf.pieces import sub_config
-from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.recipe import Mode, Quantize
+from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.errors import CheckpointError
-
 
 RUNTIME = 480 << 20
 """Bytes of a stage's process besides weights, caches and scores, measured: 325 to 340 MiB for

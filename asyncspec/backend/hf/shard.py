@@ -78,7 +78,7 @@ class Shard:
     @property
     def weight_bytes(self) -> int:
         """Memory of everything this shard holds of the model."""
-        rest = sum(x.numel() * x.element_size() for x in self.model.parameters())
+        rest: int = sum(x.numel() * x.element_size() for x in self.model.parameters())
         return rest + sum(linear.bytes_held for linear in self.linears)
 
     def weights_in_words(self) -> str:

@@ -14,8 +14,8 @@ from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.exact import ExactAttention
-from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.give_back import give_back
+from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.quantized import check_quantize
 from asyncspec.backend.hf.recipe import Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm

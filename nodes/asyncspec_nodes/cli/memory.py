@@ -99,7 +99,15 @@ def _stage(rank: int, one: Footprint, slots: int, tree: int) -> StageMemory:
 
 def _print(stages: list[StageMemory], slots: int, tree: int) -> None:
     table = Table(box=None, pad_edge=False)
-    heads = ("stage", "layers", "weights", f"cache of {slots:,}", f"tree of {tree:,}", "runtime", "peak GiB")
+    heads = (
+        "stage",
+        "layers",
+        "weights",
+        f"cache of {slots:,}",
+        f"tree of {tree:,}",
+        "runtime",
+        "peak GiB",
+    )
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < 2 else "right")
     for stage in stages:
