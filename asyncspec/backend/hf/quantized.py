@@ -23,7 +23,7 @@ from asyncspec.errors import UserError
 GROUP = 64
 """Weights that share a scale in int4; half as many where that fits the inner width better."""
 
-SLICE = 1 << 21
+SLICE = 1 << 19
 """Weights quantised at a time, so that a dense matrix never lies beside its quantised form."""
 
 _WIDTH = 32
