@@ -67,9 +67,9 @@ class TreeCache:
     """For each layer keys [kv_heads, slots, D] and values [kv_heads, slots, D + ONES].
 
     Memory is taken in blocks, half as much again each time but never beyond what the session was
-    admitted for plus a block, unless its tail needs it. So a token is copied less than
-    three times, on average, over a session's life. Layers grow one after another: besides the cache as it will be, only
-    one layer of the old one is held.
+    admitted for plus a block, unless its tail needs it. So a token is copied less than three
+    times, on average, over a session's life. Layers grow one after another: besides the cache as
+    it will be, only one layer of the old one is held.
     """
 
     def __init__(self, shape: Shape, capacity: int) -> None:
