@@ -24,6 +24,7 @@ def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
         dtype=me.dtype,
         fingerprint=me.fingerprint,
         mode=me.mode,
+        quantize=me.quantize,
     )
 
 
@@ -79,6 +80,11 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
         return f"{who} computes in {peer.dtype}, rank {me.rank} in {me.dtype}: set one dtype"
     if peer.mode != me.mode:
         return f"{who} runs mode {peer.mode!r}, rank {me.rank} {me.mode!r}: set one mode"
+    if peer.quantize != me.quantize:
+        return (
+            f"{who} keeps weights quantised {peer.quantize!r}, rank {me.rank} {me.quantize!r}: "
+            "set one quantize"
+        )
     return _layers(me, peer)
 
 

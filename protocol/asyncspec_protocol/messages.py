@@ -154,6 +154,9 @@ class Hello(Struct, array_like=True, frozen=True, tag="hello"):
     fingerprint: str
     # "exact" or "fast": bitwise equality needs the same kernels on every stage.
     mode: str
+    # "none", "int8" or "int4": how stages keep the target's weights; half a model in int8 and
+    # half in int4 are not the model that a reference decoder would run.
+    quantize: str = "none"
 
 
 class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
@@ -168,6 +171,7 @@ class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
     dtype: str
     fingerprint: str
     mode: str
+    quantize: str = "none"
 
 
 class Ready(Struct, array_like=True, frozen=True, tag="ready"):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.recipe import Quantize, Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.sim.world import Actor, Costs
 from asyncspec_nodes.machines.draft.machine import DraftMachine
@@ -20,13 +20,24 @@ from cluster import Cluster
 class Loaded:
     """A target's stages by their layers, each read once."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str = "auto", quantize: Quantize = "none"
+    ) -> None:
         self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.quantize = quantize
         self._made: dict[tuple[int, int], HFStage] = {}
 
     def stage(self, first: int, end: int) -> HFStage:
         if (first, end) not in self._made:
-            self._made[first, end] = load_stage(self.checkpoint, first, end, recipe=Recipe())
+            self._made[first, end] = load_stage(
+                self.checkpoint,
+                first,
+                end,
+                recipe=Recipe(),
+                dtype=self.dtype,
+                quantize=self.quantize,
+            )
         return self._made[first, end]
 
     def cut(self, stages: int) -> list[HFStage]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import psutil
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import load_stage
+from asyncspec.backend.hf.recipe import Quantize
+from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.jobs import Admit, Forward, Release, Row, Rows
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
 MIB = 1 << 20
+SESSIONS = 6
+"""Sessions at a time, after the first has ended."""
 
 
 def peak() -> float:
@@ -32,45 +35,54 @@ def now() -> float:
     return float(psutil.Process().memory_info().rss) / MIB
 
 
-def main(small: str, large: str, first: int, last: int, capacity: int) -> dict[str, float]:
+def main(
+    small: str, large: str, first: int, last: int, capacity: int, quantize: Quantize
+) -> dict[str, float]:
     """Sizes in MiB."""
     torch.set_num_threads(1)
     # What importing torch and transformers costs, whatever the model.
     load_stage(open_checkpoint(small), 0, 1)
     base = now()
     read_before = _bytes_read()
-    stage = load_stage(open_checkpoint(large), first, last)
-    loaded, loading_peak = now(), peak()
-    session = SessionId(1)
-    stage.run(Admit(session, capacity, Sampling()))
-    hidden = torch.zeros(64, stage.shard.facts.hidden_size, dtype=stage.shard.dtype)
-    for start in range(0, capacity, 64):
-        rows = tuple(Row(i, i, tuple(range(start, i + 1))) for i in range(start, start + 64))
-        embeds = stage.shard.embeds
-        stage.run(
-            Forward(
-                session,
-                SegmentId(start),
-                start,
-                rows,
-                tokens=(1,) * 64 if embeds else (),
-                hidden=None if embeds else Rows(hidden, tuple(range(64))),
-                judge=(63,) if stage.shard.judges else (),
-            )
-        )
-    running_peak, full = peak(), now()
-    stage.run(Release(session))
-    ctypes.CDLL(None).malloc_trim(0)
-    return {
+    stage = load_stage(open_checkpoint(large), first, last, quantize=quantize)
+    sizes = {
         "base": base,
-        "loaded": loaded,
-        "loading_peak": loading_peak,
-        "running_peak": running_peak,
-        "full": full,
-        "released": now(),
-        "cache": stage.cache_bytes(capacity) / MIB,
         "read": (_bytes_read() - read_before) / MIB,
+        "loaded": now(),
+        "loading_peak": peak(),
+        "cache": stage.cache_bytes(capacity) / MIB,
     }
+    session = SessionId(0)
+    stage.run(Admit(session, capacity, Sampling()))
+    for start in range(0, capacity, 64):
+        stage.run(_pass(stage, session, start))
+    sizes |= {"running_peak": peak(), "full": now(), "held": stage.cache_bytes_held / MIB}
+    stage.run(Release(session))
+    sizes["released"] = now()
+    for i in range(SESSIONS):
+        stage.run(Admit(SessionId(i), capacity, Sampling()))
+        stage.run(_pass(stage, SessionId(i), capacity - 64))
+    sizes |= {"several": now(), "several_held": stage.cache_bytes_held / MIB}
+    for i in range(SESSIONS):
+        stage.run(Release(SessionId(i)))
+    assert stage.cache_bytes_held == 0
+    return sizes | {"several_released": now()}
+
+
+def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
+    """A chunk of 64 rows at the end of ``start`` committed tokens."""
+    rows = tuple(Row(i, i, tuple(range(start, i + 1))) for i in range(start, start + 64))
+    hidden = torch.zeros(64, stage.shard.facts.hidden_size, dtype=stage.shard.dtype)
+    embeds = stage.shard.embeds
+    return Forward(
+        session,
+        SegmentId(start),
+        start,
+        rows,
+        tokens=(1,) * 64 if embeds else (),
+        hidden=None if embeds else Rows(hidden, tuple(range(64))),
+        judge=(63,) if stage.shard.judges else (),
+    )
 
 
 def _bytes_read() -> int:
@@ -81,4 +93,6 @@ def _bytes_read() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]))))  # noqa: T201
+    first, last, capacity = map(int, sys.argv[3:6])
+    sizes = main(sys.argv[1], sys.argv[2], first, last, capacity, cast("Quantize", sys.argv[6]))
+    print(json.dumps(sizes))  # noqa: T201

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.recipe import Mode, Recipe
+from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
 
 
@@ -20,12 +20,15 @@ def cut(
     dtype: str = "float32",
     mode: Mode = "exact",
     recipe: Recipe | None = None,
+    quantize: Quantize = "none",
 ) -> list[HFStage]:
     """A whole model in ``stages`` stages of about the same depth."""
     layers = checkpoint.facts.layers
     edges = [layers * i // stages for i in range(stages + 1)]
     return [
-        load_stage(checkpoint, first, last, dtype=dtype, mode=mode, recipe=recipe)
+        load_stage(
+            checkpoint, first, last, dtype=dtype, mode=mode, recipe=recipe, quantize=quantize
+        )
         for first, last in pairwise(edges)
     ]
 
@@ -60,7 +63,7 @@ class Everything(_Tap):
     ) -> torch.Tensor:
         logits = self._logits(inputs, positions, tree, rows)
         for position, row in zip(positions[rows].tolist(), logits, strict=True):
-            self.seen[position].add(row.numpy().tobytes())
+            self.seen[position].add(row.view(torch.uint8).numpy().tobytes())
         return logits
 
 

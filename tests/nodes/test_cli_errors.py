@@ -65,6 +65,8 @@ def _line(
         (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be at least 1"),
         (["--concurrency", "0"], "--concurrency is 0; it must be at least 1"),
         (["--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
+        (["--quantize", "int2"], "argument --quantize: invalid choice: 'int2'"),
+        (["--connect", "h:1", "--prompt", "a", "--quantize", "int8"], "--quantize is the running"),
         (["--mode", "loose"], "argument --mode: invalid choice: 'loose'"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--prompt-file", "b"], "not allowed with argument --prompt"),

@@ -46,6 +46,7 @@ def test_a_good_file_has_defaults() -> None:
     config = parse(GOOD)
     assert config.stages == 2
     assert config.draft.source == "ngram"
+    assert config.target.quantize == "none"
     assert config.draft.policy == "flowspec"
     assert config.at(2).port == 7702
 
@@ -57,6 +58,7 @@ def test_a_good_file_has_defaults() -> None:
         (('path = "model"', 'paths = "model"'), "unknown key 'paths' (at target)"),
         (('path = "model"', ""), "missing key 'path' (at target)"),
         (('path = "model"', 'path = "model"\ndtype = "int3"'), "'int3' (at target.dtype)"),
+        (('path = "model"', 'path = "model"\nquantize = "int3"'), "'int3' (at target.quantize)"),
         (("port = 7701", "port = 70000"), "(at node[1].port)"),
         (("port = 7701", "port = 7700"), "both have the address 127.0.0.1:7700"),
         (("rank = 2", "rank = 3"), "no [[node]] table has rank 2 (a verify stage)"),

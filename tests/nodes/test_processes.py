@@ -229,6 +229,17 @@ def test_the_check_knows_penalties_and_stop_strings(tiny: Path) -> None:
     assert answer["check"]["tokens"] == answer["check"]["same"] == count
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantised_target_checks_against_its_own_reference(kind: str, tmp_path: Path) -> None:
+    argv = ["--quantize", kind, "--stages", "2", "--prompt", PROMPTS[1], "--max-new-tokens", "24"]
+    argv += ["--temperature", "0.7", "--seed", "3", "--check", "--json", "--log-dir", str(tmp_path)]
+    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["check"]["equal"], answer["check"]
+    assert f"weights={kind}" in "".join(x.read_text() for x in tmp_path.iterdir()).replace("'", "")
+
+
 def random_eagle3(directory: Path) -> Path:
     """An EAGLE-3 head for the bundled target; its guesses are noise."""
     sizes = Sizes(hidden=256, heads=4, kv_heads=2, head_dim=64, vocab=1024)

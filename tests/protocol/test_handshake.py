@@ -47,6 +47,7 @@ def test_a_client_may_not_bear_a_rank() -> None:
         (1, {"fingerprint": "else"}, "the same checkpoint"),
         (1, {"dtype": "bfloat16"}, "set one dtype"),
         (1, {"mode": "fast"}, "set one mode"),
+        (1, {"quantize": "int8"}, "'int8', rank 2 'none': set one quantize"),
         (1, {"layers": (0, 3)}, "ends at layer 3 but rank 2 starts at 1"),
         (3, {"layers": (3, 4)}, "ends at layer 2 but rank 3 starts at 3"),
     ],

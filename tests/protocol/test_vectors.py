@@ -22,6 +22,7 @@ from asyncspec_protocol.messages import Message
 FOLDER = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
 
 FACTS: tuple[Any, ...] = (1, "home", 2, "verify", 3, (4, 8), "bfloat16", "0123abcd", "exact")
+QUANTISED: tuple[Any, ...] = (*FACTS, "int8")
 HIDDEN = (TensorSpec("float32", (2, 1)), memoryview(bytes(range(8))))
 TAPPED = (TensorSpec("bfloat16", (2, 2, 1)), memoryview(bytes(range(8))))
 EXAMPLES: dict[str, tuple[Any, ...]] = {
@@ -47,7 +48,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "expanded-seconds": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5), 0.5),),
     "withdraw": (m.Withdraw(7),),
     "hello": (m.Hello(*FACTS),),
+    "hello-quantize": (m.Hello(*QUANTISED),),
     "welcome": (m.Welcome(*FACTS),),
+    "welcome-quantize": (m.Welcome(*QUANTISED),),
     "ready": (m.Ready(2, True),),
     "open": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),),
     "open-penalties": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, 1.25, 0.5, -0.5, 4),),

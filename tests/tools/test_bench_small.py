@@ -10,7 +10,7 @@ import pytest
 
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from tools.bench import coverage, stage_time
+from tools.bench import coverage, quantised, stage_time
 
 
 def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +32,25 @@ def test_a_stages_pass_is_timed_for_every_number_of_rows() -> None:
     seconds = stage_time.measure(options, (1, 4))
     assert list(seconds) == [1, 4]
     assert all(0 < t < 10 for t in seconds.values())
+
+
+@pytest.mark.torch
+def test_ways_to_keep_weights_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("Once upon a time there was a fox. " * 60)
+    options = argparse.Namespace(
+        hidden=128, inner=192, layers=1, context=8, repeats=1, text=text, windows=1, json=True
+    )
+    assert quantised.run(options) == 0
+    found = json.loads(capsys.readouterr().out)
+    each = {(way["dtype"], way["quantize"]): way for way in found["ways"]}
+    sizes = [each[way]["bytes_per_weight"] for way in quantised.WAYS]
+    assert sizes == sorted(sizes, reverse=True)
+    assert set(each["bfloat16", "none"]["ratios"].values()) == {1.0}
+    assert [line["quantize"] for line in found["text"]] == ["none", "int8", "int4"]
+    dense, int8, _ = found["text"]
+    assert dense["agreement"] == 1
+    assert 0.9 < int8["agreement"] <= 1
+    assert int8["perplexity"] == pytest.approx(dense["perplexity"], rel=0.05)

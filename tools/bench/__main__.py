@@ -13,6 +13,7 @@ from tools.bench import (  # noqa: E402
     coverage,
     enlarge,
     policies,
+    quantised,
     record_language,
     stage_time,
     tracing,
@@ -28,6 +29,7 @@ KINDS = {
     "stage-time": (stage_time, "a stage's pass by its rows"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
+    "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "tracing": (tracing, "what recording a trace costs"),
 }
 

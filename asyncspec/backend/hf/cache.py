@@ -64,23 +64,32 @@ def shape_of(config: Any, layers: int, dtype: torch.dtype, mode: Mode) -> Shape:
 
 
 class TreeCache:
-    """Keys [layers, kv_heads, slots, D] and values [layers, kv_heads, slots, D + ONES].
+    """For each layer keys [kv_heads, slots, D] and values [kv_heads, slots, D + ONES].
 
     Memory is taken in blocks, half as much again each time but never beyond what the session was
-    admitted for plus a block, unless its tail needs it.
+    admitted for plus a block, unless its tail needs it. So a token is copied less than three
+    times, on average, over a session's life. Layers grow one after another: besides the cache as
+    it will be, only one layer of the old one is held.
     """
 
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape = shape
         self._limit = _round_up(capacity + BLOCK)
-        self.keys, self.values = _allocate(shape, 0)
+        made = [_allocate(shape, 0) for _ in range(shape.layers)]
+        self.keys = [keys for keys, _ in made]
+        self.values = [values for _, values in made]
         # Position of the node in each slot; unused slots keep an old one.
         self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
     @property
     def slots(self) -> int:
         """Slots there is memory for; always a multiple of ``BLOCK``."""
-        return int(self.keys.shape[2])
+        return len(self.positions)
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory taken for keys and values."""
+        return self.slots * self.shape.slot_bytes()
 
     def reserve(self, slots: int) -> None:
         """Make room for slots [0, slots)."""
@@ -88,12 +97,13 @@ class TreeCache:
         if slots <= held:
             return
         want = max(min(held + max(_STEP, held // 2), self._limit), slots)
-        keys, values = _allocate(self.shape, _round_up(want))
-        keys[:, :, :held] = self.keys
-        self.keys = keys
-        values[:, :, :held] = self.values
-        self.values = values
-        self.positions = np.pad(self.positions, (0, self.slots - held))
+        grown = _round_up(want)
+        for layer in range(self.shape.layers):
+            keys, values = _allocate(self.shape, grown)
+            keys[:, :held] = self.keys[layer]
+            values[:, :held] = self.values[layer]
+            self.keys[layer], self.values[layer] = keys, values
+        self.positions = np.pad(self.positions, (0, grown - held))
 
     def write(
         self, layer: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
@@ -113,25 +123,27 @@ class TreeCache:
             return
         to = slice(start + still, start + len(keep))
         index = torch.from_numpy(moved)
-        self.keys[:, :, to] = self.keys.index_select(2, index)
-        self.values[:, :, to] = self.values.index_select(2, index)
+        for stored in (*self.keys, *self.values):
+            stored[:, to] = stored.index_select(1, index)
         self.positions[to] = self.positions[moved]
 
     def check(self, committed: int) -> None:
         """Raise ``AssertionError`` where the cache breaks its rules."""
-        assert self.keys.shape[2] == self.values.shape[2] == len(self.positions)
+        assert {x.shape[1] for x in (*self.keys, *self.values)} == {self.slots}
         assert committed <= self.slots
         assert np.array_equal(self.positions[:committed], np.arange(committed)), (
             "in the committed path slot and position are the same"
         )
         if self.shape.exact:
-            ones = self.values[..., self.shape.head_dim :]
-            assert bool((ones == 1).all()), "the ones beside the values are gone"
+            for values in self.values:
+                ones = values[..., self.shape.head_dim :]
+                assert bool((ones == 1).all()), "the ones beside the values are gone"
 
 
 def _allocate(shape: Shape, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one layer."""
     # Zeros, because masked slots are multiplied by zero and zero times garbage may be NaN.
-    size = (shape.layers, shape.kv_heads, slots)
+    size = (shape.kv_heads, slots)
     keys = torch.zeros(*size, shape.head_dim, dtype=shape.dtype)
     values = torch.zeros(*size, shape.value_width, dtype=shape.value_dtype)
     if shape.exact:

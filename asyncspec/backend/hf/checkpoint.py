@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
@@ -28,6 +29,9 @@ _NAMES = {
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,
 }
+_PIECE = 16 << 20
+"""Bytes converted at a time."""
+
 # Keys of config.json that may differ between two copies of the same model.
 _VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
 
@@ -84,15 +88,40 @@ def named_dtype(name: str) -> torch.dtype:
 
 
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
-    """Read one tensor in its own memory and convert it to ``dtype``."""
-    stored = TORCH_DTYPES.get(info.dtype)
-    if stored is None:
-        raise CheckpointError(f"{info.file} holds {info.dtype} weights; use an unquantised one")
+    """Read one tensor in its own memory and convert it to ``dtype``, piece by piece, so that no
+    second copy of a large one lies beside it."""
+    stored = _stored(info)
+    if stored == dtype or info.size <= _PIECE:
+        return _read(info, stored).to(dtype)
+    tensor = torch.empty(info.shape, dtype=dtype)
+    step = max(1, _PIECE * info.shape[0] // info.size)
+    for first in range(0, info.shape[0], step):
+        end = min(first + step, info.shape[0])
+        tensor[first:end] = read_rows(info, first, end)
+    return tensor
+
+
+def read_rows(info: TensorInfo, first: int, end: int) -> torch.Tensor:
+    """Rows [first, end) of a tensor's first dimension, in the type they are stored in."""
+    row = info.size // info.shape[0]
+    shape = (end - first, *info.shape[1:])
+    part = replace(info, offset=info.offset + first * row, size=(end - first) * row, shape=shape)
+    return _read(part, _stored(info))
+
+
+def _read(info: TensorInfo, stored: torch.dtype) -> torch.Tensor:
     tensor = torch.empty(info.shape, dtype=stored)
     if info.size:
         raw = tensor.reshape(-1).view(torch.uint8)
         read_into(info, raw.numpy().data)
-    return tensor.to(dtype)
+    return tensor
+
+
+def _stored(info: TensorInfo) -> torch.dtype:
+    stored = TORCH_DTYPES.get(info.dtype)
+    if stored is None:
+        raise CheckpointError(f"{info.file} holds {info.dtype} weights; use an unquantised one")
+    return stored
 
 
 def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:

@@ -175,6 +175,13 @@ def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None
     layers = checkpoint.facts.layers
     with torch.inference_mode():
         shard = load_shard(
-            checkpoint, 0, layers, resolve_dtype(checkpoint, dtype), "fast", Recipe(min_rows=1)
+            checkpoint,
+            0,
+            layers,
+            resolve_dtype(checkpoint, dtype),
+            "fast",
+            Recipe(min_rows=1),
+            # A draft is to be quick: a tied head gets a packed copy.
+            share_tied=False,
         )
     return HFDraft(shard, vocab)

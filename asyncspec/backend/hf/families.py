@@ -61,7 +61,10 @@ def _reason(config: Mapping[str, Any]) -> str:
     if "text_config" in config or "vision_config" in config:
         return "multimodal models are not supported; use the text-only checkpoint"
     if "quantization_config" in config:
-        return "its weights are quantised; use the unquantised checkpoint"
+        return (
+            f"its weights are quantised{_method(config)}; use the unquantised checkpoint, "
+            "which --quantize int8 or int4 makes as small"
+        )
     kinds = config.get("layer_types") or config.get("layers_block_type") or []
     if any(str(kind).startswith(_LINEAR_LAYERS) for kind in kinds) or any(
         word in name for word in ("Mamba", "Rwkv", "Recurrent", "Xlstm")
@@ -74,6 +77,12 @@ def _reason(config: Mapping[str, Any]) -> str:
     if _experts(config):
         return "mixture-of-experts layers are not supported"
     return _rope_reason(config)
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    quantised = config["quantization_config"]
+    name = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    return f" by {name}" if isinstance(name, str) else ""
 
 
 def _experts(config: Mapping[str, Any]) -> bool:

@@ -11,9 +11,20 @@ from msgspec import Struct
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import named_dtype
 from asyncspec.backend.hf.inspect import Facts
+from asyncspec.backend.hf.matrices import kind_of
 from asyncspec.backend.hf.pieces import sub_config
-from asyncspec.backend.hf.recipe import Mode
+from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
+from asyncspec.backend.hf.recipe import Mode, Quantize
+from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.errors import CheckpointError
+
+RUNTIME = 480 << 20
+"""Bytes of a stage's process besides weights, caches and scores, measured: 325 to 340 MiB for
+torch and transformers, up to 65 MiB of code that oneDNN generates in loading, the rest for
+activations of a chunk and the kernels of further row counts."""
+
+_SCORE = 6
+"""Bytes per attention score of a pass: bfloat16 as multiplied, float32 as summed."""
 
 
 class Footprint(Struct, frozen=True):
@@ -24,10 +35,17 @@ class Footprint(Struct, frozen=True):
     weights: int
     # Of the cache, for each token or tree node.
     slot: int
+    # Of a pass over a chunk of the prompt, for each slot it sees: the scores of one layer.
+    scores: int
 
 
 def footprint(
-    directory: Path, facts: Facts, span: tuple[int, int], dtype: str, mode: Mode
+    directory: Path,
+    facts: Facts,
+    span: tuple[int, int],
+    dtype: str,
+    mode: Mode,
+    quantize: Quantize = "none",
 ) -> Footprint:
     """Weights and cache of layers [first, last). No weights are read.
 
@@ -47,15 +65,30 @@ def footprint(
     except (OSError, ValueError, KeyError) as error:
         why = str(error).strip().split("\n")[0]
         raise CheckpointError(f"transformers cannot build {directory} ({why})") from error
-    inner = model.model
-    count = _count(inner.layers)
-    count += _count(inner.embed_tokens) if first == 0 else 0
-    if last == facts.layers:
-        # Tied to the embedding, the head is a copy of it: the last stage needs it where it is.
-        count += _count(inner.norm) + facts.vocab_size * facts.hidden_size
+    if first:
+        model.model.embed_tokens = torch.nn.Identity()
+    if last < facts.layers:
+        model.lm_head = model.model.norm = torch.nn.Identity()
+    tied = bool(config.tie_word_embeddings) and span == (0, facts.layers)
+    weights = _weights(model, torch_dtype.itemsize, quantize, tied=tied)
     shape = shape_of(config, last - first, torch_dtype, mode)
-    return Footprint(span, count * torch_dtype.itemsize, shape.slot_bytes())
+    scores = config.num_attention_heads * CHUNK * _SCORE
+    return Footprint(span, weights, shape.slot_bytes(), scores)
 
 
-def _count(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _weights(model: Any, item: int, quantize: Quantize, *, tied: bool) -> int:
+    """Bytes of a model whose dense numbers have ``item`` bytes. ``tied``: its head is its
+    embedding, and a dense one is held once."""
+    total = 0
+    for name, module in model.named_modules():
+        numbers = sum(p.numel() for p in module.parameters(recurse=False))
+        if isinstance(module, torch.nn.Linear):
+            height, width = module.weight.shape
+            numbers -= height * width
+            kind = kind_of(name, quantize)
+            if kind != "none":
+                total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
+            elif not (tied and name == "lm_head"):
+                total += height * width * item
+        total += numbers * item
+    return total

@@ -7,8 +7,10 @@ import copy
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.weights import TensorInfo
 from asyncspec.errors import CheckpointError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -30,32 +32,48 @@ def sub_config(config: Any, first: int, last: int) -> Any:
     return sub
 
 
-def read_state(
-    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """The tensors of a shard, renumbered from layer 0, with placeholders without memory for the
-    embedding and the head where the shard has none."""
+class Pieces(Struct, frozen=True):
+    """The tensors of a shard, renumbered from layer 0."""
+
+    # Vectors as they are, and for matrices placeholders without memory.
+    state: dict[str, torch.Tensor]
+    # Where the shard's matrices are to be read.
+    matrices: dict[str, TensorInfo]
+
+
+def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Pieces:
+    """The pieces of layers [first, last), and of embedding, norm and head where they are part of
+    the shard; a tied head has no matrix of its own. Nothing large is read yet."""
     facts, tied = checkpoint.facts, bool(checkpoint.config.tie_word_embeddings)
     judges = last == facts.layers
     wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
     whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
     state: dict[str, torch.Tensor] = {}
+    matrices: dict[str, TensorInfo] = {}
+    empty = torch.empty(1, dtype=dtype)
     for name, info in checkpoint.tensors.items():
         prefix = ".".join(name.split(".")[:3]) + "."
         if prefix in wanted:
-            state[wanted[prefix] + name.removeprefix(prefix)] = read_tensor(info, dtype)
+            ours = wanted[prefix] + name.removeprefix(prefix)
         elif whole.get(name):
-            state[name] = read_tensor(info, dtype)
+            ours = name
+        else:
+            continue
+        if len(info.shape) == 2:
+            matrices[ours] = info
+            state[ours] = empty.expand(info.shape)
+        else:
+            state[ours] = read_tensor(info, dtype)
     for i in range(last - first):
         if not any(name.startswith(f"model.layers.{i}.") for name in state):
             raise CheckpointError(
                 f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
             )
-    empty = torch.empty(1, dtype=dtype).expand(facts.vocab_size, facts.hidden_size)
+    nobody = empty.expand(facts.vocab_size, facts.hidden_size)
     if not whole[EMBEDDING]:
-        state[EMBEDDING] = empty
+        state[EMBEDDING] = nobody
     if not judges:
         state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
         if not tied:
-            state[HEAD] = empty
-    return state
+            state[HEAD] = nobody
+    return Pieces(state, matrices)

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 Mode = Literal["exact", "fast"]
 Guarantee = Literal["bitwise", "tolerance"]
+Quantize = Literal["none", "int8", "int4"]
 
 BLOCK = 64
 """Positions are summed in blocks of this many, each block by one matrix product."""

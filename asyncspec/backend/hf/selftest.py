@@ -11,14 +11,14 @@ import torch
 
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.exact import ExactAttention
-from asyncspec.backend.hf.linear import RowLinear
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.recipe import BLOCK, REACH, ROW_MULTIPLE, Guarantee, Recipe
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.jobs import Row
 
-_ROW_FLOORS = (2, 4, 8, 16)
-_SWEEP = (2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
-_SHORT_SWEEP = (2, 3, 5, 16, 17)
+_ROW_FLOORS = (1, 2, 4, 8, 16)
+_SWEEP = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
+_SHORT_SWEEP = (1, 2, 3, 5, 16, 17)
 _BIG_WEIGHT = 1 << 22
 """Elements; a larger weight is tried with fewer row counts, to keep the start short."""
 
@@ -28,32 +28,46 @@ _PATH = 6
 
 def choose_recipe(shard: Shard) -> Recipe:
     """Measure, and set the row floor of the loaded linear layers."""
-    floor = row_floor(shard.linears)
-    min_rows = floor or _ROW_FLOORS[-1]
-    for linear in shard.linears:
-        linear.min_rows = min_rows
+    floors = [_set_floor(alike) for alike in _by_kind(shard.linears)]
     config = shard.model.config
     shape = shard.cache_shape("exact")
     groups = config.num_attention_heads // shape.kv_heads
     reach = chain_reach(shape.kv_heads, groups, shape.value_width)
     return Recipe(
         reach=reach,
-        min_rows=min_rows,
-        blind_rows=floor is not None,
-        packed=all(x.packed for x in shard.linears),
+        min_rows=max(floor or _ROW_FLOORS[-1] for floor in floors),
+        blind_rows=None not in floors,
+        packed=all(x.packed for x in shard.linears if isinstance(x, RowLinear)),
     )
 
 
-def row_floor(linears: list[RowLinear]) -> int | None:
+def _by_kind(linears: list[RowwiseLinear]) -> list[list[RowwiseLinear]]:
+    """Layers of different products have floors of their own."""
+    kinds: dict[type, list[RowwiseLinear]] = {}
+    for linear in linears:
+        kinds.setdefault(type(linear), []).append(linear)
+    return list(kinds.values())
+
+
+def _set_floor(linears: list[RowwiseLinear]) -> int | None:
+    floor = row_floor(linears)
+    for linear in linears:
+        linear.min_rows = floor or _ROW_FLOORS[-1]
+    return floor
+
+
+def row_floor(linears: list[RowwiseLinear]) -> int | None:
     """Fewest rows from which on a row's result no longer depends on how many there are; None
     where that never ends."""
-    by_shape = {(x.in_features, x.out_features): x for x in linears}
-    agreed = set(_SWEEP)
-    for (width, height), linear in by_shape.items():
+    # A matrix shared with the embedding (no bytes of its own) is multiplied as it lies.
+    by_shape = {(x.in_features, x.out_features, x.weight_bytes): x for x in linears}
+    fewest = max(x.fewest_rows for x in linears)
+    agreed = {rows for rows in _SWEEP if rows >= fewest}
+    for (width, height, _), linear in by_shape.items():
         sweep = _SWEEP if width * height <= _BIG_WEIGHT else _SHORT_SWEEP
         x = _random(max(sweep), width).to(linear.dtype)
         want = linear.product(x[:16])
-        for rows in sweep:
+        for rows in agreed.intersection(sweep):
             common = min(rows, 16)
             if not torch.equal(linear.product(x[:rows])[:common], want[:common]):
                 agreed.discard(rows)
@@ -146,8 +160,9 @@ def _made_up(shard: Shard) -> TreeCache:
     cache = TreeCache(shape, _PREFIX + 2 * _PATH)
     cache.reserve(_PREFIX)
     path = (shape.layers, shape.kv_heads, _PREFIX, shape.head_dim)
-    cache.keys[:, :, :_PREFIX] = _random(*path)
-    cache.values[:, :, :_PREFIX, : shape.head_dim] = _random(*path, seed=1)
+    keys, values = _random(*path), _random(*path, seed=1)
+    for layer in range(shape.layers):
+        cache.write(layer, slice(0, _PREFIX), keys[layer], values[layer])
     cache.positions[:_PREFIX] = range(_PREFIX)
     return cache
 

@@ -16,10 +16,11 @@ from asyncspec.backend.hf.attention import NAME, TreeAttention, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.elementwise import swap_elementwise
-from asyncspec.backend.hf.linear import RowLinear, swap_linears
-from asyncspec.backend.hf.pieces import read_state, sub_config
+from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.matrices import Wanted, fill
+from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
 from asyncspec.backend.hf.quiet import quiet_transformers
-from asyncspec.backend.hf.recipe import Mode, Recipe
+from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
 from asyncspec.errors import CheckpointError, UserError
 
 
@@ -36,7 +37,7 @@ class Shard:
         self.facts = checkpoint.facts
         self.dtype = dtype
         # The layers whose products are ours, in the model's order; filled by ``load_shard``.
-        self.linears: list[RowLinear] = []
+        self.linears: list[RowwiseLinear] = []
 
     def hidden(
         self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention
@@ -74,15 +75,39 @@ class Shard:
             "tree": tree,
         }
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of everything this shard holds of the model."""
+        rest: int = sum(x.numel() * x.element_size() for x in self.model.parameters())
+        return rest + sum(linear.bytes_held for linear in self.linears)
+
+    def weights_in_words(self) -> str:
+        """How the matrices of this shard's layers and head are kept."""
+        head = self.model.lm_head
+        layers = " and ".join(sorted({x.words for x in self.linears if x is not head}))
+        same = not self.judges or head.words == layers
+        return layers if same else f"{layers}, head {head.words}"
+
     def cache_shape(self, mode: Mode) -> Shape:
         """What a slot of this shard's cache holds."""
         return shape_of(self.model.config, len(self.layers), self.dtype, mode)
 
 
 def load_shard(
-    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, mode: Mode, recipe: Recipe
+    checkpoint: Checkpoint,
+    first: int,
+    last: int,
+    dtype: torch.dtype,
+    mode: Mode,
+    recipe: Recipe,
+    *,
+    quantize: Quantize = "none",
+    share_tied: bool = True,
 ) -> Shard:
-    """Read and pack layers [first, last).
+    """Read layers [first, last) and pack or quantise them, one matrix after another.
+
+    ``share_tied``: where one shard embeds and judges with one matrix, it holds it once; else the
+    head gets a packed copy, which is quicker.
 
     Raises ``UserError`` for a range the model does not have, ``CheckpointError`` where tensors
     are missing or do not fit the configuration.
@@ -91,21 +116,26 @@ def load_shard(
     if not 0 <= first < last <= total:
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
     register()
-    shard = Shard(_build(checkpoint, first, last, dtype), checkpoint, first, last, dtype)
+    pieces = read_pieces(checkpoint, first, last, dtype)
+    shard = Shard(_build(checkpoint, first, last, dtype, pieces), checkpoint, first, last, dtype)
     inner = shard.model.model
     if not shard.embeds:
-        # The head may be tied to it; after packing the head has a copy of its own.
+        # The head may be tied to it, and then has it read for itself.
         inner.embed_tokens = nn.Identity()
     if not shard.judges:
         inner.norm = nn.Identity()
         shard.model.lm_head = nn.Identity()
-    shard.linears = swap_linears(shard.model, recipe)
+    wanted = Wanted(dtype, recipe, quantize, share_tied)
+    shard.linears = fill(shard.model, pieces.matrices, wanted)
     if mode == "exact":
         swap_elementwise(shard.model)
     return shard
 
 
-def _build(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Any:
+def _build(
+    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, pieces: Pieces
+) -> Any:
+    """The shard's model, its matrices still placeholders."""
     import transformers
 
     name = checkpoint.facts.architecture
@@ -113,13 +143,12 @@ def _build(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) ->
     if cls is None:
         raise CheckpointError(f"this transformers has no {name}; install another version")
     config = sub_config(checkpoint.config, first, last)
-    state = read_state(checkpoint, first, last, dtype)
     with quiet_transformers():
         try:
             model, info = cls.from_pretrained(
                 None,
                 config=config,
-                state_dict=state,
+                state_dict=pieces.state,
                 dtype=dtype,
                 attn_implementation=NAME,
                 output_loading_info=True,

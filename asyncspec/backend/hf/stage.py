@@ -14,8 +14,10 @@ from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.exact import ExactAttention
+from asyncspec.backend.hf.give_back import give_back
 from asyncspec.backend.hf.proposals import best_successors
-from asyncspec.backend.hf.recipe import Guarantee, Mode, Recipe
+from asyncspec.backend.hf.quantized import check_quantize
+from asyncspec.backend.hf.recipe import Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.tapped import depths_of, tapped
@@ -67,7 +69,7 @@ class HFStage:
                 case Admit():
                     self._admit(job)
                 case Release(session):
-                    self._sessions.pop(session, None)
+                    self._release(session)
                 case Compact(session, start, keep):
                     self._session(session).compact(start, keep)
                 case Forward():
@@ -97,6 +99,18 @@ class HFStage:
     def cache_bytes(self, slots: int) -> int:
         """Memory a session of ``slots`` slots takes on this stage, in bytes."""
         return slots * self._shape.slot_bytes()
+
+    @property
+    def cache_bytes_held(self) -> int:
+        """Memory the caches of all sessions take at the moment."""
+        return sum(session.cache.bytes_held for session in self._sessions.values())
+
+    def _release(self, session: SessionId) -> None:
+        gone = self._sessions.pop(session, None)
+        if gone is not None:
+            freed = gone.cache.bytes_held
+            del gone
+            give_back(freed)
 
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:
@@ -191,18 +205,22 @@ def load_stage(
     dtype: str = "auto",
     mode: Mode = "exact",
     recipe: Recipe | None = None,
+    quantize: Quantize = "none",
 ) -> HFStage:
     """Read layers [first, last) and make them a stage. In exact mode the kernels are tried out
-    first, unless a ``recipe`` is given, and the loaded stage afterwards.
+    first, unless a ``recipe`` is given, and the loaded stage afterwards. ``quantize``: how the
+    weights are kept (docs/quantisation.md).
 
     Raises ``UserError`` or ``CheckpointError`` with what to change.
     """
+    check_quantize(quantize)
     torch_dtype = resolve_dtype(checkpoint, dtype)
     with torch.inference_mode():
+        start = Recipe(min_rows=1) if mode == "fast" else recipe or Recipe()
+        shard = load_shard(checkpoint, first, last, torch_dtype, mode, start, quantize=quantize)
+        give_back(shard.weight_bytes)
         if mode == "fast":
-            shard = load_shard(checkpoint, first, last, torch_dtype, mode, Recipe(min_rows=1))
-            return HFStage(shard, mode, Recipe(min_rows=1), "tolerance")
-        shard = load_shard(checkpoint, first, last, torch_dtype, mode, recipe or Recipe())
+            return HFStage(shard, mode, start, "tolerance")
         if recipe is None:
             recipe = choose_recipe(shard)
         return HFStage(shard, mode, recipe, confirm(shard, recipe))

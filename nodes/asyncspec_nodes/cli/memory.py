@@ -17,7 +17,7 @@ from asyncspec.backend.hf.hub import locate
 from asyncspec.backend.hf.inspect import inspect_checkpoint
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cluster.config_tables import DTYPES, MODES
+from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add("--tree", type=int, default=TREE, metavar="NODES", help=f"in flight (default: {TREE})")
     add("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's")
     add("--mode", choices=MODES, default="exact", help="default: exact")
+    add("--quantize", choices=QUANTIZE, default="none", help="weights only; default: none")
     add("--json", action="store_true")
 
 
@@ -54,7 +55,9 @@ def memory(arguments: argparse.Namespace) -> int:
     from asyncspec.backend.hf.footprint import footprint
 
     found = [
-        footprint(directory, facts, span, arguments.dtype, arguments.mode)
+        footprint(
+            directory, facts, span, arguments.dtype, arguments.mode, quantize=arguments.quantize
+        )
         for span in even_split(facts.layers, arguments.stages)
     ]
     stages = [_stage(rank, one, slots, arguments.tree) for rank, one in enumerate(found, start=1)]
@@ -75,22 +78,46 @@ class StageMemory(Struct, frozen=True):
     cache_bytes: int
     tree_bytes: int
     bytes_per_token: int
+    # Weights, cache and tree.
     total_bytes: int
+    # What the process takes besides: libraries, generated kernels, a pass in work.
+    runtime_bytes: int
+    # The highest the process gets to.
+    peak_bytes: int
 
 
 def _stage(rank: int, one: Footprint, slots: int, tree: int) -> StageMemory:
+    from asyncspec.backend.hf.footprint import RUNTIME
+
     cache, nodes = slots * one.slot, tree * one.slot
     total = one.weights + cache + nodes
-    return StageMemory(rank, one.layers, one.weights, cache, nodes, one.slot, total)
+    runtime = RUNTIME + (slots + tree) * one.scores
+    return StageMemory(
+        rank, one.layers, one.weights, cache, nodes, one.slot, total, runtime, total + runtime
+    )
 
 
 def _print(stages: list[StageMemory], slots: int, tree: int) -> None:
     table = Table(box=None, pad_edge=False)
-    heads = ("stage", "layers", "weights", f"cache of {slots:,}", f"tree of {tree:,}", "total GiB")
+    heads = (
+        "stage",
+        "layers",
+        "weights",
+        f"cache of {slots:,}",
+        f"tree of {tree:,}",
+        "runtime",
+        "peak GiB",
+    )
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < 2 else "right")
     for stage in stages:
-        sizes = (stage.weights_bytes, stage.cache_bytes, stage.tree_bytes, stage.total_bytes)
+        sizes = (
+            stage.weights_bytes,
+            stage.cache_bytes,
+            stage.tree_bytes,
+            stage.runtime_bytes,
+            stage.peak_bytes,
+        )
         first, end = stage.layers
         cells = (f"{size / GIB:.2f}" for size in sizes)
         table.add_row(f"V{stage.rank}", f"{first}-{end - 1}", *cells)

@@ -26,6 +26,7 @@ from asyncspec_nodes.cluster.checkpoints import (
 from asyncspec_nodes.cluster.config_tables import (
     DTYPES,
     MODES,
+    QUANTIZE,
     Config,
     DraftTable,
     TargetTable,
@@ -93,6 +94,7 @@ def add_arguments(parser: Parser) -> None:
     add("--seed", type=int, default=0, metavar="S", help="the same seed gives the same text")
     add("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add("--mode", choices=MODES, help="default: exact")
+    add("--quantize", choices=QUANTIZE, help="the target's weights; default: none")
     add("--ignore-eos", action="store_true", help="go on after an end-of-text token")
     add("--check", action="store_true", help="decode once more, sequentially, and compare")
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
@@ -185,7 +187,10 @@ def _local(arguments: argparse.Namespace) -> Config:
     stage_pace, draft_pace = pace_options.read_arguments(arguments)
     return local_config(
         TargetTable(
-            path=str(target), dtype=arguments.dtype or "auto", mode=arguments.mode or "exact"
+            path=str(target),
+            dtype=arguments.dtype or "auto",
+            mode=arguments.mode or "exact",
+            quantize=arguments.quantize or "none",
         ),
         # A draft that is never asked need not be loaded.
         DraftTable(source=source if POLICIES[policy].drafts else "none", policy=policy),
@@ -199,7 +204,7 @@ def _local(arguments: argparse.Namespace) -> Config:
 
 
 def _remote(arguments: argparse.Namespace) -> Remote:
-    for name in ("target", "draft", "stages", "dtype", "mode"):
+    for name in ("target", "draft", "stages", "dtype", "mode", "quantize"):
         if getattr(arguments, name) is not None:
             raise UserError(f"--{name} is the running cluster's choice; leave it out")
     if arguments.source_apart:

@@ -8,8 +8,10 @@ from msgspec import Meta, Struct
 
 DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
 Mode = Literal["exact", "fast"]
+Quantize = Literal["none", "int8", "int4"]
 DTYPES: tuple[str, ...] = get_args(DType)
 MODES: tuple[str, ...] = get_args(Mode)
+QUANTIZE: tuple[str, ...] = get_args(Quantize)
 MOST_STAGES = 64
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -38,6 +40,9 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: DType = "auto"
     # "exact" gives bitwise the sequential decoder's tokens; "fast" may use any kernel.
     mode: Mode = "exact"
+    # How stages keep their weights: as dtype says, or rounded to "int8" or "int4" while they are
+    # read, which takes half or a quarter of bfloat16's memory (docs/quantisation.md).
+    quantize: Quantize = "none"
 
 
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -42,6 +42,8 @@ class Loaded(Struct, frozen=True):
     abandon_job: Callable[[Any], None]
     tensors: Tensors | None = None
     guarantee: str = ""
+    # Stages only: how the weights are kept.
+    weights: str = ""
     # Draft node only: what clients' text is made of, and what they may ask for.
     codec: TextCodec | None = None
     rules: Rules | None = None
@@ -82,7 +84,10 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     checkpoint = open_checkpoint(config.target.path)
     span = layout(config, checkpoint.facts.layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {checkpoint.facts.layers}")
-    stage = load_stage(checkpoint, *span, dtype=config.target.dtype, mode=config.target.mode)
+    target = config.target
+    stage = load_stage(
+        checkpoint, *span, dtype=target.dtype, mode=target.mode, quantize=target.quantize
+    )
     machine = VerifyMachine(
         VerifyConfig(
             rank=Rank(rank),
@@ -102,6 +107,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
         abandon_job=stage.abandon,
         tensors=stage,
         guarantee=stage.guarantee,
+        weights=stage.shard.weights_in_words(),
     )
 
 
@@ -178,4 +184,5 @@ def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target:
         dtype=str(resolve_dtype(target, config.target.dtype)).removeprefix("torch."),
         fingerprint=target.fingerprint,
         mode=config.target.mode,
+        quantize=config.target.quantize,
     )

@@ -97,7 +97,9 @@ async def serve(
     runtime = _runtime(config, loaded, sock, security, reporter)
     running = asyncio.create_task(runtime.run())
     seconds = round(time.monotonic() - started, 2)
-    reporter.serving(Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds))
+    reporter.serving(
+        Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds, loaded.weights)
+    )
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -27,6 +27,8 @@ class Serving(Struct, frozen=True, tag="ready", tag_field="event"):
     # "bitwise" or "tolerance" on a stage, "" on the draft node.
     guarantee: str
     seconds: float
+    # On a stage, how its weights are kept: "bfloat16", "int8", "int4 in groups of 64, head int8".
+    weights: str = ""
 
 
 class Trouble(Struct, frozen=True, tag="fault", tag_field="event"):
@@ -37,6 +39,7 @@ class Trouble(Struct, frozen=True, tag="fault", tag_field="event"):
     text: str
 
 
+_READY = ("layers", "dtype", "guarantee", "weights", "seconds")
 Report = Loading | Serving | Trouble
 
 _DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
@@ -74,7 +77,7 @@ class Reporter:
 
     def serving(self, report: Serving) -> None:
         """Loading is over."""
-        fields = {n: getattr(report, n) for n in ("layers", "dtype", "guarantee", "seconds")}
+        fields = {n: getattr(report, n) for n in _READY}
         self.log.info("ready", **fields)
         self._tell(report)
 

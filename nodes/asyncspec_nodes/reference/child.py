@@ -42,8 +42,11 @@ def _decode(task: Task) -> list[Comparison]:
     checkpoint = open_checkpoint(config.target.path)
     tokenizer = load_tokenizer(checkpoint.path)
     # Cut as in the cluster: what is compared is speculation against none, nothing else.
+    target = config.target
     stages = [
-        load_stage(checkpoint, *span, dtype=config.target.dtype, mode=config.target.mode)
+        load_stage(
+            checkpoint, *span, dtype=target.dtype, mode=target.mode, quantize=target.quantize
+        )
         for span in layout(config, checkpoint.facts.layers)
     ]
     rules = Rules(

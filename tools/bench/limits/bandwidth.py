@@ -11,9 +11,6 @@ from pathlib import Path
 
 import torch
 from msgspec import Struct
-from tools.testbed.bed import Bed
-from tools.testbed.cluster import BedCluster
-from tools.testbed.description import load
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
@@ -22,6 +19,9 @@ from tools.bench.enlarge import Size, enlarge, read_config, size_of
 from tools.bench.limits.asking import Speed, speed, turn_about
 from tools.bench.limits.padded import LEVEL_SECONDS, STAGE_SECONDS, STAGES
 from tools.bench.limits.progress import Tick
+from tools.testbed.bed import Bed
+from tools.testbed.cluster import BedCluster
+from tools.testbed.description import load
 
 HIDDEN = 4096
 BEDS = ("lan-1000", "lan-125")

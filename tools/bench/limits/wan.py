@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from tools.testbed.bed import Bed
-from tools.testbed.cluster import BedCluster
-from tools.testbed.description import load
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
@@ -14,6 +11,9 @@ from tools.bench.limits.asking import Speed, speed, turn_about
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.padded import STAGES
 from tools.bench.limits.progress import Tick
+from tools.testbed.bed import Bed
+from tools.testbed.cluster import BedCluster
+from tools.testbed.description import load
 
 BED = "wan-ring"
 STAGE_SECONDS, LEVEL_SECONDS = 0.008, 0.001

@@ -1,0 +1,94 @@
+"""A shard's matrices, read one by one into its model: packed, quantised or as they are.
+
+The largest come first. A packed matrix lies beside its dense form for a moment, and what is read
+while the least is held never makes the peak: it is the weights and a piece, not the weights and
+the largest matrix once more. Quantised matrices are read in slices and never lie there dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import nn
+
+from asyncspec.backend.hf.checkpoint import read_rows, read_tensor
+from asyncspec.backend.hf.give_back import LARGE, give_back
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.pieces import EMBEDDING, HEAD
+from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
+from asyncspec.backend.hf.recipe import Quantize, Recipe
+from asyncspec.backend.hf.weights import TensorInfo
+from asyncspec.errors import CheckpointError
+
+
+class Wanted(Struct, frozen=True):
+    """What matrices are to become."""
+
+    dtype: torch.dtype
+    recipe: Recipe
+    quantize: Quantize = "none"
+    share_tied: bool = True
+
+
+def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list[RowwiseLinear]:
+    """Give ``model`` its matrices in place of placeholders and exchange every ``nn.Linear``; the
+    exchanged, in the model's order. Raises ``CheckpointError`` where a matrix is missing."""
+    linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    sources = dict(matrices)
+    if "lm_head" in linears and HEAD not in sources and EMBEDDING in sources:
+        sources[HEAD] = sources[EMBEDDING]
+    # A tied head comes after the embedding, which it may share.
+    order = sorted(sources, key=lambda name: (-sources[name].size, name == HEAD))
+    freed = 0
+    for name in order:
+        owner, _, attribute = name.rpartition(".")
+        if owner in linears and attribute == "weight":
+            _set(model, owner, _linear(model, owner, sources[name], wanted))
+        elif name in matrices and isinstance(_module(model, owner), nn.Embedding):
+            weight = read_tensor(sources[name], wanted.dtype)
+            _module(model, owner).weight = nn.Parameter(weight, requires_grad=False)
+        freed += sources[name].size
+        if freed >= LARGE:
+            give_back(freed)
+            freed = 0
+    found = [model.get_submodule(name) for name in linears]
+    for name, linear in zip(linears, found, strict=True):
+        if not isinstance(linear, RowwiseLinear):
+            raise CheckpointError(f"the checkpoint has no tensor {name}.weight")
+    return found
+
+
+def kind_of(name: str, quantize: Quantize) -> Quantize:
+    """How a linear layer is kept. The head is never less than int8: its errors are the logits'."""
+    return "int8" if quantize == "int4" and name == "lm_head" else quantize
+
+
+def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseLinear:
+    bias = model.get_submodule(name).bias
+    bias = None if bias is None else bias.detach()
+    kind = kind_of(name, wanted.quantize)
+    if kind == "int8":
+        return Int8Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
+    if kind == "int4":
+        return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
+    if name == "lm_head" and wanted.share_tied and _tied_here(model):
+        return RowLinear(model.model.embed_tokens.weight.detach(), bias, wanted.recipe, shared=True)
+    return RowLinear(read_tensor(info, wanted.dtype), bias, wanted.recipe)
+
+
+def _tied_here(model: Any) -> bool:
+    embedding = model.model.embed_tokens
+    return bool(model.config.tie_word_embeddings) and isinstance(embedding, nn.Embedding)
+
+
+def _module(model: Any, name: str) -> Any:
+    return model.get_submodule(name)
+
+
+def _set(model: Any, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)

@@ -1,0 +1,131 @@
+"""Weight-only quantised linears: how far off they are, and that rows do not see each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.quantized import (
+    GROUP,
+    Int4Linear,
+    Int8Linear,
+    group_of,
+    quantize_int4,
+    quantize_int8,
+)
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.selftest import row_floor
+
+pytestmark = pytest.mark.torch
+
+KINDS: dict[str, type[Int8Linear] | type[Int4Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
+BOUND = {"int8": 0.015, "int4": 0.12}
+# Ragged on purpose: the kernels alone would read beyond the end of such rows.
+SHAPES = st.tuples(st.integers(1, 200), st.integers(1, 300))
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(
+    kind: str, weight: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None
+) -> RowwiseLinear:
+    return KINDS[kind](tuple(weight.shape), lambda a, b: weight[a:b], dtype, bias)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.float() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(256, 512), (100, 96), (151, 88), (33, 1000), (2, 24)])
+def test_errors_are_bounded(kind: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    weight, bias = random(*shape) / math.sqrt(shape[1]), random(shape[0], seed=1).to(dtype)
+    x = random(2, 64, shape[1], seed=2).to(dtype)
+    linear = made(kind, weight, dtype)
+    exact = x.float() @ weight.T
+    assert linear(x).dtype == dtype
+    assert 0 < error(linear(x), exact) < BOUND[kind]
+    with_bias = made(kind, weight, dtype, bias)(x)
+    assert torch.equal(with_bias, linear(x) + bias)
+
+
+@given(shape=SHAPES, seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(KINDS)))
+def test_a_row_is_itself_among_any_others(shape: tuple[int, int], seed: int, kind: str) -> None:
+    linear = made(kind, random(*shape, seed=seed), torch.bfloat16)
+    x = random(70, shape[1], seed=seed + 1).bfloat16()
+    together = linear.product(x)
+    assert not together.isnan().any()
+    for rows in (1, 2, 3, 4, 5, 16, 33, 64):
+        assert torch.equal(linear.product(x[:rows]), together[:rows])
+    assert torch.equal(linear.product(x.flip(0)), together.flip(0))
+    assert row_floor([linear]) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(kind: str) -> None:
+    """The same weights with columns and rows of zeros behind them are the same layer."""
+    weight, x = random(50, 70), random(5, 70, seed=1).bfloat16()
+    wide = torch.nn.functional.pad(weight, (0, 26, 0, 30))
+    padded = made(kind, wide, torch.bfloat16)(torch.nn.functional.pad(x, (0, 26)))
+    assert torch.equal(made(kind, weight, torch.bfloat16)(x), padded[:, :50])
+    assert not padded[:, 50:].any()
+
+
+@given(rows=st.integers(1, 9), width=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_int8_is_off_by_half_a_step(rows: int, width: int, seed: int) -> None:
+    dense = random(rows, width, seed=seed)
+    whole, scales = quantize_int8(dense)
+    off = (whole.float() * scales.float()[:, None] - dense).abs()
+    # The scale is a bfloat16: the largest weight may be cut by its rounding.
+    cut = dense.abs().amax(1, keepdim=True) - 127 * scales.float()[:, None]
+    assert (off <= torch.maximum(scales.float()[:, None] / 2, cut) * (1 + 1e-5)).all()
+
+
+@given(rows=st.integers(1, 9), groups=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_int4_is_off_by_little_more_than_half_a_step(rows: int, groups: int, seed: int) -> None:
+    dense = random(rows, groups * 32, seed=seed)
+    levels, steps = quantize_int4(dense, 32)
+    scale, offset = (x.float().T.repeat_interleave(32, 1) for x in steps.unbind(-1))
+    assert levels.min() >= 0
+    assert levels.max() <= 15
+    off = ((levels - 8) * scale + offset - dense).abs()
+    # Scale and offset are bfloat16: the ends of a group may be cut by their rounding.
+    assert (off <= scale / 2 + 16 * scale / 256 + offset.abs() / 256).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [0.0, 0.5, -3.0])
+def test_constant_weights(kind: str, value: float) -> None:
+    weight, x = torch.full((16, 64), value), torch.ones(3, 64).bfloat16()
+    got = made(kind, weight, torch.float32)(x.float())
+    assert torch.allclose(got, torch.full((3, 16), 64 * value), rtol=0.01)
+
+
+def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = random(300, 96), random(4, 96, seed=1).bfloat16()
+    whole = {kind: made(kind, weight, torch.bfloat16)(x) for kind in KINDS}
+    monkeypatch.setattr("asyncspec.backend.hf.quantized.SLICE", 1)
+    for kind in KINDS:
+        assert torch.equal(made(kind, weight, torch.bfloat16)(x), whole[kind])
+
+
+def test_bytes() -> None:
+    dense = RowLinear(random(256, 512).bfloat16(), None, Recipe())
+    int8, int4 = (made(kind, random(256, 512), torch.bfloat16) for kind in ("int8", "int4"))
+    for linear in (int8, int4):
+        held = [x for x in vars(linear).values() if isinstance(x, torch.Tensor)]
+        assert linear.weight_bytes == sum(x.numel() * x.element_size() for x in held)
+    assert dense.weight_bytes / int8.weight_bytes == pytest.approx(2, rel=0.01)
+    assert dense.weight_bytes / int4.weight_bytes == pytest.approx(2 / (0.5 + 4 / GROUP), rel=0.01)
+
+
+def test_groups_fit_the_inner_width() -> None:
+    assert [group_of(width) for width in (24, 64, 88, 96, 100, 4096)] == [32, 64, 32, 32, 64, 64]

@@ -1,0 +1,201 @@
+"""Quantised targets: a pipeline has the bits of its own quantised single-device reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.backend.hf.draft import load_draft
+from asyncspec.backend.hf.footprint import footprint
+from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.matrices import kind_of
+from asyncspec.backend.hf.quantized import Int8Linear, group_of, quantize_int4, quantize_int8
+from asyncspec.backend.hf.recipe import Quantize
+from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.hf.stage import HFStage, load_stage
+from asyncspec.errors import UserError
+from asyncspec_nodes.node.sources import Source
+from backend import guessable
+from backend.conformance import Walk, sequential
+from backend.hf_cluster import Loaded
+from backend.matrix import DRAWS, Cell, Matrix
+from backend.probe import Probe, cut
+from backend.tiny import save_tiny
+
+pytestmark = pytest.mark.torch
+
+KINDS: list[Quantize] = ["int8", "int4"]
+DTYPES = ["float32", "bfloat16"]
+FAMILIES = ["llama-odd", "llama-tied", "gemma2", "qwen2", "phi3"]
+STAGES = (1, 2, 4)
+VOCAB = 150
+MakeTiny = Callable[..., Path]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cluster_writes_what_one_quantised_device_writes(
+    kind: Quantize, dtype: str, tmp_path: Path
+) -> None:
+    """Whole clusters in the simulator, under random delays: text, and the bits it is drawn from."""
+    target = guessable.save_target(tmp_path / "target")
+    draft = load_draft(open_checkpoint(guessable.save_draft(tmp_path / "draft", target)))
+    loaded = Loaded(open_checkpoint(target), dtype, kind)
+    matrix = Matrix(loaded, {"draft": Source(draft.run, draft.abandon)})
+    for policy in ("flowspec", "pipedec", "chain"):
+        for draws in DRAWS:
+            for stages in STAGES:
+                matrix.run(Cell(policy, "draft", draws, stages))
+    assert matrix.happened["draft", "hits"] > 0
+    assert matrix.happened["draft", "misses"] > 0
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 2**32),
+    family=st.sampled_from(FAMILIES),
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from(DTYPES),
+    prompt=st.integers(1, 100),
+    length=st.integers(1, 30),
+)
+def test_any_model_any_tree_any_cut(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    family: str,
+    kind: Quantize,
+    dtype: str,
+    prompt: int,
+    length: int,
+) -> None:
+    checkpoint = open_checkpoint(save_tiny(tmp_path_factory.mktemp("model"), family, seed))
+    random = Random(seed)
+    tokens = [random.randrange(VOCAB) for _ in range(prompt + length)]
+    alone: dict[int, torch.Tensor] = {}
+    for stages in STAGES:
+        pipeline = cut(checkpoint, stages, dtype=dtype, quantize=kind)
+        assert {stage.guarantee for stage in pipeline} == {"bitwise"}
+        probe = Probe(pipeline)
+        if not alone:
+            drawn = sequential(pipeline, tokens, prompt)
+            alone = probe.take()
+        walk = Walk(tokens, prompt, VOCAB, random, watch=probe.watch)
+        assert walk.run(pipeline) == drawn
+        assert probe.different(alone) == []
+
+
+def test_no_row_is_doubled(tiny: MakeTiny) -> None:
+    for kind in KINDS:
+        (stage,) = cut(open_checkpoint(tiny("llama-odd")), 1, quantize=kind)
+        assert {x.min_rows for x in stage.shard.linears} == {1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_that_see_other_rows_are_found(
+    kind: Quantize, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = Int8Linear.product
+
+    def sees(self: Int8Linear, x: torch.Tensor) -> torch.Tensor:
+        # As a matrix-vector kernel for few rows would.
+        return product(self, x) * (1.5 if x.numel() < 4 * self.in_features else 1)
+
+    monkeypatch.setattr(Int8Linear, "product", sees)
+    (stage,) = cut(open_checkpoint(tiny("llama")), 1, quantize=kind)
+    assert {x.min_rows for x in stage.shard.linears if isinstance(x, Int8Linear)} == {4}
+    assert stage.guarantee == "bitwise"
+
+
+def dequantised(checkpoint: Checkpoint, kind: Quantize) -> Any:
+    """transformers' own model with each linear weight replaced by what its numbers stand for."""
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
+    head = torch.nn.Parameter(model.lm_head.weight.clone())
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = head
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            weight = module.weight.detach()
+            if kind_of(name, kind) == "int8":
+                whole, scales = quantize_int8(weight)
+                stands_for = whole.float() * scales.float()[:, None]
+            else:
+                group = group_of(weight.shape[1])
+                wide = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group))
+                levels, steps = quantize_int4(wide, group)
+                scale, offset = (x.float().T.repeat_interleave(group, 1) for x in steps.unbind(-1))
+                stands_for = ((levels - 8) * scale + offset)[:, : weight.shape[1]]
+            weight.copy_(stands_for)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny: MakeTiny) -> None:
+    """Against transformers: what differs is bfloat16's rounding of activations."""
+    checkpoint = open_checkpoint(tiny(family))
+    random = Random(family)
+    tokens = [random.randrange(3, VOCAB) for _ in range(40)]
+    with torch.inference_mode():
+        want = dequantised(checkpoint, kind)(torch.tensor([tokens])).logits[0]
+    pipeline = cut(checkpoint, 2, quantize=kind)
+    probe = Probe(pipeline)
+    sequential(pipeline, tokens, 8)
+    for position, logits in probe.take().items():
+        off = (logits - want[position]).norm() / want[position].norm()
+        assert off < 0.04, position
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_is_as_foretold(family: str, kind: Quantize, dtype: str, tiny: MakeTiny) -> None:
+    path = tiny(family)
+    checkpoint = open_checkpoint(path)
+    layers = checkpoint.facts.layers
+    for span in ((0, 2), (2, layers), (0, layers)):
+        foretold = footprint(path, inspect_checkpoint(path), span, dtype, "exact", kind)
+        stage = load_stage(checkpoint, *span, dtype=dtype, quantize=kind)
+        assert stage.shard.weight_bytes == foretold.weights
+
+
+def test_each_dtype_and_kind_says_how_it_keeps_its_weights(tiny: MakeTiny) -> None:
+    def words(quantize: Quantize, first: int, last: int) -> str:
+        checkpoint = open_checkpoint(tiny("llama-odd"))
+        return load_stage(checkpoint, first, last, quantize=quantize).shard.weights_in_words()
+
+    assert words("none", 0, 5) == "float32"
+    assert words("int8", 0, 5) == "int8"
+    assert words("int4", 0, 2) == "int4 in groups of 32 and int4 in groups of 64"
+    assert words("int4", 4, 5).endswith(", head int8")
+
+
+def test_quantised_is_another_model(tiny: MakeTiny) -> None:
+    """The tests above would pass on a stage that quantises nothing."""
+
+    def logits(quantize: Quantize) -> torch.Tensor:
+        pipeline = cut(open_checkpoint(tiny("llama")), 1, quantize=quantize)
+        probe = Probe(pipeline)
+        decode(pipeline, list(range(3, 20)), 1)
+        return probe.take()[16]
+
+    found = [logits(quantize) for quantize in get_args(Quantize)]
+    assert not any(torch.equal(a, b) for a in found for b in found if a is not b)
+
+
+def test_a_torch_without_the_products(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "_weight_int4pack_mm_for_cpu")
+    checkpoint = open_checkpoint(tiny("llama"))
+    with pytest.raises(UserError, match="leave quantize = 'int4' out"):
+        load_stage(checkpoint, 0, 1, quantize="int4")
+    assert isinstance(load_stage(checkpoint, 0, 1, quantize="int8"), HFStage)

@@ -1,0 +1,257 @@
+"""``python tools/bench quantised``: a stage's pass, memory and answers with int8 and int4 weights.
+
+One stage of random weights in the shape of a real model's layers, kept in each way, in this very
+process: passes of some rows are interleaved over the ways, medians of CPU time on one thread (so
+that whoever shares the cores does not count), and ratios to bfloat16. Peak memory (Linux) is that
+of a process of its own that loads the stage. With ``--text`` also what rounding
+does to the bundled target's opinion of a text: perplexity, and how often the likeliest token stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+
+if TYPE_CHECKING:
+    from asyncspec.backend.hf.stage import HFStage
+
+ROWS = (1, 4, 16, 64)
+WAYS = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"))
+BASE = "bfloat16"
+WINDOW = 256
+"""Tokens of a text that are read at a time."""
+
+_CHILD = """
+import sys, torch
+torch.set_num_threads(1)
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.stage import load_stage
+path, layers, dtype, quantize = sys.argv[1:]
+load_stage(open_checkpoint(path), 0, int(layers), dtype=dtype, quantize=quantize)
+lines = open("/proc/self/status").read().splitlines()
+print(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")))
+"""
+
+
+class Way(Struct, frozen=True):
+    """What was measured of one way to keep weights."""
+
+    dtype: str
+    quantize: str
+    weight_bytes: int
+    bytes_per_weight: float
+    peak_bytes: int
+    load_seconds: float
+    # Median CPU seconds of a pass by its rows, and its ratio to dense bfloat16's.
+    seconds: dict[int, float]
+    ratios: dict[int, float]
+
+
+class Opinion(Struct, frozen=True):
+    """What a rounded target thinks of a text, next to the float32 one."""
+
+    quantize: str
+    perplexity: float
+    agreement: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench quantised``."""
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--inner", type=int, default=5632)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--text", type=Path, help="to read with the bundled target")
+    parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens of the text")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_random(Path(folder), options)
+        ways = measure(path, options)
+    opinions = [] if options.text is None else read_text(options)
+    if options.json:
+        found = {"ways": msgspec.to_builtins(ways), "text": msgspec.to_builtins(opinions)}
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        _print(ways, opinions)
+    return 0
+
+
+def save_random(folder: Path, options: argparse.Namespace) -> Path:
+    """A checkpoint of random bfloat16 weights with heads of 64."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from asyncspec.backend.hf.quiet import quiet_transformers
+
+    heads = options.hidden // 64
+    config = LlamaConfig(
+        hidden_size=options.hidden,
+        intermediate_size=options.inner,
+        # One more: the measured stage has neither norm nor head.
+        num_hidden_layers=options.layers + 1,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 4),
+        vocab_size=256,
+        max_position_embeddings=8192,
+    )
+    torch.manual_seed(0)
+    with quiet_transformers():
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def measure(path: Path, options: argparse.Namespace) -> list[Way]:
+    """All ways, their passes interleaved."""
+    loaded = [_load(path, options.layers, *way) for way in WAYS]
+    passes = [_ready(stage, options.context) for stage, _ in loaded]
+    tries: list[dict[int, list[float]]] = [{rows: [] for rows in ROWS} for _ in WAYS]
+    for repeat in range(options.repeats + 1):
+        for rows in ROWS:
+            for one_pass, found in zip(passes, tries, strict=True):
+                seconds = one_pass(rows)
+                if repeat:  # the first round warms up
+                    found[rows].append(seconds)
+    medians = [{rows: statistics.median(x) for rows, x in found.items()} for found in tries]
+    base = medians[WAYS.index((BASE, "none"))]
+    return [
+        _way(path, options.layers, way, *kept, seconds, base)
+        for way, kept, seconds in zip(WAYS, loaded, medians, strict=True)
+    ]
+
+
+def _load(path: Path, layers: int, dtype: str, quantize: Any) -> tuple[HFStage, float]:
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.stage import load_stage
+
+    start = time.perf_counter()
+    stage = load_stage(open_checkpoint(path), 0, layers, dtype=dtype, quantize=quantize)
+    return stage, time.perf_counter() - start
+
+
+def _ready(stage: HFStage, context: int) -> Callable[[int], float]:
+    """A pass of some siblings below a context that was read, in seconds."""
+    from asyncspec.jobs import Admit, Forward, Row
+    from asyncspec.sampling import Sampling
+    from asyncspec_protocol.ids import SegmentId, SessionId
+
+    session = SessionId(0)
+    stage.run(Admit(session, context + max(ROWS), Sampling()))
+
+    def one_pass(rows: int, start: int = context) -> float:
+        nodes = tuple(Row(start + i, start, (start + i,)) for i in range(rows))
+        job = Forward(session, SegmentId(0), start, nodes, tokens=(1,) * rows)
+        begin = time.thread_time()
+        stage.run(job)
+        return time.thread_time() - begin
+
+    one_pass(context, 0)
+    return one_pass
+
+
+def _way(
+    path: Path,
+    layers: int,
+    way: tuple[str, str],
+    stage: HFStage,
+    load_seconds: float,
+    seconds: dict[int, float],
+    base: dict[int, float],
+) -> Way:
+    weights = sum(x.in_features * x.out_features for x in stage.shard.linears)
+    argv = [sys.executable, "-c", _CHILD, str(path), str(layers), *way]
+    peak = int(subprocess.run(argv, check=True, capture_output=True).stdout)
+    return Way(
+        dtype=way[0],
+        quantize=way[1],
+        weight_bytes=stage.shard.weight_bytes,
+        bytes_per_weight=sum(x.weight_bytes for x in stage.shard.linears) / weights,
+        peak_bytes=peak,
+        load_seconds=load_seconds,
+        seconds=seconds,
+        ratios={rows: seconds[rows] / base[rows] for rows in ROWS},
+    )
+
+
+def read_text(options: argparse.Namespace) -> list[Opinion]:
+    """Perplexity of a text, and how often the likeliest token is float32's."""
+    import torch
+
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+
+    checkpoint = open_checkpoint(BUNDLED_TARGET)
+    text = options.text.read_text(encoding="utf-8")
+    tokens = load_tokenizer(checkpoint.path).encode(text)[: options.windows * WINDOW]
+    windows = [tokens[i : i + WINDOW] for i in range(0, len(tokens) - 1, WINDOW)]
+    opinions: list[Opinion] = []
+    likeliest: list[torch.Tensor] = []
+    for quantize in ("none", "int8", "int4"):
+        stage = load_stage(
+            checkpoint, 0, checkpoint.facts.layers, dtype="float32", quantize=quantize
+        )
+        with torch.inference_mode():
+            logits = [_logits(stage, window) for window in windows]
+        best = [x.argmax(-1) for x in logits]
+        likeliest = likeliest or best
+        losses = [
+            torch.nn.functional.cross_entropy(x[:-1], torch.tensor(window[1:]), reduction="none")
+            for x, window in zip(logits, windows, strict=True)
+        ]
+        same = torch.cat([a == b for a, b in zip(best, likeliest, strict=True)])
+        perplexity = float(torch.cat(losses).mean().exp())
+        opinions.append(Opinion(quantize, perplexity, float(same.float().mean())))
+    return opinions
+
+
+def _logits(stage: HFStage, tokens: list[int]) -> Any:
+    """[n, vocab], each row before its token is followed by the next."""
+    import torch
+
+    from asyncspec.backend.hf.attention import FastAttention
+    from asyncspec.backend.hf.cache import TreeCache
+    from asyncspec.jobs import Row
+
+    count = len(tokens)
+    rows = [Row(i, i, tuple(range(i + 1))) for i in range(count)]
+    tree = FastAttention(TreeCache(stage.shard.cache_shape("fast"), count), 0, rows)
+    places = torch.arange(count)
+    return stage.shard.logits(torch.tensor(tokens), places, tree, places)
+
+
+def _print(ways: list[Way], opinions: list[Opinion]) -> None:
+    heads = "".join(f" {rows} rows, ms | ratio |" for rows in ROWS)
+    out = [f"| weights | bytes a weight | peak MiB | load s |{heads}"]
+    out.append("| --- |" + " ---: |" * (3 + 2 * len(ROWS)))
+    for way in ways:
+        cells = "".join(f" {1e3 * way.seconds[n]:.2f} | {way.ratios[n]:.2f} |" for n in ROWS)
+        name = way.dtype if way.quantize == "none" else way.quantize
+        out.append(
+            f"| {name} | {way.bytes_per_weight:.2f} | {way.peak_bytes / 2**20:.0f} | "
+            f"{way.load_seconds:.1f} |{cells}"
+        )
+    if opinions:
+        out += ["", "| target | perplexity | same likeliest token |", "| --- | ---: | ---: |"]
+        out += [f"| {o.quantize} | {o.perplexity:.3f} | {o.agreement:.2%} |" for o in opinions]
+    sys.stdout.write("\n".join(out) + "\n")
