@@ -27,12 +27,20 @@ def expand(depth: int, count: int = 8) -> Expand:
 PACE = Pace(StageCost(0.04, 16, 0.001), DraftCost(0.005, 0.001), layers=4)
 
 
-def test_a_pass_costs_its_rows_and_a_tree_its_levels() -> None:
-    assert PACE.steps(forward(16)) == (0.04, 4)
-    assert PACE.steps(forward(18)) == (pytest.approx(0.042), 4)
-    assert PACE.steps(expand(5)) == (pytest.approx(0.026), 5)
-    assert PACE.steps(expand(0, 0)) == (pytest.approx(0.006), 1)
-    assert PACE.steps(Release(1)) == (0.0, 1)
+@pytest.mark.parametrize(
+    ("job", "seconds", "steps"),
+    [
+        (forward(16), 0.04, 4),
+        (forward(18), 0.042, 4),
+        (expand(5), 0.026, 5),
+        (expand(0, 0), 0.006, 1),
+        (Release(1), 0.0, 1),
+    ],
+)
+def test_a_pass_costs_its_rows_and_a_tree_its_levels(job: Job, seconds: float, steps: int) -> None:
+    found = PACE.steps(job)
+    assert found[0] == pytest.approx(seconds)
+    assert found[1] == steps
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
@@ -43,7 +51,12 @@ def test_more_rows_never_cost_less(few: int, more: int) -> None:
 
 def test_the_work_is_done_and_takes_no_less_than_the_pace() -> None:
     done: list[Job] = []
-    paced = Paced(lambda job: done.append(job) or 7, done.append, PACE)
+
+    def run(job: Job) -> int:
+        done.append(job)
+        return 7
+
+    paced = Paced(run, done.append, PACE)
     start = time.monotonic()
     assert paced.run(forward(1)) == 7
     assert time.monotonic() - start >= 0.04
