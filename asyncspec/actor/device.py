@@ -34,6 +34,15 @@ class Device:
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
         self._closed = False
+        # Of jobs that are over, and when the one in service has begun. Written by the worker.
+        self._worked = 0.0
+        self._since: float | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time spent on jobs so far, the one in service included."""
+        worked, since = self._worked, self._since
+        return worked if since is None else worked + time.monotonic() - since
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -42,9 +51,13 @@ class Device:
         )
 
     def _timed(self, job: Job) -> Timed:
-        at = time.monotonic()
-        result = self._run(job)
-        return result, at, time.monotonic()
+        at = self._since = time.monotonic()
+        try:
+            result = self._run(job)
+        finally:
+            until = time.monotonic()
+            self._worked, self._since = self._worked + until - at, None
+        return result, at, until
 
     def _post(self, job: Job, future: Future[Timed]) -> None:
         """On the worker thread: hand the outcome to the loop, unless that is gone."""

@@ -37,6 +37,9 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: DType = "auto"
     # "exact" gives bitwise the sequential decoder's tokens; "fast" may use any kernel.
     mode: Mode = "exact"
+    # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
+    # template of the target's tokenizer, or "plain" (docs/http.md).
+    chat_template: str | None = None
 
 
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):

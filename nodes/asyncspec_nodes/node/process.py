@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
@@ -24,6 +25,8 @@ from asyncspec.trace.recorder import MOST, Recorder
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.machines.replay import settings
+from asyncspec_nodes.node.counts import counts
+from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
 from asyncspec_nodes.serving.service import TextService
@@ -129,6 +132,13 @@ def _runtime(
         shell.service = TextService(
             loaded.codec, loaded.rules, runtime.feed, most=config.limits.waiting
         )
+    Inspector(
+        runtime,
+        loaded.me,
+        counts,
+        model=Path(config.target.path).name,
+        context_length=0 if loaded.rules is None else loaded.rules.context_length,
+    )
     courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
     if config.trace.text:
         shell.tell = courier.said
