@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from msgspec.structs import replace
 
@@ -96,7 +96,7 @@ class Client:
         self.link.send(client_hello(cluster))
         self.link.accepted(await self._welcome)
 
-    async def ask(self, submit: Submit) -> AsyncIterator[Event]:
+    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """The answer, piece by piece; the last item is its ``Finished``. ``submit.request`` is
         chosen here. Leaving early cancels the request. Raises ``ClusterError``."""
         if self.link.gone.done():

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.cluster.config_rules import check
 from asyncspec_nodes.cluster.config_tables import Config
-from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.cluster.source_names import EAGLE, WITHOUT_MODEL, each
 
 
