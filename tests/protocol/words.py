@@ -114,11 +114,13 @@ def outputs(draw: st.DrawFn) -> Output:
 @st.composite
 def statuses(draw: st.DrawFn) -> Status:
     links = draw(st.lists(st.tuples(count, st.floats(-1, 9), count), max_size=4))
-    columns = list(zip(*links, strict=True)) or [(), (), ()]
+    peers, round_trips, sent = zip(*links, strict=True) if links else ((), (), ())
     return Status(
         *draw(st.tuples(count, count, st.just("verify"), st.tuples(count, count))),
         *draw(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), count, count, count, count)),
-        *columns,
+        peers,
+        round_trips,
+        sent,
         draw(st.booleans()),
         draw(st.text(max_size=9)),
         draw(count),
