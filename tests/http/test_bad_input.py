@@ -61,11 +61,13 @@ async def error(reply: aiohttp.ClientResponse) -> dict[str, str]:
     ],
 )
 async def test_bodies(toy: Toy, body: bytes, status: int) -> None:
-    async with aiohttp.ClientSession(toy.url) as web:
-        async with web.post(PATH, data=body, headers=JSON) as reply:
-            assert reply.status == status
-            assert reply.content_type == "application/json"
-            assert (await error(reply))["message"]
+    async with (
+        aiohttp.ClientSession(toy.url) as web,
+        web.post(PATH, data=body, headers=JSON) as reply,
+    ):
+        assert reply.status == status
+        assert reply.content_type == "application/json"
+        assert (await error(reply))["message"]
 
 
 async def test_a_body_without_a_length_is_bounded_as_well(toy: Toy) -> None:
@@ -73,10 +75,12 @@ async def test_a_body_without_a_length_is_bounded_as_well(toy: Toy) -> None:
         for _ in range(1000):
             yield b" " * 1000
 
-    async with aiohttp.ClientSession(toy.url) as web:
-        async with web.post(PATH, data=parts(), headers=JSON) as reply:
-            assert reply.status == 413
-            assert (await error(reply))["code"] == "request_too_large"
+    async with (
+        aiohttp.ClientSession(toy.url) as web,
+        web.post(PATH, data=parts(), headers=JSON) as reply,
+    ):
+        assert reply.status == 413
+        assert (await error(reply))["code"] == "request_too_large"
 
 
 @pytest.mark.parametrize(
@@ -95,10 +99,12 @@ async def test_a_body_without_a_length_is_bounded_as_well(toy: Toy) -> None:
 async def test_requests(
     toy: Toy, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
-    async with aiohttp.ClientSession(toy.url) as web:
-        async with web.request(method, path, headers=headers, data=b"") as reply:
-            assert reply.status == status
-            await error(reply)
+    async with (
+        aiohttp.ClientSession(toy.url) as web,
+        web.request(method, path, headers=headers, data=b"") as reply,
+    ):
+        assert reply.status == status
+        await error(reply)
 
 
 async def connect(toy: Toy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -163,7 +164,7 @@ async def test_the_state_of_the_cluster() -> None:
         assert any(node["slots"] for node in found["nodes"][1:])
         layers = [node["layers"] for node in found["nodes"][1:]]
         assert layers[0][0] == 0
-        assert all(a[1] == b[0] for a, b in zip(layers, layers[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(layers))
         peers = {link["peer"] for link in found["nodes"][0]["links"]}
         assert peers == {1, 2, 3}
         await toy.settled()
@@ -193,13 +194,13 @@ async def test_draining() -> None:
         async with web.post(PATH, json=asked) as running:
             hurry = asyncio.Event()
             draining = asyncio.create_task(toy.server.drain(hurry))
-            while not toy.service.drain.stopping:
-                await asyncio.sleep(0)
+            while True:
+                async with web.get("/ready") as reply:
+                    if reply.status == 503:
+                        break
             async with web.post(PATH, json=ASK) as reply:
                 assert reply.status == 503
                 assert "Retry-After" in reply.headers
-            async with web.get("/ready") as reply:
-                assert reply.status == 503
             lines = [line async for line in running.content if line.startswith(b"data: ")]
         # What ran has come to its end, and only then the service does.
         assert lines[-1] == b"data: [DONE]\n"
@@ -208,14 +209,17 @@ async def test_draining() -> None:
 
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_draining_ends(hurried: bool) -> None:
-    async with Toy(drain_seconds=100 if hurried else 0.2) as toy:
-        async with aiohttp.ClientSession(toy.url) as web, web.post(PATH, json=LONG) as running:
-            hurry = asyncio.Event()
-            draining = asyncio.create_task(toy.server.drain(hurry))
-            if hurried:
-                hurry.set()
-            await draining
-            running.close()
+    async with (
+        Toy(drain_seconds=100 if hurried else 0.2) as toy,
+        aiohttp.ClientSession(toy.url) as web,
+        web.post(PATH, json=LONG) as running,
+    ):
+        hurry = asyncio.Event()
+        draining = asyncio.create_task(toy.server.drain(hurry))
+        if hurried:
+            hurry.set()
+        await draining
+        running.close()
 
 
 async def test_who_asks_how_the_nodes_are_gets_an_answer_when_one_is_lost_meanwhile() -> None:
