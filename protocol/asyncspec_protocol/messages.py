@@ -390,7 +390,8 @@ class Status(Struct, array_like=True, frozen=True, tag="status"):
     sessions: int
     waiting: int
     slots: int
-    # Its links: peers, round trips in seconds (-1: not known), bytes written.
+    # Its links: peers, round trips by heartbeats in seconds (upper bounds; -1: not known), bytes
+    # written.
     peers: tuple[Rank, ...] = ()
     round_trips: tuple[float, ...] = ()
     sent: tuple[int, ...] = ()
