@@ -41,17 +41,23 @@ async def process(module: str, *argv: str) -> AsyncIterator[tuple[Any, str]]:
     )
     before = psutil.Process(child.pid)
     try:
-        async for line in child.stderr:
-            if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
-                break
+        port = await _port(child.stderr)
         family = [before, *before.children(recursive=True)]
-        yield child, f"http://127.0.0.1:{found[1].decode()}"
+        yield child, f"http://127.0.0.1:{port}"
         await child.wait()
         assert not [p for p in family if p.is_running() and p.status() != "zombie"]
     finally:
         if child.returncode is None:
             child.kill()
         await child.communicate()
+
+
+async def _port(lines: asyncio.StreamReader | None) -> int:
+    assert lines is not None
+    async for line in lines:
+        if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
+            return int(found[1])
+    raise AssertionError("it has ended")
 
 
 async def post(web: aiohttp.ClientSession, path: str, **fields: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_what_is_said_of_each_token_is_what_the_target_alone_says(
         cluster.submit(request)
     for when, which in losses:
         rank = Rank(1 + which % cluster.stages)
-        cluster.world.at(when, lambda rank=rank: cluster.world.cut(DRAFT, rank))
+        cluster.world.at(when, partial(cluster.world.cut, DRAFT, rank))
         cluster.world.at(when + 7, cluster.connect_all)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)

@@ -106,7 +106,7 @@ class Answering:
     async def _gathered(self) -> AsyncIterator[Gathered]:
         try:
             async with asyncio.timeout(self._limits.answer_seconds):
-                async with Gathered(self._engine, self._asked.submits) as gathered:
+                async with Gathered(self._engine, self._asked) as gathered:
                     yield gathered
         except TimeoutError:
             self._fail()

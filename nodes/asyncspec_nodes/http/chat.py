@@ -60,6 +60,7 @@ class ChatForm:
     whole_name = "chat.completion"
     piece_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
+    prompt_name = "messages"
 
     def __init__(self, *, logprobs: bool) -> None:
         self._logprobs = logprobs

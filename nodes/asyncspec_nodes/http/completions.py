@@ -81,6 +81,7 @@ class TextForm:
     whole_name = "text_completion"
     piece_name = "text_completion"
     id_prefix = "cmpl-"
+    prompt_name = "prompt"
 
     def __init__(self, *, logprobs: bool) -> None:
         self._logprobs = logprobs

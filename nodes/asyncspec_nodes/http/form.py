@@ -19,6 +19,8 @@ class Form(Protocol):
     whole_name: str
     piece_name: str
     id_prefix: str
+    # The parameter that has the prompt.
+    prompt_name: str
 
     def first(self) -> Choice | None:
         """What a stream says of an answer before its text, if anything."""

@@ -9,6 +9,7 @@ from asyncspec.errors import AsyncSpecError
 from asyncspec_nodes.client.inbox import Event
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.errors import ApiError
+from asyncspec_nodes.http.form import Asked
 from asyncspec_protocol.messages import Finished, Submit
 
 MOST_WAITING = 64
@@ -18,17 +19,17 @@ MOST_WAITING = 64
 class Gathered:
     """A context: inside, the cluster works on all of them; leaving cancels what is not done."""
 
-    def __init__(self, engine: Engine, submits: tuple[Submit, ...]) -> None:
+    def __init__(self, engine: Engine, asked: Asked) -> None:
         self._engine = engine
-        self._submits = submits
+        self._asked = asked
         self._queue: asyncio.Queue[tuple[int, Event | ApiError]] = asyncio.Queue(MOST_WAITING)
         self._tasks: list[asyncio.Task[None]] = []
-        self.left = len(submits)
+        self.left = len(asked.submits)
 
     async def __aenter__(self) -> Gathered:
         self._tasks = [
             asyncio.create_task(self._pump(index, submit))
-            for index, submit in enumerate(self._submits)
+            for index, submit in enumerate(self._asked.submits)
         ]
         return self
 
@@ -48,7 +49,7 @@ class Gathered:
         if isinstance(event, ApiError):
             raise event
         if isinstance(event, Finished):
-            if (failed := failure(event)) is not None:
+            if (failed := failure(event, self._asked.form.prompt_name)) is not None:
                 raise failed
             self.left -= 1
         return index, event
@@ -63,17 +64,15 @@ class Gathered:
             await self._queue.put((index, unavailable))
 
 
-def failure(end: Finished) -> ApiError | None:
-    """The error that an end means, if it means one."""
+def failure(end: Finished, prompt_name: str) -> ApiError | None:
+    """The error that an end means, if it means one. ``prompt_name``: the parameter with the prompt,
+    at whose door the draft node lays what only it can see."""
     if end.reason in ("stop", "length"):
         return None
     if end.code == "busy":
         return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
     if end.reason == "error" and not end.stats:
         # A refused request has cost nothing: the request itself must change.
-        return ApiError(400, end.detail, param=_PARAMS.get(end.code), code=end.code or "invalid")
+        return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
     detail = end.detail or f"the request was {end.reason}"
     return ApiError(503, detail, code="unavailable", retry_after=1)
-
-
-_PARAMS = {"context_length_exceeded": "messages", "chat_template": "messages"}

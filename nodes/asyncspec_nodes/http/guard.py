@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from asyncspec_nodes.http import site
 from asyncspec_nodes.http.auth import Keys
 from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.http.metrics import Metrics
@@ -16,7 +17,8 @@ from asyncspec_nodes.http.metrics import Metrics
 CLOSED = 499
 """In the metrics: the client has left (nginx's number)."""
 
-_OPEN = ("/health", "/ready", "/page/")
+OPEN = frozenset({"/health", "/ready", *site.FILES})
+"""Routes that need no key: they tell nothing of anybody's requests."""
 
 
 def guarded(keys: Keys, metrics: Metrics) -> Middleware:
@@ -26,7 +28,7 @@ def guarded(keys: Keys, metrics: Metrics) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = CLOSED
         try:
-            if request.path != "/" and not request.path.startswith(_OPEN):
+            if _route(request) not in OPEN:
                 keys.check(request.headers.get("Authorization"))
             response = await handler(request)
             status = response.status

@@ -65,10 +65,9 @@ def check_prompts(asked: Asked, limits: Limits) -> None:
     for submit in asked.submits:
         length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))
         if length > limits.prompt_length:
-            name = "messages" if submit.chat else "prompt"
             raise invalid(
                 f"the prompt has {length} characters or tokens; at most {limits.prompt_length} "
                 "are taken",
-                name,
+                asked.form.prompt_name,
                 "prompt_too_long",
             )
