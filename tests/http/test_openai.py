@@ -157,7 +157,7 @@ async def test_log_probs(toy: Toy, temperature: float) -> None:
     async with client(toy) as ai:
         whole = await ai.chat.completions.create(model="toy", **ask)
         said = whole.choices[0].logprobs
-        streamed = []
+        streamed: list[Any] = []
         async for chunk in await ai.chat.completions.create(model="toy", stream=True, **ask):
             for choice in chunk.choices:
                 if choice.logprobs is not None:

@@ -116,14 +116,22 @@ def statuses(draw: st.DrawFn) -> Status:
     links = draw(st.lists(st.tuples(count, st.floats(-1, 9), count), max_size=4))
     peers, round_trips, sent = zip(*links, strict=True) if links else ((), (), ())
     return Status(
-        *draw(st.tuples(count, count, st.just("verify"), st.tuples(count, count))),
-        *draw(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), count, count, count, count)),
-        peers,
-        round_trips,
-        sent,
-        draw(st.booleans()),
-        draw(st.text(max_size=9)),
-        draw(count),
+        question=draw(count),
+        rank=draw(count),
+        role="verify",
+        layers=draw(st.tuples(count, count)),
+        up_seconds=draw(st.floats(0, 1e9)),
+        busy_seconds=draw(st.floats(0, 1e9)),
+        memory_bytes=draw(count),
+        sessions=draw(count),
+        waiting=draw(count),
+        slots=draw(count),
+        peers=peers,
+        round_trips=round_trips,
+        sent=sent,
+        last=draw(st.booleans()),
+        model=draw(st.text(max_size=9)),
+        context_length=draw(count),
     )
 
 
