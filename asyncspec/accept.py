@@ -35,6 +35,15 @@ class Opinion(Struct, frozen=True):
     # empty where the policy does not ask for them.
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
+    # The drawn token's own, where the user asks for it.
+    log_prob: float | None = None
+
+    def of(self, token: int) -> float | None:
+        """The log-probability of a token that was chosen; None where it is not known."""
+        if token == self.drawn:
+            return self.log_prob
+        known = dict(zip(self.tokens, self.log_probs, strict=True))
+        return known.get(token)
 
 
 Choose = Callable[[TokenTree, NodeId, Opinion], int]

@@ -32,6 +32,8 @@ class Admit(Struct, frozen=True):
     features: tuple[int, ...] = ()
     # Likeliest tokens that are given beside the drawn one, as in ``Open.tops``.
     tops: int = 0
+    # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
+    log_probs: bool = False
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -78,6 +80,8 @@ class Judged(Struct, frozen=True):
     features: object | None = None
     # The likeliest tokens of each judged row and their log-probabilities, where they are wanted.
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+    # The log-probability of each token, where it is wanted.
+    drawn: tuple[float, ...] = ()
 
 
 class Compact(Struct, frozen=True):

@@ -75,10 +75,11 @@ class Browser:
             await self._process.communicate()
             self._profile.cleanup()
 
-    async def open(self, path: Path, *, then: str = "") -> None:
-        """Load a file and wait until it has drawn itself."""
+    async def open(self, page: Path | str, *, then: str = "") -> None:
+        """Load a file or an address and wait until it has drawn itself."""
         self._loaded.clear()
-        await self.call("Page.navigate", url=f"{path.as_uri()}{then}")
+        address = page if isinstance(page, str) else page.as_uri()
+        await self.call("Page.navigate", url=f"{address}{then}")
         await self._loaded.wait()
         await self.frame()
 

@@ -37,8 +37,17 @@ class Device:
         # None: there is nothing more to come.
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closed = False
+        # Of jobs that are over, and when the one in service has begun. Written by the thread.
+        self._worked = 0.0
+        self._since: float | None = None
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time spent on jobs so far, the one in service included."""
+        worked, since = self._worked, self._since
+        return worked if since is None else worked + time.monotonic() - since
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -49,13 +58,15 @@ class Device:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
-            at = time.monotonic()
+            at = self._since = time.monotonic()
             try:
                 result = self._run(job)
             except BaseException as error:
                 self._post(self._deliver_error, job, error)
             else:
-                self._post(self._deliver, job, result, at, time.monotonic())
+                until = time.monotonic()
+                self._worked, self._since = self._worked + until - at, None
+                self._post(self._deliver, job, result, at, until)
 
     def _post(self, deliver: Callable[..., None], *outcome: object) -> None:
         """Hand an outcome to the loop, unless nobody waits for it any more."""

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from asyncspec.accept import Opinion
 from asyncspec.jobs import Job, Rows
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank, SessionId
@@ -27,6 +28,9 @@ class Request(Struct, frozen=True):
     # Token ids that end the answer; the first of them to come is part of it.
     stop_tokens: frozenset[int]
     policy: str
+    # Tokens come with their log-probabilities, and with so many of the likeliest in their place.
+    log_probs: bool = False
+    tops: int = 0
 
 
 # --- inputs -----------------------------------------------------------------------------------
@@ -122,6 +126,8 @@ class Emit(Struct, frozen=True):
     tokens: tuple[int, ...]
     hits: int = 0
     session: SessionId = SessionId(-1)
+    # What the target said in the place of each token, where the request asks for it.
+    opinions: tuple[Opinion, ...] = ()
 
 
 class Finish(Struct, frozen=True):

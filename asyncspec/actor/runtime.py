@@ -46,7 +46,9 @@ from asyncspec_protocol.messages import (
     Events,
     Fault,
     Hello,
+    Inspect,
     Message,
+    Status,
     Submit,
     Welcome,
 )
@@ -92,6 +94,19 @@ class Courier(Protocol):
         """Part of a stage's trace."""
 
 
+class Inspector(Protocol):
+    """Answers how this node is."""
+
+    def inspect(self, link: Link, message: Inspect) -> None:
+        """A client or the draft node asks."""
+
+    def status(self, link: Link, message: Status) -> None:
+        """Another node has answered."""
+
+    def gone(self, link: Link) -> None:
+        """A link to a node or a client is gone."""
+
+
 class Runtime(Generic[S]):
     """One node: a machine, its links, its device and its timers."""
 
@@ -121,6 +136,7 @@ class Runtime(Generic[S]):
         self._mesh = Mesh(me, peers, self, options or LinkOptions(), security or Security())
         self._tap: Tap | None = None
         self._courier: Courier | None = None
+        self._inspector: Inspector | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._recent: deque[object] = deque(maxlen=REMEMBERED)
         self._inbox: deque[Input] = deque()
@@ -150,6 +166,15 @@ class Runtime(Generic[S]):
     def links(self) -> Mapping[Rank, Link]:
         """The nodes that are connected now."""
         return self._mesh.links
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the device has worked so far."""
+        return self._device.busy_seconds
+
+    def answer_by(self, inspector: Inspector) -> None:
+        """``inspector`` says from now on how this node is."""
+        self._inspector = inspector
 
     def feed(self, event: Input) -> None:
         """Give the machine an input; call it on the event loop only.
@@ -283,6 +308,8 @@ class Runtime(Generic[S]):
         """See ``Owner``."""
         if self._courier is not None:
             self._courier.gone(link)
+        if self._inspector is not None:
+            self._inspector.gone(link)
         if link.rank < 0:
             self._shell.client_gone(link)
             return
@@ -300,6 +327,8 @@ class Runtime(Generic[S]):
             link.close(message.text)
         elif isinstance(message, Collect | Events):
             self._trace(link, message, frame)
+        elif isinstance(message, Inspect | Status):
+            self._inspect(link, message)
         elif link.rank < 0:
             if not isinstance(message, Submit | Cancel):
                 raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
@@ -320,6 +349,17 @@ class Runtime(Generic[S]):
             self._courier.collect(link, message)
         else:
             link.send(Events(message.collection, self.rank, True, "this node keeps no trace"))
+
+    def _inspect(self, link: Link, message: Inspect | Status) -> None:
+        """Clients and the draft node ask, the other nodes answer."""
+        if isinstance(message, Status) == (link.rank <= DRAFT):
+            raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
+        if self._inspector is None:
+            raise RemoteProtocolError("this node does not say how it is")
+        if isinstance(message, Status):
+            self._inspector.status(link, message)
+        else:
+            self._inspector.inspect(link, message)
 
     def _unpack(self, frame: Frame) -> object | None:
         if frame.tensor is None or frame.data is None:

@@ -83,6 +83,11 @@ class ToyModel(Struct, frozen=True):
         best = sorted(range(self.vocab), key=lambda t: (-logits[t], t))[:count]
         return tuple(best), tuple(min(0.0, logits[t] - total) for t in best)
 
+    def log_prob(self, hidden: int, token: int) -> float:
+        """The log-probability of one next token, before any sampling setting."""
+        tokens, log_probs = self.likely(hidden, self.vocab)
+        return log_probs[tokens.index(token)]
+
     def start(self) -> ToyState:
         """Before the first token."""
         return ToyState(caches=((),) * self.layers, stream=(0,))
@@ -128,6 +133,7 @@ class _Session(Struct):
     # On the last stage, where draws depend on them.
     tokens: SlotTokens | None
     tops: int
+    log_probs: bool
 
 
 class ToyStage:
@@ -144,11 +150,13 @@ class ToyStage:
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
         match job:
-            case Admit(session, _, sampling, prompt_length, features, tops):
+            case Admit(session, _, sampling, prompt_length, features, tops, log_probs):
                 caches: list[list[int]] = [[] for _ in self._layers]
                 last = self._layers.stop == self._model.layers
                 tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
-                self._sessions[session] = _Session(caches, sampling, features, tokens, tops)
+                self._sessions[session] = _Session(
+                    caches, sampling, features, tokens, tops, log_probs
+                )
             case Release(session):
                 self._sessions.pop(session, None)
             case Compact(session, start, keep):
@@ -174,13 +182,17 @@ class ToyStage:
                 (h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True)
             )
         tokens = self._draw(job, session, hidden)
-        if not session.features and not session.tops:
+        if not session.features and not session.tops and not session.log_probs:
             return tokens
         if FINAL in session.features:
             taps = [(model.norm(h),) for h in hidden]
         likely = tuple(model.likely(hidden[i], session.tops) for i in job.judge)
         features = tuple(map(feature, taps)) if session.features else None
-        return Judged(tokens, features, likely if session.tops else ())
+        drawn: tuple[float, ...] = ()
+        if session.log_probs:
+            places = zip(job.judge, tokens, strict=True)
+            drawn = tuple(model.log_prob(hidden[i], token) for i, token in places)
+        return Judged(tokens, features, likely if session.tops else (), drawn)
 
     def _draw(self, job: Forward, session: _Session, hidden: Sequence[int]) -> tuple[int, ...]:
         tokens = session.tokens

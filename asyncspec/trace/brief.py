@@ -45,7 +45,9 @@ def _computed(event: machine.Computed, job: int) -> records.Computed:
         return records.Computed(job, event.seconds, expanded=result)
     if isinstance(result, Judged):
         featured = result.features is not None
-        return records.Computed(job, event.seconds, result.tokens, None, featured, result.likely)
+        return records.Computed(
+            job, event.seconds, result.tokens, None, featured, result.likely, result.drawn
+        )
     # Drawn tokens; toy stages have tuples as handles too.
     plain = isinstance(result, tuple) and all(type(token) is int for token in result)
     return records.Computed(job, event.seconds, tokens=result if plain else None)  # type: ignore[arg-type]

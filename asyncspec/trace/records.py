@@ -69,6 +69,8 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     featured: bool = False
     # Likeliest tokens of each judged row with their log-probabilities, where they were wanted.
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+    # The log-probabilities of the tokens, where they were wanted.
+    drawn: tuple[float, ...] = ()
 
 
 class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):

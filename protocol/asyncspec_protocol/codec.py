@@ -25,8 +25,10 @@ from .messages import (
     Finished,
     Message,
     Open,
+    Output,
     PruneIndices,
     Segment,
+    Status,
     Submit,
     Verdict,
 )
@@ -89,12 +91,14 @@ def _check_message(message: Message) -> None:
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
             _require(0 <= taps <= MOST_FEATURES, "a row has at most 64 features")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
-        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs):
+        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn):
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
             _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
             _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
             _require(max((*tokens, *likely), default=0) <= MOST_TOKEN, "a token is out of bounds")
             _check_likely(len(ids), likely, log_probs)
+            _require(len(drawn) in (0, len(ids)), "every token has a log-probability, or none")
+            _require(all(p <= 0 for p in drawn), "a log-probability is 0 or less")
         case PruneIndices(_, version, horizon, accepted, keep):
             _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
             _require(min((version, horizon, *accepted, *keep)) >= 0, "numbers do not go below 0")
@@ -119,6 +123,17 @@ def _check_message(message: Message) -> None:
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
+        case Status(peers=peers, round_trips=round_trips, sent=sent) as status:
+            _require(len(peers) == len(round_trips) == len(sent), "lists differ in length")
+            own = (status.up_seconds, status.busy_seconds, *round_trips)
+            _require(all(map(math.isfinite, own)), "numbers are finite")
+        case Output(_, tokens, _, log_probs, likely, likely_log_probs, spelled):
+            wanted = len(tokens) if log_probs else 0
+            _require(len(log_probs) == wanted, "every token has a log-probability, or none")
+            _require(len(likely) == len(likely_log_probs), "lists differ in length")
+            _require(not likely or len(likely) % max(1, wanted) == 0, "every token has as many")
+            _require(len(spelled) == wanted + len(likely), "every token is spelled, or none")
+            _require(all(map(math.isfinite, (*log_probs, *likely_log_probs))), "numbers are finite")
         case Finished(stats=stats):
             _require(all(map(math.isfinite, stats.values())), "numbers are finite")
         case Submit():

@@ -66,6 +66,9 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     # their log-probabilities in nats, before any sampling setting.
     likely: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
+    # Those of ``tokens`` themselves, where ``Open.log_probs`` asks for them: a drawn token need not
+    # be one of the likeliest.
+    drawn: tuple[float, ...] = ()
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
@@ -213,6 +216,8 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     # Of every verdict so many of the target's likeliest tokens come with their probabilities, for
     # policies that do not always take the one that was drawn. 0: none do.
     tops: int = 0
+    # The log-probability of every drawn token comes with it, for users who ask for it.
+    log_probs: bool = False
 
 
 class Floor(Struct, array_like=True, frozen=True, tag="floor"):
@@ -298,6 +303,13 @@ class Submit(Struct, array_like=True, frozen=True, tag="submit"):
     # Texts that end the answer before the first of them, or with it.
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    # The prompt as tokens, taken as they are; or as a conversation, a JSON list of messages that
+    # the target's chat template makes a prompt of. Then ``prompt`` is empty.
+    prompt_ids: tuple[int, ...] = ()
+    chat: str = ""
+    # Every token of the answer comes with its log-probability, and with so many of the likeliest.
+    log_probs: bool = False
+    tops: int = 0
 
 
 class Output(Struct, array_like=True, frozen=True, tag="output"):
@@ -306,6 +318,14 @@ class Output(Struct, array_like=True, frozen=True, tag="output"):
     request: int
     token_ids: tuple[int, ...]
     text: str
+    # Where ``Submit.log_probs`` asks for them, of each of ``token_ids``, in nats, before any
+    # sampling setting; and ``Submit.tops`` likeliest tokens with theirs, one token after the other.
+    log_probs: tuple[float, ...] = ()
+    likely: tuple[int, ...] = ()
+    likely_log_probs: tuple[float, ...] = ()
+    # The bytes that those tokens mean, of ``token_ids`` and then of ``likely``: a client has no
+    # tokenizer.
+    spelled: tuple[bytes, ...] = ()
 
 
 class Finished(Struct, array_like=True, frozen=True, tag="finished"):
@@ -317,6 +337,8 @@ class Finished(Struct, array_like=True, frozen=True, tag="finished"):
     detail: str
     # Counters, named and defined in docs/metrics.md.
     stats: dict[str, float]
+    # For "error": a short name scripts can test, e.g. "busy".
+    code: str = ""
 
 
 class Cancel(Struct, array_like=True, frozen=True, tag="cancel"):
@@ -350,6 +372,45 @@ class Events(Struct, array_like=True, frozen=True, tag="events"):
     reason: str = ""
 
 
+class Inspect(Struct, array_like=True, frozen=True, tag="inspect"):
+    """Asks how nodes are. A client asks the draft node, which asks the others and passes on what
+    they answer."""
+
+    # Chosen by the asker; the answers bear it.
+    question: int
+
+
+class Status(Struct, array_like=True, frozen=True, tag="status"):
+    """How a node is now."""
+
+    question: int
+    # Whose.
+    rank: Rank
+    role: Role
+    layers: tuple[int, int]
+    # Since it serves, and how long of that its device has worked: differences give busy shares.
+    up_seconds: float
+    busy_seconds: float
+    # Resident memory of the process.
+    memory_bytes: int
+    # Sessions here; requests (draft node) or segments (stage) that wait; cache slots in use.
+    sessions: int
+    waiting: int
+    slots: int
+    # Its links: peers, round trips by heartbeats in seconds (upper bounds; -1: not known), bytes
+    # written.
+    peers: tuple[Rank, ...] = ()
+    round_trips: tuple[float, ...] = ()
+    sent: tuple[int, ...] = ()
+    # Nothing more comes to this question.
+    last: bool = False
+    # Draft node only: what it serves, and to how many tokens, prompt and answer together.
+    model: str = ""
+    context_length: int = 0
+    # Draft node only: why no request can be served now; empty where one can.
+    missing: str = ""
+
+
 Message = (
     Segment
     | Verdict
@@ -374,4 +435,6 @@ Message = (
     | Cancel
     | Collect
     | Events
+    | Inspect
+    | Status
 )

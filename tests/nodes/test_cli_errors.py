@@ -24,6 +24,41 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return _line(capsys, cli.main, ["run", *argv])
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--port", "70000"], "--port is 70000; it must be 0 to 65535"),
+        (["--port", "x"], "invalid int value: 'x'"),
+        (["--max-concurrent", "0"], "--max-concurrent is 0; it must be at least 1"),
+        (["--max-body-bytes", "-1"], "--max-body-bytes is -1; it must be at least 1"),
+        (["--drain-seconds", "nan"], "--drain-seconds is nan; it must be above 0"),
+        (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
+        (["--stages", "0"], "--stages is 0; it must be at least 1"),
+        (["--host", "0.0.0.0"], "give --api-key-file FILE, or --no-api-key on a network you trust"),
+        (["--api-key-file", "/nowhere"], "cannot read the API keys in /nowhere: No such file"),
+        (["--chat-template", "/nowhere"], "cannot read the chat template /nowhere: No such file"),
+        (["--connect", "h:1", "--stages", "2"], "--stages is the running cluster's choice"),
+        (["--connect", "h:1", "--chat-template", "plain"], "--chat-template is the running"),
+        (["--connect", "nowhere"], "--connect nowhere is not HOST:PORT"),
+        (["--cluster", "x"], "--cluster goes with --connect"),
+        (["--policy", "best"], "unknown policy 'best'"),
+    ],
+)
+def test_serve(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
+    assert says in _line(capsys, cli.main, ["serve", *argv])
+
+
+def test_keys_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# none\n\n")
+    assert "there is no API key in" in _line(
+        capsys, cli.main, ["serve", "--api-key-file", str(file)]
+    )
+    file.write_text("one\n")
+    argv = ["serve", "--api-key-file", str(file), "--no-api-key"]
+    assert "--no-api-key is given, but there is an API key" in _line(capsys, cli.main, argv)
+
+
 def _line(
     capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], argv: list[str]
 ) -> str:

@@ -36,6 +36,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "verdict-likely": (
         m.Verdict(7, 3, 2, (40, 41), (600, 9), (), (600, 5, 9, 8), (-0.25, -1.5, -0.5, -2.0)),
     ),
+    "verdict-drawn": (
+        m.Verdict(7, 3, 2, (40, 41), (600, 9), (), (600, 5), (-0.25, -0.5), (-0.25, -1.5)),
+    ),
     "verdict": (m.Verdict(7, 3, 2, (40, 41), (600, 9)),),
     "prune": (m.PruneIndices(7, 4, 52, (40, 51), (41, 44)),),
     "expand": (m.Expand(7, 4, 30, (5, 600), 5, 10, 64),),
@@ -55,6 +58,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "open": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),),
     "open-penalties": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, 1.25, 0.5, -0.5, 4),),
     "open-tops": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, features=(2, 4, 5), tops=64),),
+    "open-log-probs": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, tops=2, log_probs=True),),
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),
     "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),
@@ -64,6 +68,25 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "submit": (m.Submit(1, "Once upon a time", 128, 3, 0.8, 0, 0.9, 0.0, "flowspec", False),),
     "submit-stop": (
         m.Submit(1, "Once", 9, 3, 0.8, 0, 0.9, 0.0, "", True, 1.25, 0.5, -0.5, ("é\n", "."), True),
+    ),
+    "submit-log-probs": (
+        m.Submit(
+            *(1, "", 9, 3, 0.8, 0, 0.9, 0.0, "", False, 1.0, 0.0, 0.0, (), False),
+            *((5, 600), '[{"role":"user","content":"é"}]', True, 2),
+        ),
+    ),
+    "output-log-probs": (
+        m.Output(1, (5,), " é", (-1.5,), (600, 5), (-0.25, -1.5), (b" \xc3", b" a", b" \xc3")),
+    ),
+    "finished-code": (
+        m.Finished(1, "error", "8 requests are waiting already; try again later", {}, "busy"),
+    ),
+    "inspect": (m.Inspect(3),),
+    "status": (
+        m.Status(
+            *(3, 1, "verify", (0, 4), 60.5, 20.25, 500_000_000, 2, 1, 96),
+            *((0, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "x"),
+        ),
     ),
     "output": (m.Output(1, (5, 600), " there was"),),
     "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),

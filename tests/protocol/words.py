@@ -15,7 +15,9 @@ from asyncspec_protocol.messages import (
     Expanded,
     Message,
     Open,
+    Output,
     Segment,
+    Status,
     Verdict,
 )
 
@@ -94,12 +96,53 @@ openings = st.builds(
     ),
 )
 
+
+@st.composite
+def outputs(draw: st.DrawFn) -> Output:
+    tokens = tuple(draw(st.lists(count, max_size=4)))
+    text = draw(st.text(max_size=12))
+    if not draw(st.booleans()):
+        return Output(draw(count), tokens, text)
+    tops = draw(st.integers(0, 3))
+    likely = tuple(draw(count) for _ in range(tops * len(tokens)))
+    log_probs = tuple(draw(st.floats(-50, 0)) for _ in (*tokens, *likely))
+    spelled = tuple(draw(st.binary(max_size=4)) for _ in log_probs)
+    split = len(tokens)
+    return Output(draw(count), tokens, text, log_probs[:split], likely, log_probs[split:], spelled)
+
+
+@st.composite
+def statuses(draw: st.DrawFn) -> Status:
+    links = draw(st.lists(st.tuples(count, st.floats(-1, 9), count), max_size=4))
+    peers, round_trips, sent = zip(*links, strict=True) if links else ((), (), ())
+    return Status(
+        question=draw(count),
+        rank=draw(count),
+        role="verify",
+        layers=draw(st.tuples(count, count)),
+        up_seconds=draw(st.floats(0, 1e9)),
+        busy_seconds=draw(st.floats(0, 1e9)),
+        memory_bytes=draw(count),
+        sessions=draw(count),
+        waiting=draw(count),
+        slots=draw(count),
+        peers=peers,
+        round_trips=round_trips,
+        sent=sent,
+        last=draw(st.booleans()),
+        model=draw(st.text(max_size=9)),
+        context_length=draw(count),
+    )
+
+
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
     Expand: questions(),
     Expanded: expansions(),
     Open: openings,
+    Output: outputs(),
+    Status: statuses(),
 }
 
 
@@ -120,6 +163,7 @@ def plain(annotation: Any) -> st.SearchStrategy[Any]:
         float: st.floats(0, 1e9),
         str: st.text(max_size=12),
         bool: st.booleans(),
+        bytes: st.binary(max_size=6),
     }[annotation]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine, Request, Submitted
-from asyncspec.actor.runtime import Runtime
+from asyncspec.actor.runtime import Runtime, Shell
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
 from asyncspec.backend.toy_eagle import ToyEagle
@@ -157,7 +157,7 @@ class LocalCluster:
             )
             tensors = self.backends[rank] = ToyStage(self.model, first, end)
             run = self.backends[rank].run
-        self.shells[rank] = RecordingShell()
+        shell = self.shell(rank)
         self.nodes[rank] = Runtime(
             machine,
             machine.initial(),  # type: ignore[attr-defined]
@@ -167,12 +167,17 @@ class LocalCluster:
             run_job=run,
             abandon_job=lambda job: None,
             tensors=tensors,
-            shell=self.shells[rank],
+            shell=shell,
             options=QUICK,
         )
         if self.traced is not None:
             self.couriers[rank] = self._courier(rank)
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
+
+    def shell(self, rank: int) -> Shell:
+        """The process around a node."""
+        self.shells[rank] = RecordingShell()
+        return self.shells[rank]
 
     def _courier(self, rank: int) -> Courier:
         runtime = self.nodes[rank]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncspec.source.grow import Proposal
@@ -16,6 +18,14 @@ def best_successors(
     """
     logits = logits.float()
     best = logits.topk(min(most, logits.shape[-1]), dim=-1)
-    log_probs = best.values - logits.logsumexp(-1, keepdim=True)
+    # Rounding must not make a token more than certain.
+    log_probs = (best.values - logits.logsumexp(-1, keepdim=True)).clamp(max=0.0)
     tokens = best.indices if ids is None else ids[best.indices]
     return list(zip(tokens.tolist(), log_probs.tolist(), strict=True))
+
+
+def log_probs_of(logits: torch.Tensor, tokens: Sequence[int]) -> tuple[float, ...]:
+    """The log-probability of one token for each row of ``logits`` [n, vocab]."""
+    logits = logits.float()
+    own = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
+    return tuple((own - logits.logsumexp(-1)).clamp(max=0.0).tolist())

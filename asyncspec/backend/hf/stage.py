@@ -15,7 +15,7 @@ from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.give_back import give_back
-from asyncspec.backend.hf.proposals import best_successors
+from asyncspec.backend.hf.proposals import best_successors, log_probs_of
 from asyncspec.backend.hf.quantized import check_quantize
 from asyncspec.backend.hf.recipe import Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
@@ -39,6 +39,7 @@ class _Session:
     depths: tuple[int, ...]
     # Likeliest tokens that are given beside the drawn one.
     tops: int
+    log_probs: bool
     committed: int = 0
 
     def compact(self, start: int, keep: tuple[int, ...]) -> None:
@@ -123,6 +124,7 @@ class HFStage:
             features=job.features,
             depths=depths_of(self.shard, job.features),
             tops=job.tops,
+            log_probs=job.log_probs,
         )
 
     def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...] | Judged:
@@ -164,10 +166,14 @@ class HFStage:
             tokens = draw(logits, new, session.sampling)
         else:
             tokens = draw(logits, new, session.sampling, seen.counts, map(seen.own, judged))
-        if not session.tops:
+        if not session.tops and not session.log_probs:
             return tokens
-        best = best_successors(logits, session.tops)
-        return Judged(tokens, likely=tuple((tuple(t), tuple(p)) for t, p in best))
+        best = best_successors(logits, session.tops) if session.tops else []
+        return Judged(
+            tokens,
+            likely=tuple((tuple(t), tuple(p)) for t, p in best),
+            drawn=log_probs_of(logits, tokens) if session.log_probs else (),
+        )
 
     def _attention(self, cache: TreeCache, committed: int, rows: tuple[Row, ...]) -> TreeAttention:
         if self.mode == "exact":

@@ -13,7 +13,7 @@ from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes.cli import memory as memory_cli
 from asyncspec_nodes.cli import record as record_cli
-from asyncspec_nodes.cli import run_options, simulate_options
+from asyncspec_nodes.cli import run_options, serve_options, simulate_options
 from asyncspec_nodes.cli import trace as trace_cli
 from asyncspec_nodes.cli.arguments import Parser
 
@@ -28,6 +28,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from asyncspec_nodes.cli.run import run
 
     return run(options)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    options = serve_options.read_arguments(arguments)
+    from asyncspec_nodes.cli.serve import serve
+
+    return serve(options)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -79,6 +86,12 @@ COMMANDS = (
     ),
     _Command(
         "memory", "what each stage of a model takes", memory_cli.add_arguments, memory_cli.memory
+    ),
+    _Command(
+        "serve",
+        "serve the OpenAI interface over HTTP, on a cluster of processes here or a running one",
+        serve_options.add_arguments,
+        _serve,
     ),
     _Command("policies", "list the policies", lambda _: None, _policies),
     _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from msgspec.structs import replace
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.errors import ClusterError
+from asyncspec_nodes.client.inbox import Event, Inbox
+from asyncspec_nodes.client.statuses import Answers
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import client_hello
@@ -24,7 +26,9 @@ from asyncspec_protocol.messages import (
     Fault,
     Finished,
     Hello,
+    Inspect,
     Output,
+    Status,
     Submit,
     Welcome,
 )
@@ -32,7 +36,6 @@ from asyncspec_protocol.messages import (
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 
-Event = Output | Finished
 Sink = Callable[[Events, memoryview | None], None]
 
 
@@ -42,8 +45,9 @@ class Client:
     def __init__(self, where: str, options: LinkOptions) -> None:
         self._where = where
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._answers: dict[int, asyncio.Queue[Event | ClusterError]] = {}
+        self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
+        self._questions: dict[int, Answers] = {}
         self._next = 0
         self._connected = False
         self.link = Link(options, self._frame, self._gone)
@@ -92,25 +96,32 @@ class Client:
         self.link.send(client_hello(cluster))
         self.link.accepted(await self._welcome)
 
-    async def ask(self, submit: Submit) -> AsyncIterator[Event]:
+    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """The answer, piece by piece; the last item is its ``Finished``. ``submit.request`` is
         chosen here. Leaving early cancels the request. Raises ``ClusterError``."""
         if self.link.gone.done():
             raise self._lost(self.link.gone.result())
         number, self._next = self._next, self._next + 1
-        queue = self._answers[number] = asyncio.Queue()
-        event: Event | ClusterError | None = None
+        inbox = self._answers[number] = Inbox(lambda: self.link.send(Cancel(number)))
         self.link.send(replace(submit, request=number))
         try:
-            while not isinstance(event, Finished):
-                event = await queue.get()
-                if isinstance(event, ClusterError):
-                    raise event
+            async for event in inbox.read():
                 yield event
         finally:
             del self._answers[number]
-            if not isinstance(event, Finished | ClusterError):
-                self.link.send(Cancel(number))
+            inbox.close()
+
+    async def nodes(self) -> tuple[Status, ...]:
+        """How every node that can be reached is now, by rank. Raises ``ClusterError``."""
+        if self.link.gone.done():
+            raise self._lost(self.link.gone.result())
+        number, self._next = self._next, self._next + 1
+        said = self._questions[number] = Answers()
+        self.link.send(Inspect(number))
+        try:
+            return await said.complete
+        finally:
+            del self._questions[number]
 
     def collect(self, last: float, sink: Sink) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: all there is) until
@@ -143,7 +154,10 @@ class Client:
                 link.close(text)
             case Output(request) | Finished(request) as event:
                 if request in self._answers:
-                    self._answers[request].put_nowait(event)
+                    self._answers[request].put(event)
+            case Status(question) as status:
+                if question in self._questions:
+                    self._questions[question].send(status)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
@@ -159,8 +173,10 @@ class Client:
                 ClusterError(f"the node at {self._where} refuses this client: {reason}")
             )
             self._welcome.exception()  # seen, should nobody wait any more
-        for queue in self._answers.values():
-            queue.put_nowait(self._lost(reason))
+        for inbox in self._answers.values():
+            inbox.put(self._lost(reason))
+        for said in self._questions.values():
+            said.fail(self._lost(reason))
 
 
 def _reason(error: OSError) -> str:

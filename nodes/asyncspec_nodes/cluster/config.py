@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.cluster.config_rules import check
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.source_names import EAGLE, WITHOUT_MODEL, each
@@ -52,9 +53,13 @@ def _absolute(config: Config, base: Path) -> Config:
     if security is not None:
         keys = {name: str(base / getattr(security, name)) for name in security.__struct_fields__}
         security = replace(security, **keys)
+    template = config.target.chat_template
+    if template is not None and template != PLAIN:
+        template = str(base / Path(template).expanduser())
+    target = _beside(base, config.target.path)
     return replace(
         config,
-        target=replace(config.target, path=_beside(base, config.target.path)),
+        target=replace(config.target, path=target, chat_template=template),
         draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
         security=security,
     )

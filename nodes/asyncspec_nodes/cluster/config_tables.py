@@ -43,6 +43,9 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # How stages keep their weights: as dtype says, or rounded to "int8" or "int4" while they are
     # read, which takes half or a quarter of bfloat16's memory (docs/quantisation.md).
     quantize: Quantize = "none"
+    # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
+    # template of the target's tokenizer, or "plain" (docs/http.md).
+    chat_template: str | None = None
 
 
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -174,10 +174,10 @@ class _Player:
             return source.expanded
         if source.tokens is None:
             return self._handle()
-        if not source.featured and not source.likely:
+        if not source.featured and not source.likely and not source.drawn:
             return source.tokens
         features = self._handle() if source.featured else None
-        return Judged(source.tokens, features, source.likely)
+        return Judged(source.tokens, features, source.likely, source.drawn)
 
     def _handle(self) -> int:
         self._handles += 1

@@ -16,6 +16,8 @@ from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config import load
+from asyncspec_nodes.http import options as http_options
+from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_protocol.handshake import role_of
@@ -34,6 +36,16 @@ def _parser() -> Parser:
         action="store_true",
         help="stop at the end of stdin; report progress as JSON lines on stdout",
     )
+    parser.add_argument(
+        "--http",
+        type=int,
+        metavar="PORT",
+        help="draft node: serve the OpenAI interface there (docs/http.md)",
+    )
+    parser.add_argument(
+        "--http-host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1"
+    )
+    http_options.add_arguments(parser)
     return parser
 
 
@@ -70,10 +82,21 @@ def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
         sock = listen.bind(at.host, at.port, whose=f"rank {rank}")
     else:
         sock = listen.inherited(arguments.listen_fd)
+    http = None if arguments.http is None else _http(arguments, role)
     from asyncspec.actor.loop import run
     from asyncspec_nodes.node.process import serve
 
-    run(serve(config, rank, sock, reporter, supervised=arguments.supervised))
+    run(serve(config, rank, sock, reporter, supervised=arguments.supervised, http=http))
+
+
+def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:
+    if role != "draft":
+        raise UserError(f"a {role} node does not serve HTTP; give --http to the draft node")
+    host, port = arguments.http_host, arguments.http
+    if not 0 <= port < 65536:
+        raise UserError(f"--http is {port}; it must be 0 to 65535")
+    options = http_options.read_arguments(arguments, host)
+    return HttpSocket(options, listen.bind(host, port, whose="--http-host and --http"))
 
 
 def entry() -> None:

@@ -16,6 +16,7 @@ from asyncspec.backend.base import Tensors
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.stage_cost import StageCost
+from asyncspec_nodes.cluster.chat_templates import read_template
 from asyncspec_nodes.cluster.config_tables import Config, PaceTable
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.machines.draft.machine import DraftMachine
@@ -120,7 +121,7 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
     # A mistake in the layers is every node's: all of them name it at once.
     layout(config, target.facts.layers)
     reporter.loading("tokenizer")
-    tokenizer = load_tokenizer(target.path)
+    tokenizer = load_tokenizer(target.path, read_template(config.target.chat_template))
     if config.source is None:
         reporter.loading(f"draft {short(config.draft.source)}")
         source = load_source(config, target)
@@ -150,6 +151,7 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
             eos=frozenset(target.facts.eos_token_ids),
             policy=config.draft.policy,
             drafts=source.drafts,
+            vocab=target.facts.vocab_size,
         ),
     )
 

@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine
@@ -23,12 +25,19 @@ from asyncspec.trace.courier import Courier
 from asyncspec.trace.recorder import MOST, Recorder
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.http.engine import NodeEngine
+from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.machines.replay import settings
+from asyncspec_nodes.node.counts import counts
+from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Cancel, Submit
+
+if TYPE_CHECKING:
+    from asyncspec_nodes.http.server import HttpServer
 
 
 class NodeShell:
@@ -82,9 +91,16 @@ class NodeShell:
 
 
 async def serve(
-    config: Config, rank: int, sock: socket.socket, reporter: Reporter, *, supervised: bool
+    config: Config,
+    rank: int,
+    sock: socket.socket,
+    reporter: Reporter,
+    *,
+    supervised: bool,
+    http: HttpSocket | None = None,
 ) -> None:
-    """Load, then serve until a signal (or the parent's end). Raises what went wrong."""
+    """Load, then serve until a signal (or the parent's end). ``http``: to HTTP clients as well,
+    whose answers come to their end first. Raises what went wrong."""
     security = contexts(config.security)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -94,24 +110,43 @@ async def serve(
         _watch_parent(loop, stop)
     started = time.monotonic()
     loaded = await _first(stop, _in_thread(loop, lambda: load_node(config, rank, reporter)))
-    runtime = _runtime(config, loaded, sock, security, reporter)
+    runtime, engine = _runtime(config, loaded, sock, security, reporter)
     running = asyncio.create_task(runtime.run())
     seconds = round(time.monotonic() - started, 2)
     reporter.serving(
         Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds, loaded.weights)
     )
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+    async with AsyncExitStack() as stack:
+        server = None
+        if http is not None and engine is not None:
+            server = await stack.enter_async_context(_http(config, engine, http))
+            reporter.log.info("http", port=server.port)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if server is not None and not running.done():
+            stop.clear()
+            await server.drain(stop)
     if not running.done():
         reporter.log.info("stopping")
         runtime.stop()
     await running
 
 
+def _http(config: Config, engine: NodeEngine, http: HttpSocket) -> HttpServer:
+    from asyncspec_nodes.http.app import Service
+    from asyncspec_nodes.http.server import HttpServer
+
+    options = http.options
+    model = options.model or Path(config.target.path).name
+    service = Service(engine, model, keys=options.keys, limits=options.limits)
+    return HttpServer(service, http.sock)
+
+
 def _runtime(
     config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
-) -> Runtime[Any]:
+) -> tuple[Runtime[Any], NodeEngine | None]:
+    """The node, and on the draft node what an HTTP service in this process stands on."""
     shell = NodeShell(reporter.log)
     machine: Machine[Any] = loaded.machine
     runtime: Runtime[Any] = Runtime(
@@ -127,14 +162,23 @@ def _runtime(
         options=LinkOptions(timeout_seconds=config.limits.silence_seconds),
         security=security,
     )
+    inspector = Inspector(
+        runtime,
+        loaded.me,
+        counts,
+        model=Path(config.target.path).name,
+        context_length=0 if loaded.rules is None else loaded.rules.context_length,
+    )
+    engine = None
     if loaded.codec is not None and loaded.rules is not None:
         shell.service = TextService(
             loaded.codec, loaded.rules, runtime.feed, most=config.limits.waiting
         )
+        engine = NodeEngine(shell.service, inspector)
     courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
     if config.trace.text:
         shell.tell = courier.said
-    return runtime
+    return runtime, engine
 
 
 def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:

@@ -12,7 +12,7 @@ import msgspec
 from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
-from asyncspec_nodes.serving.rules import Rules, prepare
+from asyncspec_nodes.serving.rules import Refusal, Rules, prepare
 from asyncspec_nodes.serving.stops import AnswerText
 
 
@@ -57,7 +57,7 @@ def _decode(task: Task) -> list[Comparison]:
 
     def one(question: Question) -> Comparison:
         request = prepare(question.submit, 0, rules, tokenizer)
-        assert not isinstance(request, str), request
+        assert not isinstance(request, Refusal), request
         text = AnswerText(tokenizer, question.submit.stop)
         reference = decode(
             stages,

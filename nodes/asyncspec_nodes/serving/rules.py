@@ -20,6 +20,8 @@ MOST_PROMPT_BYTES = 4 * 1024 * 1024
 # Every token of an answer is looked at for each of them.
 MOST_STOPS = 16
 MOST_STOP_LENGTH = 1024
+# Likeliest tokens in the place of each one of an answer, as the OpenAI interface has it.
+MOST_TOPS = 20
 
 
 class Encoder(Protocol):
@@ -27,6 +29,9 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt."""
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        """Tokens of a conversation, a JSON list of messages. Raises ``ValueError``: why not."""
 
 
 class Rules(Struct, frozen=True):
@@ -40,6 +45,17 @@ class Rules(Struct, frozen=True):
     policy: str
     # False where nothing proposes tokens: then only policies that need no draft work.
     drafts: bool = True
+    # Tokens are below this.
+    vocab: int = 2**31
+
+
+class Refusal(Struct, frozen=True):
+    """Why a request is not served."""
+
+    # The sentence a user reads.
+    text: str
+    # As in ``Finished.code``.
+    code: str = "invalid"
 
 
 def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
@@ -104,28 +120,29 @@ def prompt_problem(prompt: str) -> str | None:
     return None if _is_text(prompt) else "the prompt is not UTF-8 text"
 
 
-def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Request | str:
-    """The machine's request for what a user asks, or the sentence that refuses it.
+def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Request | Refusal:
+    """The machine's request for what a user asks, or what refuses it.
 
     ``max_new_tokens`` is cut to what the context has room for.
     """
     policy = submit.policy or rules.policy
     problem = (
-        prompt_problem(submit.prompt)
-        or policy_problem(policy, drafts=rules.drafts)
+        policy_problem(policy, drafts=rules.drafts)
         or settings_problem(submit.max_new_tokens, Sampling.of(submit))
         or stop_problem(submit.stop)
+        or _tops_problem(submit)
     )
     if problem is not None:
-        return problem
-    prompt = encoder.encode(submit.prompt)
-    if not prompt:
-        return "the prompt has no tokens; give some text"
+        return Refusal(problem)
+    prompt = _prompt(submit, rules, encoder)
+    if isinstance(prompt, Refusal):
+        return prompt
     room = rules.context_length - len(prompt)
     if room < 1:
-        return (
+        return Refusal(
             f"the prompt has {len(prompt)} tokens, but the target's context is "
-            f"{rules.context_length}, answer included; shorten the prompt"
+            f"{rules.context_length}, answer included; shorten the prompt",
+            "context_length_exceeded",
         )
     return Request(
         request=number,
@@ -134,4 +151,30 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         sampling=Sampling.of(submit),
         stop_tokens=frozenset() if submit.ignore_eos else rules.eos,
         policy=policy,
+        log_probs=submit.log_probs,
+        tops=submit.tops,
     )
+
+
+def _prompt(submit: Submit, rules: Rules, encoder: Encoder) -> tuple[int, ...] | Refusal:
+    """The prompt's tokens, whichever way it is given."""
+    if submit.prompt_ids:
+        if not 0 <= min(submit.prompt_ids) <= max(submit.prompt_ids) < rules.vocab:
+            return Refusal(f"a token of the prompt is not in the vocabulary of {rules.vocab}")
+        return submit.prompt_ids
+    problem = prompt_problem(submit.chat or submit.prompt)
+    if problem is not None:
+        return Refusal(problem)
+    try:
+        prompt = encoder.render(submit.chat) if submit.chat else encoder.encode(submit.prompt)
+    except ValueError as error:
+        return Refusal(str(error), "chat_template")
+    return prompt or Refusal("the prompt has no tokens; give some text")
+
+
+def _tops_problem(submit: Submit) -> str | None:
+    if not 0 <= submit.tops <= MOST_TOPS:
+        return f"top-log-probs is {submit.tops}; it must be 0 to {MOST_TOPS}"
+    if submit.tops and not submit.log_probs:
+        return "top-log-probs is given without log-probs"
+    return None

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
-from asyncspec_nodes.serving.rules import Encoder, Rules, prepare
+from asyncspec_nodes.serving.likely import Speller, output
+from asyncspec_nodes.serving.rules import Encoder, Refusal, Rules, prepare
 from asyncspec_nodes.serving.stops import AnswerText
 from asyncspec_nodes.serving.text import Codec
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -24,7 +25,7 @@ class Client(Protocol):
         """Queue a message."""
 
 
-class TextCodec(Codec, Encoder, Protocol):
+class TextCodec(Codec, Encoder, Speller, Protocol):
     """The whole tokenizer."""
 
 
@@ -36,6 +37,7 @@ class _Answer:
         # The number the client gave it.
         self.number = submit.request
         self.text = AnswerText(codec, submit.stop, include=submit.include_stop)
+        self.tops = submit.tops
         # Tokens the client was given, and whether a stop string has ended them.
         self.tokens = 0
         self.stopped = False
@@ -70,8 +72,8 @@ class TextService:
         if message.request in running:
             raise RemoteProtocolError(f"request {message.request} is still running")
         request = self._prepare(message)
-        if isinstance(request, str):
-            client.send(Finished(message.request, "error", request, {}))
+        if isinstance(request, Refusal):
+            client.send(Finished(message.request, "error", request.text, {}, request.code))
             return
         self._next += 1
         self._answers[request.request] = _Answer(client, message, self._codec)
@@ -89,7 +91,10 @@ class TextService:
             return ""  # the machine was at work on what follows before it could be told
         piece = answer.text.push(effect.tokens)
         answer.tokens += piece.tokens
-        answer.client.send(Output(answer.number, effect.tokens[: piece.tokens], piece.text))
+        tokens, opinions = effect.tokens[: piece.tokens], effect.opinions[: piece.tokens]
+        answer.client.send(
+            output(answer.number, tokens, piece.text, opinions, answer.tops, self._codec)
+        )
         if piece.stopped:
             answer.stopped = True
             self._feed(Stopped(effect.request, answer.tokens))
@@ -114,7 +119,7 @@ class TextService:
         """A client's running requests: its own number to ours."""
         return {a.number: n for n, a in self._answers.items() if a.client is client}
 
-    def _prepare(self, submit: Submit) -> Request | str:
+    def _prepare(self, submit: Submit) -> Request | Refusal:
         if len(self._answers) >= self._most:
-            return f"{self._most} requests are waiting already; try again later"
+            return Refusal(f"{self._most} requests are waiting already; try again later", "busy")
         return prepare(submit, self._next, self._rules, self._codec)

@@ -67,6 +67,8 @@ class Counters(Struct, frozen=True):
     draft_seconds: float = 0.0
     sessions: int = 0
     started: float = 0.0
+    # When the first of its sessions was opened.
+    opened: float | None = None
     first_token: float | None = None
     # From the stages' own accounts.
     rows: int = 0
@@ -75,6 +77,10 @@ class Counters(Struct, frozen=True):
     stage_seconds: float = 0.0
     bytes_sent: int = 0
     turns: int = 0
+
+    def opened_at(self, now: float) -> Counters:
+        """A session is opened; the first ends the wait for one."""
+        return self if self.opened is not None else replace(self, opened=now)
 
     def closed(self, account: Closed) -> Counters:
         """Add a stage's account of a session."""
@@ -108,6 +114,7 @@ def summary(
         "turns": counters.turns,
         "passes": counters.passes,
         "decode_seconds": seconds,
+        "queue_seconds": (ended if counters.opened is None else counters.opened) - counters.started,
         "first_token_seconds": first - counters.started,
         "tokens_per_second": _ratio(decoded, seconds),
         "tokens_per_round": _ratio(decoded, counters.rounds),

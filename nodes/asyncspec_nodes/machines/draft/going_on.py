@@ -28,7 +28,7 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         state, accepted = _advance(state, session, now)
         effects.extend(accepted)
     while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
-        state, opened = _open(state)
+        state, opened = _open(state, now)
         effects.extend(opened)
     state, sent = _send(state)
     effects.extend(sent)
@@ -46,7 +46,7 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return state, tuple(effects)
 
 
-def _open(state: DraftState) -> tuple[DraftState, Effects]:
+def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     job, config = state.backlog[0], state.config
     request, sampling = job.request, job.request.sampling
     policy = config.policies[request.policy]
@@ -57,7 +57,7 @@ def _open(state: DraftState) -> tuple[DraftState, Effects]:
         policy,
         config.stages,
         job.given,
-        job.counters,
+        job.counters.opened_at(now),
         featured=bool(features),
     )
     message = Open(
@@ -66,7 +66,8 @@ def _open(state: DraftState) -> tuple[DraftState, Effects]:
         capacity=len(request.prompt) + request.max_new_tokens,
         given=len(job.given),
         features=features,
-        tops=policy.tops,
+        tops=session.tops,
+        log_probs=request.log_probs,
         **asdict(sampling),
     )
     state = replace(
@@ -80,7 +81,8 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
     if moved is None:
         return state, ()
     request = session.request.request
-    effects: Effects = (Emit(request, moved.tokens, moved.hits, session.session),)
+    emit = Emit(request, moved.tokens, moved.hits, session.session, moved.opinions)
+    effects: Effects = (emit,)
     if moved.finish is not None:
         state, ended = end(state, moved.session, moved.finish, now)
         return state, (*effects, *ended)

@@ -111,6 +111,12 @@ class DraftSession(Struct, frozen=True):
         return self.length if self.features is None else self.features.reach
 
     @property
+    def tops(self) -> int:
+        """Likeliest tokens that come with every verdict: those its policy decides by, else those
+        its user asks for."""
+        return self.policy.tops or self.request.tops
+
+    @property
     def last_position(self) -> int:
         """The deepest position whose verdict can still be part of the answer."""
         return len(self.request.prompt) + self.request.max_new_tokens - 2

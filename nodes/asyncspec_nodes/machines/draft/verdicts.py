@@ -44,11 +44,14 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
 def _opinions(session: DraftSession, verdict: Verdict) -> Iterator[tuple[NodeId, Opinion]]:
     """What a verdict says of each node, in the detail the policy asks for."""
     tops = len(verdict.likely) // max(1, len(verdict.ids))
-    if bool(tops) != bool(session.policy.tops and verdict.ids):
+    if bool(tops) != bool(session.tops and verdict.ids):
         raise RemoteProtocolError(f"{tops} likeliest tokens a node in session {session.session}")
+    if bool(verdict.drawn) != bool(session.request.log_probs and verdict.ids):
+        raise RemoteProtocolError(f"log-probabilities or none in session {session.session}")
     for i, (node, token) in enumerate(zip(verdict.ids, verdict.tokens, strict=True)):
         part = slice(i * tops, (i + 1) * tops)
-        yield node, Opinion(token, verdict.likely[part], verdict.log_probs[part])
+        log_prob = verdict.drawn[i] if verdict.drawn else None
+        yield node, Opinion(token, verdict.likely[part], verdict.log_probs[part], log_prob)
 
 
 class Advance(Struct, frozen=True):
@@ -60,6 +63,8 @@ class Advance(Struct, frozen=True):
     hits: int
     prune: PruneIndices | None
     finish: str | None
+    # What was said in the place of each token, where the request asks for it.
+    opinions: tuple[Opinion, ...] = ()
 
 
 def advance(session: DraftSession, now: float) -> Advance | None:
@@ -73,12 +78,16 @@ def advance(session: DraftSession, now: float) -> Advance | None:
     tokens = path if walked.bonus is None else (*path, walked.bonus)
     tokens, finish = _until_end(session, tokens)
     hits = min(len(tokens), len(walked.accepted))
+    opinions: tuple[Opinion, ...] = ()
+    if session.request.log_probs:
+        line = (session.tree.root, *walked.accepted)
+        opinions = tuple(session.judged[node] for node in line[: len(tokens)])
     session = _count(session, len(tokens), hits, now)
     moved = replace(session, committed=session.committed + tokens)
     if finish is not None:
-        return Advance(moved, tokens, hits, None, finish)
+        return Advance(moved, tokens, hits, None, finish, opinions)
     moved = _move(moved, walked.accepted, walked.bonus)
-    return Advance(moved, tokens, hits, _prune(moved), None)
+    return Advance(moved, tokens, hits, _prune(moved), None, opinions)
 
 
 def _until_end(

@@ -103,10 +103,12 @@ def _verdict(
     if not isinstance(tokens, tuple) or len(tokens) != len(running.judged):
         raise LocalProtocolError("the device judged other rows than it was asked to")
     more = result if isinstance(result, Judged) else Judged(tokens)
-    if (more.features is not None) != bool(session.features) or len(more.likely) != (
-        len(tokens) if session.tops else 0
+    if (
+        (more.features is not None) != bool(session.features)
+        or len(more.likely) != (len(tokens) if session.tops else 0)
+        or len(more.drawn) != (len(tokens) if session.log_probs else 0)
     ):
-        raise LocalProtocolError("the device gave features to a session that wants none, or none")
+        raise LocalProtocolError("the device gave something to a session that wants none, or none")
     ids = running.waiting.ids
     alive = set(stay)
     judged = [i for i, row in enumerate(running.judged) if row in alive]
@@ -122,6 +124,7 @@ def _verdict(
         featured=tuple(ids[row] for row in stay) if features is not None else (),
         likely=tuple(t for i in judged if more.likely for t in more.likely[i][0]),
         log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
+        drawn=tuple(more.drawn[i] for i in judged if more.drawn),
     )
     return (Send(DRAFT, message, features),)
 

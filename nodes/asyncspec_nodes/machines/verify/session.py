@@ -61,6 +61,8 @@ class StageSession(Struct, frozen=True):
     features: tuple[int, ...] = ()
     # Likeliest tokens wanted with every verdict.
     tops: int = 0
+    # Log-probabilities of the drawn tokens are wanted too.
+    log_probs: bool = False
     slots: Slots = Slots()
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
     tokens_travel: bool = False

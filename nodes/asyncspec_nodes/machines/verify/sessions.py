@@ -41,6 +41,7 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         liveness=Liveness(prompt_length=message.prompt_length),
         features=message.features,
         tops=message.tops,
+        log_probs=message.log_probs,
         tokens_travel=sampling.penalises,
     )
     if session in state.closed_early:
@@ -48,7 +49,13 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         return state, (*onward, report(new))
     asked = message.prompt_length - message.given
     admit = Admit(
-        session, message.capacity, sampling, asked, features=message.features, tops=message.tops
+        session,
+        message.capacity,
+        sampling,
+        asked,
+        features=message.features,
+        tops=message.tops,
+        log_probs=message.log_probs,
     )
     return replace(state, sessions={**state.sessions, session: new}), (Compute(admit), *onward)
 

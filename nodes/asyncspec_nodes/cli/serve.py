@@ -1,0 +1,90 @@
+"""``asyncspec serve``: the HTTP service, over a running cluster or one that is started here."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+
+from asyncspec.errors import AsyncSpecError
+from asyncspec_nodes.cli.serve_options import ServeOptions
+from asyncspec_nodes.client import remote
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.engine import LinkEngine
+from asyncspec_nodes.http.server import HttpServer
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.node import listen
+
+
+def serve(options: ServeOptions) -> int:
+    """The whole command. Raises ``AsyncSpecError``."""
+    sock = listen.bind(options.host, options.port, whose="--host and --port")
+    with sock:
+        return asyncio.run(_serve(options, sock))
+
+
+async def _serve(options: ServeOptions, sock: socket.socket) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(_engine(options, stack))
+        stopping = asyncio.create_task(stop.wait())
+        stack.callback(stopping.cancel)
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return 0
+        engine, cluster = starting.result()
+        model = options.http.model or await _name(engine)
+        service = Service(engine, model, keys=options.http.keys, limits=options.http.limits)
+        server = await stack.enter_async_context(HttpServer(service, sock))
+        name, port = sock.getsockname()[:2]
+        sys.stderr.write(f"serving {model} on http://{name}:{port}\n")
+        await _until(stop, server, cluster)
+    return 0
+
+
+async def _engine(
+    options: ServeOptions, stack: AsyncExitStack
+) -> tuple[LinkEngine, LocalCluster | None]:
+    where = options.where
+    if isinstance(where, Remote):
+        return await stack.enter_async_context(LinkEngine(partial(remote.connect, where))), None
+    with watched(where.stages) as progress:
+        cluster = LocalCluster(where, progress, options.logs)
+        await stack.enter_async_context(cluster)
+    connect = partial(Client.connect, *cluster.address, where.cluster.name)
+    return await stack.enter_async_context(LinkEngine(connect)), cluster
+
+
+async def _name(engine: LinkEngine) -> str:
+    """What the draft node calls the target."""
+    return (await engine.nodes())[0].model
+
+
+async def _until(stop: asyncio.Event, server: HttpServer, cluster: LocalCluster | None) -> None:
+    """Until a signal, and then until what runs has ended or a second one comes; or until a node
+    of a cluster of our own ends by itself, which is an error."""
+    watch: asyncio.Task[AsyncSpecError] | None = None
+    if cluster is not None:
+        watch = asyncio.create_task(cluster.watch())
+    stopping = asyncio.create_task(stop.wait())
+    tasks = {stopping} if watch is None else {stopping, watch}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if watch is not None and watch.done():
+            raise watch.result()
+        stop.clear()
+        await server.drain(stop)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,84 @@
+"""``asyncspec serve``: its arguments, and what can be said against them before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli import local_options
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.client import remote
+from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
+from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.http import options as http_options
+from asyncspec_nodes.http.options import HttpOptions
+
+SESSIONS = 4
+"""Requests that a local cluster works on at a time; the others wait in its queue."""
+
+
+class ServeOptions(Struct, frozen=True):
+    """Everything ``serve`` needs, checked."""
+
+    host: str
+    port: int
+    http: HttpOptions
+    # A cluster to start here, or one to connect to.
+    where: Config | Remote
+    logs: Path | None
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``asyncspec serve``."""
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1")
+    add("--port", type=int, default=8000, metavar="PORT", help="default: 8000; 0: any free one")
+    http_options.add_arguments(parser)
+    add(
+        "--chat-template",
+        metavar=f"FILE|{PLAIN}",
+        help="in place of the chat template of the target's tokenizer (docs/http.md)",
+    )
+    add("--sessions", type=int, default=SESSIONS, metavar="N", help=f"default: {SESSIONS}")
+    local_options.add_arguments(parser)
+    remote.add_arguments(parser)
+
+
+def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
+    """Checked options. Raises ``UserError``."""
+    if not 0 <= arguments.port < 65536:
+        raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
+    if arguments.sessions < 1:
+        raise UserError(f"--sessions is {arguments.sessions}; it must be at least 1")
+    return ServeOptions(
+        host=arguments.host,
+        port=arguments.port,
+        http=http_options.read_arguments(arguments, arguments.host),
+        where=_remote(arguments) if remote.wanted(arguments) else _local(arguments),
+        logs=local_options.folder(arguments.log_dir),
+    )
+
+
+def _remote(arguments: argparse.Namespace) -> Remote:
+    local_options.refuse(arguments)
+    for name in ("chat_template", "policy"):
+        if getattr(arguments, name) is not None:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is the running cluster's choice; leave it out")
+    return remote.read_arguments(arguments)
+
+
+def _local(arguments: argparse.Namespace) -> Config:
+    template = arguments.chat_template
+    if template is None and arguments.target is None:
+        template = PLAIN  # the bundled target was not made for conversations
+    read_template(template)
+    if template not in (None, PLAIN):
+        template = str(Path(template).absolute())
+    return local_options.read_arguments(
+        arguments, sessions=arguments.sessions, chat_template=template
+    )

@@ -1,0 +1,25 @@
+"""Chat templates: how a conversation becomes a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncspec.errors import UserError
+
+PLAIN = "plain"
+"""For targets that were not made for conversations: what was said, line by line."""
+
+_PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+
+
+def read_template(name: str | None) -> str | None:
+    """The Jinja text that ``name`` stands for: a file or ``PLAIN``; None is the tokenizer's own.
+    Raises ``UserError``."""
+    if name is None or name == PLAIN:
+        return name and _PLAIN
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the chat template {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the chat template {name} is not UTF-8 text") from None

@@ -1,0 +1,59 @@
+"""Errors in the API's own form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class ApiError(Exception):
+    """An answer that is an error: {"error": {"message", "type", "param", "code"}}."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        # Seconds.
+        self.retry_after = retry_after
+
+    @property
+    def kind(self) -> str:
+        """The API's ``type``."""
+        return _KINDS.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """HTTP headers that go with it."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON object."""
+        inner = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": inner}
+
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request itself must change."""
+    return ApiError(400, message, param=param, code=code)

@@ -1,0 +1,113 @@
+"""The arguments of every command that serves HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cluster.config_rules import is_loopback
+from asyncspec_nodes.http.auth import VARIABLE, Keys, read_keys
+from asyncspec_nodes.http.limits import Limits
+
+
+class HttpOptions(Struct, frozen=True):
+    """How to serve."""
+
+    keys: Keys
+    limits: Limits
+    # The target's name for clients; None: the name of its directory.
+    model: str | None
+
+
+class HttpSocket(NamedTuple):
+    """How to serve, and where: a socket that listens already."""
+
+    options: HttpOptions
+    sock: socket.socket
+
+
+def add_arguments(parser: Parser) -> None:
+    """Keys, names and limits."""
+    add, default = parser.add_argument, Limits()
+    add("--model-name", metavar="NAME", help="default: the name of the target's directory")
+    add(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"keys that open the service, one a line (or one in {VARIABLE})",
+    )
+    add("--no-api-key", action="store_true", help="open to whoever reaches it")
+    add(
+        "--max-concurrent",
+        type=int,
+        metavar="N",
+        default=default.concurrent,
+        help=f"answers at a time; a further request gets a 429 (default: {default.concurrent})",
+    )
+    add(
+        "--max-body-bytes",
+        type=int,
+        metavar="N",
+        default=default.body_bytes,
+        help=f"of a request (default: {default.body_bytes})",
+    )
+    add(
+        "--max-prompt-length",
+        type=int,
+        metavar="N",
+        default=default.prompt_length,
+        help=f"in characters, or in tokens (default: {default.prompt_length})",
+    )
+    add(
+        "--answer-seconds",
+        type=float,
+        metavar="S",
+        default=default.answer_seconds,
+        help=f"for an answer to be complete (default: {default.answer_seconds:g})",
+    )
+    add(
+        "--drain-seconds",
+        type=float,
+        metavar="S",
+        default=default.drain_seconds,
+        help=f"for running answers when told to stop (default: {default.drain_seconds:g})",
+    )
+
+
+def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
+    """Checked options of a service on ``host``. Raises ``UserError``."""
+    for name in ("max_concurrent", "max_body_bytes", "max_prompt_length"):
+        if getattr(arguments, name) < 1:
+            raise UserError(
+                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1"
+            )
+    for name in ("answer_seconds", "drain_seconds"):
+        value = getattr(arguments, name)
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
+    keys = read_keys(arguments.api_key_file)
+    if not keys and not arguments.no_api_key and not is_loopback(host):
+        raise UserError(
+            f"{host} is not a loopback address: give --api-key-file FILE, or --no-api-key on a "
+            "network you trust"
+        )
+    if keys and arguments.no_api_key:
+        raise UserError("--no-api-key is given, but there is an API key; leave one out")
+    return HttpOptions(
+        keys=keys,
+        limits=Limits(
+            body_bytes=arguments.max_body_bytes,
+            prompt_length=arguments.max_prompt_length,
+            concurrent=arguments.max_concurrent,
+            answer_seconds=arguments.answer_seconds,
+            drain_seconds=arguments.drain_seconds,
+        ),
+        model=arguments.model_name,
+    )

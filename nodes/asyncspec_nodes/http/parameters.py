@@ -1,0 +1,149 @@
+"""What a request may say: strict types, and a 400 that names the parameter for anything else. Pure.
+
+The names and ranges are the API's; those it does not have are the project's own (docs/http.md).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncspec.policy import POLICIES
+from asyncspec_nodes.http.errors import ApiError, invalid
+from asyncspec_nodes.http.seeds import seed_of_choice
+from asyncspec_nodes.http.unsupported import without_unsupported
+from asyncspec_nodes.serving.rules import MOST_TOPS, stop_problem
+from asyncspec_protocol.messages import Submit
+
+MOST_CHOICES = 128
+MOST_TOKENS = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Tops = Annotated[int, Meta(ge=0, le=MOST_TOPS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+# A negative seed is as good as any other.
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """``stream_options``"""
+
+    include_usage: bool | None = None
+    # Padding against eavesdroppers who count bytes: not done here.
+    include_obfuscation: bool | None = None
+
+
+class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both kinds of completions take. None: the default."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stop: str | tuple[str, ...] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # The project's own, beside the API's.
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOKENS)] | None = None
+    min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    policy: str | None = None
+    # Token ids with every piece and the counters of docs/metrics.md at the end.
+    return_details: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """The rules between parameters. Raises ``ApiError``."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only for stream: true", "stream_options")
+        if (problem := stop_problem(self.stops)) is not None:
+            raise invalid(problem, "stop")
+        if self.policy is not None and (problem := POLICIES.problem(self.policy)) is not None:
+            raise invalid(problem, "policy")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+    def submit(self, max_new_tokens: int, seed: int, choice: int) -> Submit:
+        """The request for one of the answers, but for its prompt. ``seed``: the request's."""
+        # The smallest nucleus is the likeliest token.
+        greedy = self.top_p == 0
+        return Submit(
+            request=0,
+            prompt="",
+            max_new_tokens=max_new_tokens,
+            seed=seed_of_choice(seed, choice),
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=1 if greedy else self.top_k or 0,
+            top_p=1.0 if greedy or self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            policy=self.policy or "",
+            ignore_eos=bool(self.ignore_eos),
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            stop=self.stops,
+            include_stop=bool(self.include_stop_str_in_output),
+        )
+
+
+T = TypeVar("T", bound=Shared)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """A request of one kind. Raises ``ApiError``, and nothing else, for anything else."""
+    try:
+        fields = msgspec.json.decode(body)
+    # msgspec's own, text that is no UTF-8, and lists in lists in lists.
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise invalid("the body is not a JSON object")
+    try:
+        request = msgspec.convert(without_unsupported(fields), kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (OverflowError, RecursionError) as error:
+        raise invalid(f"a value is out of bounds: {error}") from None
+    request.check()
+    return request
+
+
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD = re.compile(r"`([^`]*)`$")
+
+
+def _named(text: str) -> ApiError:
+    """msgspec's message in the API's form."""
+    place = _PLACE.search(text)
+    what = _PLACE.sub("", text)
+    where = place[1] if place else ""
+    field = _FIELD.search(what)
+    if field is not None and what.startswith("Object contains unknown field"):
+        name = f"{where}.{field[1]}".removeprefix(".")
+        return invalid(f"unknown parameter: {name}", name, "unknown_parameter")
+    if field is not None and what.startswith("Object missing required field"):
+        name = f"{where}.{field[1]}".removeprefix(".")
+        return invalid(f"missing parameter: {name}", name, "missing_required_parameter")
+    what = what[:1].lower() + what[1:].replace("`", "")
+    return invalid(f"{where or 'the body'}: {what}", where or None, "invalid_value")

@@ -1,0 +1,39 @@
+"""The page at /: files of this package, served with a policy that lets nothing else in."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from aiohttp import web
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/page/style.css": ("style.css", "text/css"),
+    "/page/app.js": ("app.js", "text/javascript"),
+    "/page/chat.js": ("chat.js", "text/javascript"),
+    "/page/cluster.js": ("cluster.js", "text/javascript"),
+    "/page/timeline.js": ("timeline.js", "text/javascript"),
+    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+def add_routes(app: web.Application) -> None:
+    """The page and what it consists of."""
+    folder = files("asyncspec_nodes.http") / "page"
+    for path, (name, kind) in FILES.items():
+        app.router.add_get(path, _file((folder / name).read_bytes(), kind))
+
+
+def _file(body: bytes, kind: str) -> web.Handler:  # type: ignore[name-defined]
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
+
+    return serve

@@ -1,0 +1,59 @@
+"""How the cluster is, as JSON: for the page, and for whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncspec.errors import AsyncSpecError, ClusterError
+from asyncspec_nodes.http.engine import Engine
+from asyncspec_nodes.http.errors import ApiError
+from asyncspec_protocol.ids import DRAFT
+from asyncspec_protocol.messages import Status
+
+ANSWER_SECONDS = 5.0
+"""A node that is too busy for a word in all that time counts as unreachable."""
+
+
+async def statuses(engine: Engine) -> tuple[Status, ...]:
+    """Of all nodes that can be reached. Raises ``ClusterError``."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await engine.nodes()
+    except TimeoutError:
+        raise ClusterError(f"the nodes do not say how they are in {ANSWER_SECONDS:g} s") from None
+
+
+async def trouble(engine: Engine) -> str:
+    """Why no request can be served now; empty where one can."""
+    try:
+        draft = next((s for s in await statuses(engine) if s.rank == DRAFT), None)
+    except AsyncSpecError as error:
+        return str(error)
+    return "the draft node does not answer" if draft is None else draft.missing
+
+
+async def state(engine: Engine) -> dict[str, object]:
+    """The whole picture. Raises ``ApiError``."""
+    try:
+        nodes = await statuses(engine)
+    except AsyncSpecError as error:
+        raise ApiError(503, str(error), code="unavailable", retry_after=1) from None
+    draft = next(node for node in nodes if node.rank == DRAFT)
+    return {
+        "model": draft.model,
+        "context_length": draft.context_length,
+        "missing": draft.missing,
+        "nodes": [_node(node) for node in nodes],
+    }
+
+
+def _node(node: Status) -> dict[str, object]:
+    links = zip(node.peers, node.round_trips, node.sent, strict=True)
+    names = ("rank", "role", "layers", "up_seconds", "busy_seconds", "memory_bytes")
+    return {
+        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots")},
+        "links": [
+            {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
+            for peer, rtt, sent in links
+        ],
+    }

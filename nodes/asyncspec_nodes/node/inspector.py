@@ -1,0 +1,135 @@
+"""How the nodes are: a client asks the draft node, which asks the others and passes on the answers.
+
+Law of this file: a question is answered once by every node that is reachable, and ends: a node
+that goes meanwhile is not waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.actor.link import Link
+from asyncspec.actor.runtime import Runtime
+from asyncspec_nodes.node.memory import resident_bytes
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Hello, Inspect, Status
+
+
+class Asker(Protocol):
+    """Where answers go: a client's link, or this process itself."""
+
+    def send(self, message: Status, /) -> object:
+        """Queue an answer."""
+
+
+class Counts(Struct, frozen=True):
+    """What a machine has in hand: sessions, what waits for service, and cache slots in use."""
+
+    sessions: int = 0
+    waiting: int = 0
+    slots: int = 0
+    # Draft node only: why nothing can be served.
+    missing: str = ""
+
+
+class _Question:
+    """One that is under way, on the draft node."""
+
+    def __init__(self, asker: Asker, number: int, missing: set[Rank]) -> None:
+        self.asker = asker
+        self.number = number
+        self.missing = missing
+
+
+class Inspector:
+    """One node's answers. See ``asyncspec.actor.runtime.Inspector``."""
+
+    def __init__(
+        self,
+        runtime: Runtime[Any],
+        me: Hello,
+        count: Callable[[Any], Counts],
+        *,
+        model: str = "",
+        context_length: int = 0,
+    ) -> None:
+        self._runtime = runtime
+        self._me = me
+        self._count = count
+        self._model = model
+        self._context_length = context_length
+        self._started = time.monotonic()
+        self._questions: dict[int, _Question] = {}
+        self._next = 0
+        runtime.answer_by(self)
+
+    def inspect(self, link: Link, message: Inspect) -> None:
+        """See ``Inspector`` of the runtime."""
+        if self._me.rank == DRAFT:
+            self.ask(link, message.question)
+        else:
+            link.send(self._status(message.question))
+
+    def ask(self, asker: Asker, number: int) -> None:
+        """Somebody asks the draft node for all of them."""
+        asker.send(self._status(number))
+        key, self._next = self._next, self._next + 1
+        others = {rank: link for rank, link in self._runtime.links.items() if rank != DRAFT}
+        self._questions[key] = _Question(asker, number, set(others))
+        for link in others.values():
+            link.send(Inspect(key))
+        self._settle(key)
+
+    def status(self, link: Link, message: Status) -> None:
+        """See ``Inspector`` of the runtime."""
+        question = self._questions.get(message.question)
+        if question is None or link.rank not in question.missing:
+            return
+        answer = replace(message, question=question.number, rank=link.rank, last=False)
+        question.asker.send(answer)
+        question.missing.discard(link.rank)
+        self._settle(message.question)
+
+    def gone(self, link: Link) -> None:
+        """See ``Inspector`` of the runtime."""
+        for key, question in list(self._questions.items()):
+            if question.asker is link:
+                del self._questions[key]
+            else:
+                question.missing.discard(link.rank)
+                self._settle(key)
+
+    def _settle(self, key: int) -> None:
+        question = self._questions[key]
+        if not question.missing:
+            del self._questions[key]
+            # The draft node's own once more: nothing comes after it.
+            question.asker.send(replace(self._status(question.number), last=True))
+
+    def _status(self, number: int) -> Status:
+        runtime, me = self._runtime, self._me
+        counts = self._count(runtime.state)
+        links = sorted(runtime.links.items())
+        return Status(
+            question=number,
+            rank=me.rank,
+            role=me.role,
+            layers=me.layers,
+            up_seconds=time.monotonic() - self._started,
+            busy_seconds=runtime.busy_seconds,
+            memory_bytes=resident_bytes(),
+            sessions=counts.sessions,
+            waiting=counts.waiting,
+            slots=counts.slots,
+            peers=tuple(rank for rank, _ in links),
+            round_trips=tuple(-1.0 if link.rtt is None else link.rtt for _, link in links),
+            sent=tuple(link.bytes_sent for _, link in links),
+            model=self._model,
+            context_length=self._context_length,
+            missing=counts.missing,
+        )

@@ -1,0 +1,195 @@
+"""What no client should send: the right status, the API's error body, and the service goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from toy_service import ENDLESS, Toy
+
+pytestmark = pytest.mark.asyncio
+
+ASK = {"model": "toy", "prompt": "hello", "max_tokens": 5}
+LONG = {**ASK, "max_tokens": ENDLESS, "ignore_eos": True}
+PATH = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest_asyncio.fixture
+async def toy() -> AsyncIterator[Toy]:
+    limits = {"body_bytes": 10_000, "body_seconds": 0.3, "request_seconds": 0.3}
+    async with Toy("link", prompt_length=1000, **limits) as toy:
+        yield toy
+        # Whatever has happened, it still serves.
+        async with aiohttp.ClientSession(toy.url) as web, web.post(PATH, json=ASK) as reply:
+            assert reply.status == 200
+        await toy.settled()
+        assert toy.service.places.taken == 0
+
+
+async def error(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    body = json.loads(await reply.read())
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    inner: dict[str, str] = body["error"]
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b'{"model": "toy", "prompt": "\xc3"}', 400),
+        (b"[" * 9000, 400),
+        (b"{}" + b" " * 20_000, 413),
+        (b'{"model": "toy", "prompt": {}}', 400),
+        (b'{"model": "toy", "prompt": ""}', 400),
+        (b'{"model": "toy", "prompt": [[]]}', 400),
+        (b'{"model": "toy", "prompt": [true]}', 400),
+        (b'{"model": "toy", "prompt": "x", "max_tokens": -5}', 400),
+        (b'{"model": "other", "prompt": "x"}', 404),
+        (b'{"model": "toy", "prompt": "' + b"x" * 1001 + b'"}', 400),
+        (b'{"model": "toy", "prompt": "x", "n": 100}', 400),
+    ],
+)
+async def test_bodies(toy: Toy, body: bytes, status: int) -> None:
+    async with (
+        aiohttp.ClientSession(toy.url) as web,
+        web.post(PATH, data=body, headers=JSON) as reply,
+    ):
+        assert reply.status == status
+        assert reply.content_type == "application/json"
+        assert (await error(reply))["message"]
+
+
+async def test_a_body_without_a_length_is_bounded_as_well(toy: Toy) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 1000
+
+    async with (
+        aiohttp.ClientSession(toy.url) as web,
+        web.post(PATH, data=parts(), headers=JSON) as reply,
+    ):
+        assert reply.status == 413
+        assert (await error(reply))["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/v1/nothing", {}, 404),
+        ("GET", PATH, {}, 405),
+        ("DELETE", "/v1/models/toy", {}, 405),
+        ("POST", PATH, {"Content-Type": "text/plain"}, 415),
+        ("POST", PATH, {"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ("POST", PATH, {**JSON, "Content-Encoding": "gzip"}, 415),
+        ("GET", "/page/../app.py", {}, 404),
+        ("GET", "/page/%2e%2e/app.py", {}, 404),
+    ],
+)
+async def test_requests(
+    toy: Toy, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    async with (
+        aiohttp.ClientSession(toy.url) as web,
+        web.request(method, path, headers=headers, data=b"") as reply,
+    ):
+        assert reply.status == status
+        await error(reply)
+
+
+async def connect(toy: Toy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", toy.port)
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(1000)) + b"\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+    ],
+)
+async def test_what_is_not_http(toy: Toy, garbage: bytes) -> None:
+    reader, writer = await connect(toy)
+    writer.write(garbage)
+    writer.write_eof()
+    answer = await reader.read()
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+    writer.close()
+
+
+async def test_a_slow_writer_is_given_up(toy: Toy) -> None:
+    reader, writer = await connect(toy)
+    writer.write(post(b'{"model":', length=500))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
+async def test_a_connection_that_says_nothing_is_closed(toy: Toy) -> None:
+    silent, half = await connect(toy), await connect(toy)
+    half[1].write(b"GET /health HTTP/1.1\r\nHost:")
+    for reader, writer in (silent, half):
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        writer.close()
+
+
+async def test_a_reader_that_does_not_read_loses_its_request() -> None:
+    async with Toy(stall_seconds=0.3) as toy:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", toy.port))
+        wants = {**LONG, "stream": True, "logprobs": 20}
+        sock.sendall(post(json.dumps(wants).encode()))
+        await toy.busy()
+        # Nothing is read: buffers fill, then the connection is cut.
+        await toy.settled()
+        assert toy.service.places.taken == 0
+        sock.close()
+
+
+async def test_a_thousand_connections_opened_and_dropped(toy: Toy) -> None:
+    async def one(number: int) -> None:
+        _, writer = await connect(toy)
+        # Some say nothing, some half of it, some ask and leave without the answer.
+        if number % 3 == 1:
+            writer.write(post(b'{"model": "toy"', length=99))
+        if number % 3 == 2:
+            writer.write(post(json.dumps({**LONG, "stream": number % 2 == 0}).encode()))
+        await writer.drain()
+        writer.transport.abort()
+
+    for batch in range(10):
+        await asyncio.gather(*(one(100 * batch + i) for i in range(100)))
+    await toy.settled()
+
+
+async def test_more_connections_than_are_served() -> None:
+    async with Toy(connections=3) as toy:
+        held = [await connect(toy) for _ in range(3)]
+        for reader, writer in held:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        reader, writer = await connect(toy)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503")
+        for _, one in (*held, (reader, writer)):
+            one.close()

@@ -1,0 +1,283 @@
+"""The official Python client, as it is: what it gets is what the target alone would have said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import msgspec
+import openai
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from asyncspec_nodes.http.chat import ChatRequest
+from asyncspec_nodes.http.completions import CompletionRequest
+from asyncspec_nodes.http.seeds import seed_of_choice
+from asyncspec_nodes.serving.stops import find
+from asyncspec_protocol.messages import Submit
+from toy_service import CODEC, ENDLESS, MODEL, PIECES, RULES, Toy, reference
+
+pytestmark = pytest.mark.asyncio
+
+ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 30, "seed": 7}
+SAMPLED = {"temperature": 0.9, "top_p": 0.9, "presence_penalty": 0.5}
+
+
+def client(toy: Toy, **more: Any) -> Any:
+    """The client; untyped, since requests are made of dictionaries here."""
+    key = more.pop("api_key", "unused")
+    return openai.AsyncOpenAI(base_url=f"{toy.url}/v1", api_key=key, max_retries=0, **more)
+
+
+def chat_submits(fields: dict[str, Any]) -> tuple[Submit, ...]:
+    return msgspec.convert({"model": "toy", **fields}, ChatRequest).asked(0).submits
+
+
+def text_submits(fields: dict[str, Any]) -> tuple[Submit, ...]:
+    return msgspec.convert({"model": "toy", **fields}, CompletionRequest).asked(0).submits
+
+
+@pytest_asyncio.fixture(params=["node", "link"])
+async def toy(request: pytest.FixtureRequest) -> AsyncIterator[Toy]:
+    async with Toy(request.param) as toy:
+        yield toy
+
+
+async def test_models(toy: Toy) -> None:
+    async with client(toy) as ai:
+        assert [model.id async for model in ai.models.list()] == ["toy"]
+        assert (await ai.models.retrieve("toy")).owned_by == "asyncspec"
+        with pytest.raises(openai.NotFoundError, match="'other' does not exist") as caught:
+            await ai.models.retrieve("other")
+        assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("more", [{"temperature": 0}, SAMPLED])
+async def test_chat(toy: Toy, more: dict[str, Any]) -> None:
+    (submit,) = chat_submits({**ASK, **more})
+    tokens, text = reference(submit)
+    async with client(toy) as ai:
+        whole = await ai.chat.completions.create(model="toy", **ASK, **more)
+        (choice,) = whole.choices
+        assert choice.message.content == text
+        assert choice.message.role == "assistant"
+        assert choice.finish_reason == ("length" if len(tokens) == 30 else "stop")
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == len(tokens)
+        assert whole.usage.prompt_tokens == len(CODEC.render(submit.chat))
+        assert whole.usage.total_tokens == len(tokens) + whole.usage.prompt_tokens
+        pieces, last = [], None
+        options = {"stream_options": {"include_usage": True}}
+        async for chunk in await ai.chat.completions.create(
+            model="toy", stream=True, **options, **ASK, **more
+        ):
+            pieces += [c.delta.content or "" for c in chunk.choices]
+            last = chunk
+        assert "".join(pieces) == text
+        assert last is not None
+        assert last.usage == whole.usage
+    await toy.settled()
+
+
+async def test_completions_of_several_prompts(toy: Toy) -> None:
+    ask = {"prompt": ["hello", "bye"], "n": 2, "max_tokens": 12, "seed": 3, "temperature": 0.8}
+    submits = text_submits(ask)
+    async with client(toy) as ai:
+        whole = await ai.completions.create(model="toy", **ask)
+        streamed = [""] * 4
+        async for chunk in await ai.completions.create(model="toy", stream=True, **ask):
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.text
+    want = [reference(submit) for submit in submits]
+    assert [choice.text for choice in whole.choices] == [text for _, text in want]
+    assert streamed == [text for _, text in want]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == len("hello") + len("bye")
+    assert whole.usage.completion_tokens == sum(len(tokens) for tokens, _ in want)
+
+
+@pytest.mark.parametrize("prompt", [[3, 4, 5], [[3, 4, 5], [1]]])
+async def test_prompts_of_tokens(toy: Toy, prompt: Any) -> None:
+    ask = {"prompt": prompt, "max_tokens": 9, "temperature": 0}
+    async with client(toy) as ai:
+        whole = await ai.completions.create(model="toy", **ask)
+        assert [c.text for c in whole.choices] == [reference(s)[1] for s in text_submits(ask)]
+        with pytest.raises(openai.BadRequestError, match="not in the vocabulary of 16"):
+            await ai.completions.create(model="toy", prompt=[16])
+
+
+async def test_seeds(toy: Toy) -> None:
+    """One seed is one text, the first of several answers is the only one's, and a seed that
+    nobody chose is told, so that the answer can be had again."""
+    ask: dict[str, Any] = {**ASK, **SAMPLED, "max_tokens": 40}
+    del ask["seed"]
+    async with client(toy) as ai:
+        first = await ai.chat.completions.create(model="toy", **ask)
+        seed = first.seed
+        again = await ai.chat.completions.create(model="toy", **ask, seed=seed, n=3)
+        texts = [choice.message.content for choice in again.choices]
+        assert texts[0] == first.choices[0].message.content
+        for i, text in enumerate(texts):
+            alone = await ai.chat.completions.create(
+                model="toy", **ask, seed=seed_of_choice(seed, i)
+            )
+            assert alone.choices[0].message.content == text
+        other = await ai.chat.completions.create(model="toy", **ask)
+        assert other.seed != seed
+        assert len(set(texts)) == 3
+
+
+async def test_stop(toy: Toy) -> None:
+    (submit,) = chat_submits({**ASK, "max_tokens": 200, "temperature": 1, "ignore_eos": True})
+    _, text = reference(submit)
+    stop = text[60:63]
+    async with client(toy) as ai:
+        whole = await ai.chat.completions.create(
+            model="toy",
+            stop=stop,
+            temperature=1,
+            extra_body={"ignore_eos": True},
+            **{**ASK, "max_tokens": 200},
+        )
+    found = find(text, (stop,))
+    assert found is not None
+    assert whole.choices[0].message.content == text[: found.start]
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert 0 < whole.usage.completion_tokens < 200
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+async def test_log_probs(toy: Toy, temperature: float) -> None:
+    ask = {**ASK, "logprobs": True, "top_logprobs": 3, "temperature": temperature}
+    (submit,) = chat_submits(ask)
+    tokens, _ = reference(submit)
+    async with client(toy) as ai:
+        whole = await ai.chat.completions.create(model="toy", **ask)
+        said = whole.choices[0].logprobs
+        streamed: list[Any] = []
+        async for chunk in await ai.chat.completions.create(model="toy", stream=True, **ask):
+            for choice in chunk.choices:
+                if choice.logprobs is not None:
+                    streamed += choice.logprobs.content or []
+        prompt = {"prompt": "hello", "logprobs": 2, "temperature": temperature, "seed": 7}
+        text = (await ai.completions.create(model="toy", **prompt)).choices[0].logprobs
+    assert said is not None
+    assert said.content == streamed
+    assert said.content is not None
+    state = MODEL.read(CODEC.render(submit.chat))
+    for token, entry in zip(tokens, said.content, strict=True):
+        best, log_probs = MODEL.likely(state.hidden, 3)
+        assert bytes(entry.bytes or []) == PIECES[token]
+        assert entry.logprob == pytest.approx(MODEL.log_prob(state.hidden, token))
+        assert [bytes(top.bytes or []) for top in entry.top_logprobs] == [PIECES[t] for t in best]
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(log_probs)
+        state = MODEL.extend(state, token)
+    assert text is not None
+    assert len(text.tokens or []) == len(text.token_logprobs or []) == len(text.text_offset or [])
+    for token, entry in zip(text.tokens or [], text.top_logprobs or [], strict=True):
+        assert token in entry
+        assert len(entry) in (2, 3)
+
+
+ERRORS: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"max_tokens": "many"}, "max_tokens", "invalid_value"),
+    ({"temperature": 3}, "temperature", "invalid_value"),
+    ({"top_p": -0.1}, "top_p", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"seed": 2**70}, "seed", "invalid_value"),
+    ({"stop": [""]}, "stop", ""),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"top_logprobs": 2}, "top_logprobs", ""),
+    ({"extra_body": {"best": 1}}, "best", "unknown_parameter"),
+    ({"extra_body": {"policy": "best"}}, "policy", ""),
+    ({"messages": []}, "messages", ""),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "chat_template"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "unsupported_value"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0]",
+        "unsupported_value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "code"), ERRORS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_wrong_is_named(
+    change: dict[str, Any], param: str, code: str, stream: bool
+) -> None:
+    async with Toy() as toy, client(toy) as ai:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ai.chat.completions.create(model="toy", stream=stream, **{**ASK, **change})
+        assert caught.value.param == param
+        assert (caught.value.code or "") == code
+        assert caught.value.type == "invalid_request_error"
+
+
+async def test_a_prompt_that_is_too_long() -> None:
+    async with Toy(rules=replace(RULES, context_length=20)) as toy, client(toy) as ai:
+        with pytest.raises(openai.BadRequestError, match="context is 20") as caught:
+            await ai.completions.create(model="toy", prompt="x" * 20)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+        # An answer is cut to what the context has room for.
+        whole = await ai.completions.create(
+            model="toy", prompt="x" * 15, max_tokens=99, extra_body={"ignore_eos": True}
+        )
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 5
+        assert whole.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_frees_everything(over: Literal["node", "link"], stream: bool) -> None:
+    async with Toy(over, stages=3) as toy, client(toy) as ai:
+        ask = {**ASK, "max_tokens": ENDLESS, "n": 3, "extra_body": {"ignore_eos": True}}
+        asking = asyncio.create_task(ai.chat.completions.create(model="toy", stream=stream, **ask))
+        await toy.busy()
+        if stream:
+            answer = await asking
+            async for _ in answer:
+                break
+            await answer.close()
+        else:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await toy.settled()
+        assert toy.service.places.taken == 0
+        # The service goes on.
+        assert (await ai.chat.completions.create(model="toy", **ASK)).choices[0].finish_reason
+
+
+async def test_keys() -> None:
+    async with Toy(keys=("one", "two")) as toy:
+        for key in ("one", "two"):
+            async with client(toy, api_key=key) as ai:
+                await ai.models.list()
+        for key in ("three", "onetwo", "on"):
+            async with client(toy, api_key=key) as ai:
+                with pytest.raises(openai.AuthenticationError):
+                    await ai.chat.completions.create(model="toy", **ASK)
+
+
+async def test_the_client_without_asyncio() -> None:
+    def ask(url: str) -> str:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as untyped:
+            ai: Any = untyped
+            stream = ai.chat.completions.create(
+                model="toy",
+                temperature=0,
+                stream=True,
+                **ASK,
+            )
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    async with Toy() as toy:
+        (submit,) = chat_submits({**ASK, "temperature": 0})
+        assert await asyncio.to_thread(ask, toy.url) == reference(submit)[1]

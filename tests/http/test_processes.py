@@ -1,0 +1,160 @@
+"""Real processes and the demo models: the text over HTTP is that of the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import torch
+import transformers
+
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import to_toml
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.node import listen
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
+
+PROMPT = "Once upon a time there was a little fox"
+SAMPLED = ["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--max-new-tokens", "24"]
+ASK: dict[str, Any] = {"model": "demo-target", "prompt": PROMPT, "max_tokens": 24}
+HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+
+
+@asynccontextmanager
+async def process(module: str, *argv: str) -> AsyncIterator[tuple[Any, str]]:
+    """A command that serves HTTP, and where; it leaves nothing behind."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *argv), stderr=asyncio.subprocess.PIPE
+    )
+    before = psutil.Process(child.pid)
+    try:
+        port = await _port(child.stderr)
+        family = [before, *before.children(recursive=True)]
+        yield child, f"http://127.0.0.1:{port}"
+        await child.wait()
+        assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def _port(lines: asyncio.StreamReader | None) -> int:
+    assert lines is not None
+    async for line in lines:
+        if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
+            return int(found[1])
+    raise AssertionError("it has ended")
+
+
+async def post(web: aiohttp.ClientSession, path: str, **fields: Any) -> dict[str, Any]:
+    async with web.post(path, json=fields) as reply:
+        assert reply.status == 200, await reply.text()
+        answer: dict[str, Any] = await reply.json()
+        return answer
+
+
+@pytest.fixture
+def want(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What ``asyncspec run`` answers."""
+    assert cli.main(["run", "--stages", "2", "--prompt", PROMPT, "--json", *SAMPLED]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+async def test_serve(want: dict[str, Any]) -> None:
+    async with (
+        process("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "2") as (
+            child,
+            url,
+        ),
+        aiohttp.ClientSession(url) as web,
+    ):
+        whole = await post(web, "/v1/completions", **ASK, **HOW, return_details=True)
+        (choice,) = whole["choices"]
+        assert choice["text"] == want["text"]
+        assert choice["token_ids"] == want["token_ids"]
+        assert choice["finish_reason"] == want["finish_reason"]
+        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5}
+        said = await post(web, "/v1/chat/completions", model="demo-target", **chat)
+        assert said["usage"]["completion_tokens"] == 5
+        await check_log_probs(web)
+        # Told to stop, it brings what runs to its end.
+        long = {**ASK, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        async with web.post("/v1/completions", json=long) as running:
+            assert running.status == 200
+            child.send_signal(signal.SIGTERM)
+            lines = [line async for line in running.content if line.startswith(b"data: ")]
+        assert lines[-1] == b"data: [DONE]\n"
+    assert child.returncode == 0
+
+
+async def check_log_probs(web: aiohttp.ClientSession) -> None:
+    """They are those of the model by Hugging Face alone."""
+    fields = {**ASK, "temperature": 0, "logprobs": 3, "return_details": True}
+    (choice,) = (await post(web, "/v1/completions", **fields))["choices"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(BUNDLED_TARGET))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(BUNDLED_TARGET), dtype=torch.float32
+    )
+    prompt = tokenizer(PROMPT)["input_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *choice["token_ids"]]])).logits[0, len(prompt) - 1 :]
+    log_probs = logits.float().log_softmax(-1)
+    for i, token in enumerate(choice["token_ids"]):
+        best = log_probs[i].topk(3)
+        found = choice["logprobs"]
+        assert found["token_logprobs"][i] == pytest.approx(float(log_probs[i, token]), abs=1e-3)
+        names = [tokenizer.decode([t]) for t in best.indices.tolist()]
+        for name, log_prob in zip(names, best.values.tolist(), strict=True):
+            assert found["top_logprobs"][i][name] == pytest.approx(log_prob, abs=1e-3)
+
+
+async def test_http_on_the_draft_node(tmp_path: Path) -> None:
+    """Nodes as they are started by hand: the draft node serves HTTP itself."""
+    target = TargetTable(path=str(BUNDLED_TARGET), chat_template="plain")
+    config = local_config(target, DraftTable(source="ngram"), 1, 2)
+    socks = [listen.loopback() for _ in config.node]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        sock.close()
+    file = tmp_path / "cluster.toml"
+    text = to_toml(config)
+    for port in ports:
+        text = text.replace("port = 1\n", f"port = {port}\n", 1)
+    file.write_text(text)
+    keys = tmp_path / "keys"
+    keys.write_text("# mine\nsecret\n")
+    stage = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", "verify"),
+        *("--rank", "1", "--config", str(file)),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        node = ["--role", "draft", "--rank", "0", "--config", str(file), "--http", "0"]
+        node += ["--api-key-file", str(keys), "--model-name", "fox"]
+        async with process("asyncspec_nodes.node.cli", *node) as (child, url):
+            async with aiohttp.ClientSession(url) as web, web.get("/v1/models") as reply:
+                assert reply.status == 401
+            bearer = {"Authorization": "Bearer secret"}
+            async with aiohttp.ClientSession(url, headers=bearer) as web:
+                whole = await post(web, "/v1/completions", **{**ASK, "model": "fox"}, **HOW)
+                assert whole["usage"]["completion_tokens"] == 24
+            child.send_signal(signal.SIGTERM)
+        assert child.returncode == 0
+    finally:
+        stage.terminate()
+        await stage.wait()

@@ -1,0 +1,232 @@
+"""Everything around the answers: limits, metrics, health, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from asyncspec_protocol.ids import Rank
+from toy_service import ENDLESS, Toy
+
+pytestmark = pytest.mark.asyncio
+
+ASK = {"model": "toy", "prompt": "hello", "max_tokens": 5, "ignore_eos": True}
+LONG = {**ASK, "max_tokens": ENDLESS, "stream": True}
+PATH = "/v1/completions"
+
+
+async def numbers(web: aiohttp.ClientSession) -> dict[tuple[str, ...], float]:
+    """What Prometheus reads: samples by name and labels."""
+    async with web.get("/metrics") as reply:
+        assert reply.status == 200
+        text = await reply.text()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_too_many_at_a_time() -> None:
+    async with Toy(concurrent=2) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**LONG, "n": 2}) as running:
+            assert running.status == 200
+            async with web.post(PATH, json=ASK) as reply:
+                assert reply.status == 429
+                assert int(reply.headers["Retry-After"]) > 0
+                assert (await reply.json())["error"]["type"] == "rate_limit_error"
+            running.close()
+        await toy.settled()
+        async with web.post(PATH, json=ASK) as reply:
+            assert reply.status == 200
+
+
+async def test_the_draft_nodes_queue_is_bounded_too() -> None:
+    """Eight requests are this cluster's most; a ninth is told to come back."""
+    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**LONG, "n": 8}) as running:
+            async with web.post(PATH, json=ASK) as reply:
+                assert reply.status == 429
+                assert "8 requests are waiting already" in await reply.text()
+            running.close()
+        await toy.settled()
+
+
+async def test_an_answer_that_takes_too_long() -> None:
+    async with Toy(answer_seconds=0.5) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**LONG, "stream": False}) as reply:
+            assert reply.status == 504
+            assert (await reply.json())["error"]["code"] == "timeout"
+        async with web.post(PATH, json=LONG) as reply:
+            assert reply.status == 200
+            events = [line async for line in reply.content if line.startswith(b"data: ")]
+        assert json.loads(events[-1][6:])["error"]["code"] == "timeout"
+        await toy.settled()
+
+
+async def test_a_stream_says_that_it_is_alive() -> None:
+    """Where nothing comes for a while: here no stage serves."""
+    async with Toy(alive_seconds=0.05) as toy, aiohttp.ClientSession(toy.url) as web:
+        await toy.cluster.stop(1)
+        async with web.post(PATH, json=LONG) as reply:
+            assert reply.status == 200
+            assert await reply.content.readline() == b": alive\n"
+            toy.cluster.start(1)
+            async for line in reply.content:
+                if line.startswith(b"data: "):
+                    break
+            reply.close()
+        await toy.settled()
+
+
+async def test_health_and_readiness() -> None:
+    async with Toy("link", stages=2) as toy, aiohttp.ClientSession(toy.url) as web:
+        await toy.cluster.stop(2)
+        while True:
+            async with web.get("/ready") as reply:
+                answer = await reply.json()
+                if "stage 2" in answer.get("error", {}).get("message", ""):
+                    assert reply.status == 503
+                    break
+        async with web.get("/health") as reply:
+            assert reply.status == 200
+        toy.cluster.start(2)
+        while True:
+            async with web.get("/ready") as reply:
+                if reply.status == 200:
+                    break
+        # The draft node goes and comes back: the service finds it again.
+        await toy.cluster.stop(0)
+        while True:
+            async with web.get("/ready") as reply:
+                if reply.status == 503:
+                    break
+        async with web.post(PATH, json=ASK) as reply:
+            assert reply.status == 503
+        toy.cluster.start(0)
+        while True:
+            async with web.post(PATH, json=ASK) as reply:
+                if reply.status == 200:
+                    break
+
+
+async def test_metrics_count_what_happened() -> None:
+    async with Toy(stages=2) as toy, aiohttp.ClientSession(toy.url) as web:
+        for _ in range(3):
+            async with web.post(PATH, json={**ASK, "n": 2, "temperature": 0}) as reply:
+                assert reply.status == 200
+        async with web.post(PATH, json={**ASK, "n": "x"}) as reply:
+            assert reply.status == 400
+        async with web.get("/whatever/a/stranger/types") as reply:
+            assert reply.status == 404
+        async with web.post(PATH, json=LONG) as reply:
+            reply.close()
+        await toy.settled()
+        while True:  # the handler of who left ends a moment later
+            found = await numbers(web)
+            if ("asyncspec_answers_total", "cancelled") in found:
+                break
+        assert found["asyncspec_http_requests_total", PATH, "200"] == 3
+        assert found["asyncspec_http_requests_total", PATH, "400"] == 1
+        assert found["asyncspec_http_requests_total", "unknown", "404"] == 1
+        assert found["asyncspec_answers_total", "length"] == 6
+        assert found["asyncspec_answers_total", "cancelled"] == 1
+        assert found["asyncspec_answers_running",] == 0
+        assert found["asyncspec_new_tokens_total",] == 30
+        assert found["asyncspec_prompt_tokens_total",] == 30
+        assert found["asyncspec_passes_total",] > 0
+        assert found["asyncspec_queue_seconds_count",] == 6
+        assert found["asyncspec_time_to_first_token_seconds_count",] >= 6
+        assert found["asyncspec_node_busy_seconds", "2", "verify"] > 0
+        assert found["asyncspec_node_memory_bytes", "0", "draft"] > 1e6
+        # A node that is gone has no numbers.
+        await toy.cluster.stop(2)
+        while ("asyncspec_node_sessions", "2", "verify") in await numbers(web):
+            pass
+
+
+async def test_the_state_of_the_cluster() -> None:
+    async with Toy("link", stages=3) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json=LONG) as running:
+            await toy.busy()
+            async with web.get("/state") as reply:
+                found = await reply.json()
+            running.close()
+        assert [node["rank"] for node in found["nodes"]] == [0, 1, 2, 3]
+        assert [node["role"] for node in found["nodes"]] == ["draft"] + 3 * ["verify"]
+        assert all(node["sessions"] == 1 for node in found["nodes"])
+        assert any(node["slots"] for node in found["nodes"][1:])
+        layers = [node["layers"] for node in found["nodes"][1:]]
+        assert layers[0][0] == 0
+        assert all(a[1] == b[0] for a, b in pairwise(layers))
+        peers = {link["peer"] for link in found["nodes"][0]["links"]}
+        assert peers == {1, 2, 3}
+        await toy.settled()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/state"])
+async def test_what_needs_a_key(path: str) -> None:
+    async with Toy(keys=("k",)) as toy, aiohttp.ClientSession(toy.url) as web:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "k"}, 401),
+            ({"Authorization": "Basic k"}, 401),
+            ({"Authorization": "Bearer k2"}, 401),
+            ({"Authorization": "Bearer k"}, 200),
+            ({"Authorization": "bearer k"}, 200),
+        ):
+            async with web.get(path, headers=headers) as reply:
+                assert reply.status == status
+        for open_path in ("/health", "/", "/page/app.js"):
+            async with web.get(open_path) as reply:
+                assert reply.status == 200
+
+
+async def test_draining() -> None:
+    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
+        asked: dict[str, Any] = {**LONG, "max_tokens": 300}
+        async with web.post(PATH, json=asked) as running:
+            hurry = asyncio.Event()
+            draining = asyncio.create_task(toy.server.drain(hurry))
+            while True:
+                async with web.get("/ready") as reply:
+                    if reply.status == 503:
+                        break
+            async with web.post(PATH, json=ASK) as reply:
+                assert reply.status == 503
+                assert "Retry-After" in reply.headers
+            lines = [line async for line in running.content if line.startswith(b"data: ")]
+        # What ran has come to its end, and only then the service does.
+        assert lines[-1] == b"data: [DONE]\n"
+        await draining
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_draining_ends(hurried: bool) -> None:
+    async with (
+        Toy(drain_seconds=100 if hurried else 0.2) as toy,
+        aiohttp.ClientSession(toy.url) as web,
+        web.post(PATH, json=LONG) as running,
+    ):
+        hurry = asyncio.Event()
+        draining = asyncio.create_task(toy.server.drain(hurry))
+        if hurried:
+            hurry.set()
+        await draining
+        running.close()
+
+
+async def test_who_asks_how_the_nodes_are_gets_an_answer_when_one_is_lost_meanwhile() -> None:
+    async with Toy("link", stages=2) as toy:
+        await toy.settled()
+        asking = asyncio.create_task(toy.engine.nodes())
+        await asyncio.sleep(0)
+        await toy.cluster.stop(2)
+        ranks = [status.rank for status in await asking]
+        assert ranks[:2] == [Rank(0), Rank(1)]

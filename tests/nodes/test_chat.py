@@ -1,0 +1,98 @@
+"""Conversations as prompts, and tokens spelled, by real tokenizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Fast
+
+from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.serving.tokenizer import Tokenizer, load_tokenizer
+from nodes.codecs import CODECS
+
+pytestmark = pytest.mark.torch
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'x' %}{{ raise_exception('no x') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+DEMO = load_tokenizer(BUNDLED_TARGET)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=20)}
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(messages)
+def test_a_template_makes_what_transformers_makes_of_it(said: list[dict[str, str]]) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(str(BUNDLED_TARGET))
+    theirs.chat_template = TEMPLATE
+    want = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    chat = json.dumps(said)
+    assert Tokenizer(theirs).render(chat) == tuple(want)
+    # Given from outside it stands in for the tokenizer's own.
+    assert load_tokenizer(BUNDLED_TARGET, TEMPLATE).render(chat) == tuple(want)
+
+
+def test_without_a_template_the_user_is_told() -> None:
+    with pytest.raises(ValueError, match=r"has no chat template; .* --chat-template FILE"):
+        DEMO.render('[{"role": "user", "content": "x"}]')
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "{{ nothing.at.all }}", "{% broken"])
+def test_a_template_that_refuses(template: str) -> None:
+    with pytest.raises(ValueError, match="the chat template refuses these messages: ") as caught:
+        load_tokenizer(BUNDLED_TARGET, template).render('[{"role": "x", "content": "y"}]')
+    assert "\n" not in str(caught.value)
+
+
+def test_the_plain_template() -> None:
+    plain = load_tokenizer(BUNDLED_TARGET, read_template(PLAIN))
+    chat = json.dumps([{"role": "user", "content": "Once upon"}, {"role": "user", "content": "a"}])
+    assert plain.render(chat) == DEMO.encode("Once upon\na\n")
+
+
+def test_template_files(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("é")
+    assert read_template(str(file)) == "é"
+    assert read_template(None) is None
+    with pytest.raises(UserError, match="cannot read the chat template"):
+        read_template(str(tmp_path / "none"))
+    file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_template(str(file))
+
+
+@given(st.text(max_size=40))
+def test_spelled_tokens_are_the_text(text: str) -> None:
+    ids = DEMO.encode(text)
+    assert b"".join(map(DEMO.spell, ids[1:])).decode() == text
+    assert DEMO.spell(ids[0]) == b"<|bos|>"
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+@given(data=st.data())
+def test_kinds_of_tokenizers(name: str, data: st.DataObject) -> None:
+    backend: Fast = CODECS[name].tokenizer
+    tokenizer = Tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    special = {i for i, added in backend.get_added_tokens_decoder().items() if added.special}
+    plain = st.integers(0, backend.get_vocab_size() - 1).filter(lambda i: i not in special)
+    ids = data.draw(st.lists(plain, max_size=12))
+    text = b"".join(map(tokenizer.spell, ids)).decode(errors="replace")
+    want = tokenizer.decode(ids)
+    if "\N{REPLACEMENT CHARACTER}" not in text + want:
+        assert text.removeprefix(" ") == want.removeprefix(" ")
+    for i in special:
+        assert tokenizer.spell(i).decode() == backend.id_to_token(i)

@@ -1,0 +1,76 @@
+"""Log-probabilities: beside every token stands what the target alone would have said there."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.accept import Opinion
+from asyncspec.actor.machine import Emit, Request
+from asyncspec_protocol.ids import DRAFT, Rank
+from cluster import Cluster
+from laws import check_after, clusters, requests
+
+BOUND = 100_000.0
+
+
+def listen(cluster: Cluster) -> dict[int, list[tuple[int, Opinion]]]:
+    """Every emitted token with its opinion, by request, as they come."""
+    heard: dict[int, list[tuple[int, Opinion]]] = {}
+
+    def watch(rank: Rank, event: Any, effects: tuple[Any, ...]) -> None:
+        for effect in effects:
+            if isinstance(effect, Emit):
+                # Either for all of them or for none.
+                assert len(effect.opinions) in (0, len(effect.tokens))
+                pairs = zip(effect.tokens, effect.opinions, strict=False)
+                heard.setdefault(effect.request, []).extend(pairs)
+
+    cluster.world.watch = watch
+    return heard
+
+
+@settings(max_examples=200)
+@given(
+    clusters(),
+    requests(3),
+    st.lists(st.integers(0, 5), min_size=3, max_size=3),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=2),
+)
+def test_what_is_said_of_each_token_is_what_the_target_alone_says(
+    cluster: Cluster, asked: list[Request], tops: list[int], losses: list[tuple[int, int]]
+) -> None:
+    """Under any delays and losses, for requests that ask for it beside others that do not."""
+    asked = [
+        replace(request, log_probs=wanted > 0, tops=max(0, wanted - 1))
+        for request, wanted in zip(asked, tops, strict=False)
+    ]
+    heard = listen(cluster)
+    for request in asked:
+        cluster.submit(request)
+    for when, which in losses:
+        rank = Rank(1 + which % cluster.stages)
+        cluster.world.at(when, partial(cluster.world.cut, DRAFT, rank))
+        cluster.world.at(when + 7, cluster.connect_all)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, asked)
+    for request in asked:
+        said = heard.get(request.request, [])
+        assert len(said) == (len(cluster.world.tokens[request.request]) if request.log_probs else 0)
+        state = cluster.model.read(request.prompt)
+        for token, opinion in said:
+            assert opinion.of(token) == cluster.model.log_prob(state.hidden, token)
+            likely = cluster.model.likely(state.hidden, request.tops)
+            assert (opinion.tokens, opinion.log_probs) == likely
+            state = cluster.model.extend(state, token)
+
+
+@pytest.mark.parametrize("token", [4, 5, 9])
+def test_a_token_that_was_not_drawn(token: int) -> None:
+    opinion = Opinion(4, (5, 6), (-0.5, -1.5), -2.5)
+    assert opinion.of(token) == {4: -2.5, 5: -0.5, 9: None}[token]

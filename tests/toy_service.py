@@ -1,0 +1,166 @@
+"""The HTTP service over a toy cluster, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Literal
+
+import structlog
+
+from asyncspec.actor.runtime import Shell
+from asyncspec.backend.toy import ToyModel
+from asyncspec.draw import seen
+from asyncspec.sampling import Sampling
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.auth import Keys
+from asyncspec_nodes.http.engine import LinkEngine, NodeEngine
+from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.server import HttpServer
+from asyncspec_nodes.node.counts import counts
+from asyncspec_nodes.node.inspector import Inspector
+from asyncspec_nodes.node.process import NodeShell
+from asyncspec_nodes.serving.rules import Rules
+from asyncspec_nodes.serving.service import TextService
+from asyncspec_protocol.messages import Status, Submit
+from nodes.codecs import Pieces
+from shell.local import QUICK, LocalCluster, hello
+
+# Words, and characters that take two tokens.
+PIECES: tuple[bytes, ...] = (b"<end>", b" a", b"b", b"\xc3", b"\xa9", b"\n", b" the", b".")
+PIECES += (b"\xe4\xb8", b"\x96", b" x", b"y", b'"', b"\\", b" \xf0\x9f", b"\x99\x82")
+END = 0
+ENDLESS = 100_000
+"""More tokens than a test waits for."""
+
+
+class ToyCodec(Pieces):
+    """A tokenizer for the toy model."""
+
+    def __init__(self) -> None:
+        super().__init__(PIECES)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(1 + ord(c) % 15 for c in text)
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        messages = json.loads(chat)
+        if messages[0]["role"] == "assistant":
+            raise ValueError("the chat template refuses these messages: the user speaks first")
+        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
+
+    def spell(self, token: int) -> bytes:
+        return PIECES[token]
+
+
+CODEC = ToyCodec()
+RULES = Rules(context_length=2 * ENDLESS, eos=frozenset({END}), policy="flowspec", vocab=16)
+MODEL = ToyModel(reach="parent")
+
+
+class ServingCluster(LocalCluster):
+    """A toy cluster whose draft node is a text service."""
+
+    def __init__(self, stages: int, rules: Rules) -> None:
+        super().__init__(stages, MODEL)
+        self._rules = rules
+        self._shell = NodeShell(structlog.wrap_logger(structlog.ReturnLogger()))
+        self.inspectors: dict[int, Inspector] = {}
+
+    def shell(self, rank: int) -> Shell:
+        return super().shell(rank) if rank else self._shell
+
+    def start(self, rank: int) -> None:
+        super().start(rank)
+        runtime, facts = self.nodes[rank], {"model": "toy", "context_length": 99}
+        self.inspectors[rank] = Inspector(runtime, hello(rank, self.stages), counts, **facts)
+        if rank == 0:
+            self._shell.service = TextService(CODEC, self._rules, runtime.feed, most=8)
+
+    @property
+    def engine(self) -> NodeEngine:
+        assert self._shell.service is not None
+        return NodeEngine(self._shell.service, self.inspectors[0])
+
+
+class Toy:
+    """``async with Toy() as toy``: ``toy.url`` serves the model "toy"."""
+
+    def __init__(
+        self,
+        over: Literal["node", "link"] = "node",
+        *,
+        stages: int = 2,
+        rules: Rules = RULES,
+        keys: tuple[str, ...] = (),
+        **limits: Any,
+    ) -> None:
+        self.cluster = ServingCluster(stages, rules)
+        self._over = over
+        self._keys = Keys(keys)
+        self._limits = Limits(**limits)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Toy:
+        await self._stack.enter_async_context(self.cluster)
+        if self._over == "node":
+            self.engine: NodeEngine | LinkEngine = self.cluster.engine
+        else:
+            host, port = self.cluster.ports[0]  # type: ignore[index]
+            connect = partial(Client.connect, host, port, "toy", options=QUICK)
+            self.engine = await self._stack.enter_async_context(LinkEngine(connect))
+        self.service = Service(self.engine, "toy", keys=self._keys, limits=self._limits)
+        sock = socket.create_server(("127.0.0.1", 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # soon full
+        sock.setblocking(False)
+        self.server = await self._stack.enter_async_context(HttpServer(self.service, sock))
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._stack.aclose()
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def settled(self) -> tuple[Status, ...]:
+        """The nodes, once they have no session any more. A test's time-out is the bound."""
+        while True:
+            await asyncio.sleep(0)  # a node without links answers at once
+            nodes = await self.engine.nodes()
+            if not any(node.sessions or node.waiting or node.slots for node in nodes):
+                return nodes
+
+    async def busy(self) -> None:
+        """Until every stage has a session."""
+        while True:
+            await asyncio.sleep(0)
+            nodes = await self.engine.nodes()
+            if len(nodes) > self.cluster.stages and all(node.sessions for node in nodes):
+                return
+
+
+def reference(submit: Submit) -> tuple[tuple[int, ...], str]:
+    """What the toy model alone makes of a request: tokens, and their text."""
+    prompt = submit.prompt_ids or CODEC.encode(submit.prompt)
+    if submit.chat:
+        prompt = CODEC.render(submit.chat)
+    sampling = Sampling.of(submit)
+    tokens: list[int] = []
+    state = MODEL.read(prompt)
+    while len(tokens) < submit.max_new_tokens:
+        path = (*prompt, *tokens)
+        token = MODEL.draw(state.hidden, seen(path, len(prompt)), len(path), sampling)
+        tokens.append(token)
+        if token == END and not submit.ignore_eos:
+            break
+        state = MODEL.extend(state, token)
+    return tuple(tokens), CODEC.decode(tokens)
