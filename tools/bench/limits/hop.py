@@ -13,8 +13,8 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import closing
 from itertools import count
-from types import TracebackType
 
 import msgspec
 
@@ -77,9 +77,9 @@ class Timing(msgspec.Struct, frozen=True):
 
 def measure(rounds: int = 2000) -> Timing:
     """Alternate rounds through a node and through a bare echo. Raises ``ClusterError``."""
-    with NodeUnderTest() as node:
+    with closing(NodeUnderTest()) as node:
         size = node.ping(node.prepare())
-        with Echo(size) as echo:
+        with closing(Echo(size)) as echo:
             alternate(node, echo, WARM_UP)
             before = node.cpu_seconds()
             nodes, raws = alternate(node, echo, rounds)
@@ -142,15 +142,8 @@ class Echo:
         self._out = bytes(size)
         self._into = memoryview(bytearray(size))
 
-    def __enter__(self) -> Echo:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End it."""
         self._sock.close()
         self._child.stop()
 
@@ -190,15 +183,8 @@ class NodeUnderTest:
             listener.close()
         self._segments = map(segment_frame, count(1))
 
-    def __enter__(self) -> NodeUnderTest:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End it."""
         for peer in (self._draft, self._before, self._after):
             peer.close()
         self._child.stop()

@@ -11,8 +11,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 
 from msgspec import Struct
 
@@ -72,7 +72,7 @@ async def measure(target: Path, mode: Mode, tick: Tick) -> PerToken:
         1,
     )
     pipeline, generate = [], []
-    with Whole(target) as whole:
+    with closing(Whole(target)) as whole:
         async with LocalCluster(config, lambda report: None) as cluster:
             client = await Client.connect(*cluster.address, config.cluster.name)
             try:
@@ -110,15 +110,8 @@ class Whole:
             text=True,
         )
 
-    def __enter__(self) -> Whole:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End it."""
         self._process.kill()
         self._process.communicate()
 
