@@ -1,0 +1,38 @@
+"""Associations to start a search from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from asyncspec.dipsd.plan import Groups
+from asyncspec.dipsd.tables import Tables
+
+
+def dealt(order: Sequence[int], batches: int) -> Groups:
+    """Round robin: batches as alike as can be."""
+    return tuple(tuple(sorted(order[n::batches])) for n in range(batches))
+
+
+def cut(order: Sequence[int], batches: int) -> Groups:
+    """Runs of equal size: batches as unlike as can be."""
+    edges = [len(order) * n // batches for n in range(batches + 1)]
+    return tuple(tuple(sorted(order[a:b])) for a, b in zip(edges, edges[1:], strict=False))
+
+
+def starts(tables: Tables, batches: int, length: int) -> Iterator[Groups]:
+    """Users in several orders, dealt and cut; every association once, all that fit."""
+    length = min(length, tables.longest)
+    keys = [
+        [tables.draft[m][length] for m in range(tables.users)],
+        [tables.draft[m][1] for m in range(tables.users)],
+        [-tables.gain[m][-1] for m in range(tables.users)],
+        [float(prefix) for prefix in tables.prefix],
+    ]
+    seen: set[frozenset[tuple[int, ...]]] = set()
+    for key in keys:
+        order = sorted(range(tables.users), key=lambda m, key=key: (key[m], m))
+        for groups in (dealt(order, batches), cut(order, batches)):
+            name = frozenset(groups)
+            if name not in seen and tables.all_fit(groups):
+                seen.add(name)
+                yield groups

@@ -1,0 +1,176 @@
+"""The draft lengths that maximise U - q S for given batches: exact, and without a solver.
+
+If the period S and each batch's longest draft L were known, every user would draft as many tokens
+as are ready in time: k with t^d(k) + t^v(L) <= S, at most L. So S is swept upwards over the values
+at which somebody can draft one more; between two of them a batch's tokens depend on its own L
+alone. What is left, one L a batch, is bound by the verifier alone (the busiest stage's sum may
+exceed S), and almost always decided by two bounds.
+
+The paper solves the same sub-problem as a mixed-integer program over y_mk and z_nk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from asyncspec.dipsd.tables import Tables
+
+OUT = float("-inf")
+
+
+class Found(NamedTuple):
+    """``value`` is U - q S in tokens; ``longest`` is L by batch."""
+
+    value: float
+    tokens: float
+    period: float
+    longest: tuple[int, ...]
+
+
+class Sweep:
+    """The events of one association, in order; ``best`` runs through them for a q.
+
+    ``ceiling`` bounds the periods looked at, in ms.
+    """
+
+    def __init__(
+        self, tables: Tables, groups: Sequence[Sequence[int]], ceiling: float = float("inf")
+    ) -> None:
+        self.tables, self.groups = tables, groups
+        self.batches = len(groups)
+        self.work = [tables.work(group) for group in groups]
+        least = tables.server(sum(row[1] for row in self.work), self.batches)
+        events: list[tuple[float, int, int, float]] = []
+        for n, group in enumerate(groups):
+            passing = [tables.passing(work) for work in self.work[n]]
+            for m in group:
+                draft, gain = tables.draft[m], tables.gain[m]
+                for longest in range(1, tables.longest + 1):
+                    verified = passing[longest]
+                    if draft[1] + verified > ceiling:
+                        break
+                    for k in range(1, longest + 1):
+                        ready = draft[k] + verified
+                        if ready > ceiling:
+                            break
+                        more = gain[k] - gain[k - 1] if k > 1 else gain[1]
+                        # k = 1 also lets the user take part at all; the sign of n tells.
+                        code = n if k > 1 else -1 - n
+                        events.append((max(ready, least), code, longest, more))
+        events.sort()
+        self.events = events
+
+    def best(self, q: float, floor: float = 0.0) -> Found | None:
+        """The best above ``floor``, or None. ``q`` in tokens a ms."""
+        state = _State(self)
+        found: Found | None = None
+        events, count, i = self.events, len(self.events), 0
+        while i < count:
+            period = events[i][0]
+            while i < count and events[i][0] == period:
+                state.apply(events[i])
+                i += 1
+            if state.entered < self.batches or state.top - q * period <= floor:
+                continue
+            better = state.solve(q, period, floor)
+            if better is not None:
+                floor, found = better.value, better
+        return found
+
+
+class _State:
+    """What each batch brings by its L, at the period the sweep has come to."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.tables, self.work = sweep.tables, sweep.work
+        lengths = sweep.tables.longest + 1
+        self.tokens = [[0.0] * lengths for _ in sweep.groups]
+        self.absent = [[len(group)] * lengths for group in sweep.groups]
+        # The best L so far, the shortest of equals; a batch has entered once any L is possible.
+        self.peak = [OUT] * len(sweep.groups)
+        self.at = [0] * len(sweep.groups)
+        self.entered = 0
+
+    @property
+    def top(self) -> float:
+        """Tokens if the verifier were never the limit."""
+        return sum(self.peak)
+
+    def apply(self, event: tuple[float, int, int, float]) -> None:
+        _, n, longest, more = event
+        if n < 0:
+            n = -1 - n
+            self.absent[n][longest] -= 1
+        row = self.tokens[n]
+        row[longest] += more
+        value = row[longest]
+        if self.absent[n][longest] or value < self.peak[n]:
+            return
+        if value > self.peak[n] or longest < self.at[n]:
+            self.entered += self.peak[n] == OUT
+            self.peak[n], self.at[n] = value, longest
+
+    def solve(self, q: float, period: float, floor: float) -> Found | None:
+        """The best L by batch at this period, if above ``floor``."""
+        batches = len(self.at)
+        work = sum(row[longest] for row, longest in zip(self.work, self.at, strict=True))
+        needed = self.tables.server(work, batches)
+        if needed <= period:
+            top = self.top
+            return Found(top - q * period, top, period, tuple(self.at))
+        options = [
+            [(v, row[k], k) for k, v in enumerate(tokens) if k and not absent[k]]
+            for tokens, absent, row in zip(self.tokens, self.absent, self.work, strict=True)
+        ]
+        return _Choice(self.tables, options, q, period).best(floor)
+
+
+class _Choice:
+    """One option a batch, to maximise the sum of tokens - q max(period, server(sum of work)).
+
+    Depth first, with bounds that take each batch by itself: a share of the period's price is put
+    on the work (of the steepest stage), the rest stays with the period.
+    """
+
+    def __init__(
+        self, tables: Tables, options: list[list[tuple[float, float, int]]], q: float, period: float
+    ) -> None:
+        self.tables, self.q, self.period = tables, q, period
+        self.options = [sorted(row, reverse=True) for row in options]
+        self.bounds = [self._bound(share, p) for p in range(len(tables.slopes)) for share in SHARES]
+
+    def _bound(self, share: float, stage: int) -> tuple[float, float, list[float]]:
+        """(price of a FLOP, constant, the most that the batches from n on can add)."""
+        tables, q = self.tables, self.q
+        price = share * q * tables.slopes[stage]
+        constant = q * (
+            share * tables.fixed[stage] * len(self.options) + (1 - share) * self.period
+        )
+        rest = [0.0]
+        for row in reversed(self.options):
+            rest.append(rest[-1] + max(v - price * w for v, w, _ in row))
+        return price, constant, rest[::-1]
+
+    def best(self, floor: float) -> Found | None:
+        self.floor, self.found = floor, None
+        self._descend(0, 0.0, 0.0, ())
+        return self.found
+
+    found: Found | None
+    floor: float
+
+    def _descend(self, n: int, tokens: float, work: float, chosen: tuple[int, ...]) -> None:
+        if any(tokens - p * work - c + rest[n] <= self.floor for p, c, rest in self.bounds):
+            return
+        if n == len(self.options):
+            period = max(self.period, self.tables.server(work, n))
+            value = tokens - self.q * period
+            if value > self.floor:
+                self.floor, self.found = value, Found(value, tokens, period, chosen)
+            return
+        for more, costs, longest in self.options[n]:
+            self._descend(n + 1, tokens + more, work + costs, (*chosen, longest))
+
+
+SHARES = (0.0, 0.5, 1.0)
