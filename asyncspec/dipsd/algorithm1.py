@@ -21,21 +21,26 @@ ROUNDS = 30
 
 
 def algorithm1(tables: Tables) -> Planned | None:
-    """The paper's plan; None if no batching fits in the memory. A single user is their own batch."""
+    """The paper's plan; None if no batching fits in the memory. A single user is their own batch.
+
+    Its bound is one for plans with two batches or more: the paper's scan starts there.
+    """
     best: tuple[float, Plan] | None = None
     scanned = []
+    limit = 0.0
     for batches in range(min(2, tables.users), tables.users + 1):
         ratio = 0.0 if best is None else best[0]
         bound = upper_bound(tables, batches, ratio)
         if best is not None and bound <= ratio:
             break
         found = alternate(tables, batches)
-        scanned.append(Scanned(batches, 1000 * found[0] if found else 0.0, 1000 * bound))
+        limit = max(limit, bound)
+        scanned.append(Scanned(batches, 1000 * found[0] if found else None, 1000 * bound))
         if found is not None and (best is None or found[0] > best[0]):
             best = found
     if best is None:
         return None
-    return Planned(in_best_order(best[1], tables), tuple(scanned))
+    return Planned(in_best_order(best[1], tables), tuple(scanned), 1000 * limit)
 
 
 def alternate(tables: Tables, batches: int) -> tuple[float, Plan] | None:

@@ -32,14 +32,29 @@ def best_lengths(
     if not tables.all_fit(groups):
         return None
     most = sum(gain[-1] for gain in tables.gain)
-    sweep = Sweep(tables, groups, most / above if above else float("inf"))
-    q, ratios, last = above, [], None
+    # A hair below what one length for all brings, so that it is found again if nothing beats it.
+    q = max(above, common_ratio(tables, groups) * (1 - 1e-9))
+    sweep = Sweep(tables, groups, most / q)
+    ratios: list[float] = []
+    last: Found | None = None
     while (found := sweep.best(q, CLOSE * most)) is not None:
         last, q = found, found.tokens / found.period
         ratios.append(q)
     if last is None:
         return None
     return Lengths(_by_user(tables, groups, last), q, tuple(ratios))
+
+
+def common_ratio(tables: Tables, groups: Sequence[Sequence[int]]) -> float:
+    """Tokens a ms with the best draft length that all users share."""
+    best = 0.0
+    work = [tables.work(group) for group in groups]
+    for k in range(1, tables.longest + 1):
+        period = tables.server(sum(row[k] for row in work), len(groups))
+        for row, group in zip(work, groups, strict=True):
+            period = max(period, tables.passing(row[k]) + max(tables.draft[m][k] for m in group))
+        best = max(best, sum(gain[k] for gain in tables.gain) / period)
+    return best
 
 
 def _by_user(tables: Tables, groups: Sequence[Sequence[int]], found: Found) -> dict[int, int]:

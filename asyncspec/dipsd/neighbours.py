@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations, permutations
 
 from asyncspec.dipsd.plan import Groups
@@ -13,30 +13,24 @@ def neighbours(groups: Groups) -> Iterator[Groups]:
     for source, target in permutations(range(len(groups)), 2):
         if len(groups[source]) > 1:
             for m in groups[source]:
-                yield moved(groups, m, source, target)
+                yield _with(groups, source, target, m, None)
     for left, right in combinations(range(len(groups)), 2):
         for m in groups[left]:
             for other in groups[right]:
-                yield swapped(groups, m, left, other, right)
+                yield _with(groups, left, right, m, other)
 
 
-def moved(groups: Groups, m: int, source: int, target: int) -> Groups:
-    """``m`` leaves batch ``source`` for batch ``target``."""
-    there = (*groups[target], m)
-    return _with(groups, {source: _without(groups[source], m), target: there})
+def exchanged(group: tuple[int, ...], out: int | None, into: int | None) -> tuple[int, ...]:
+    """The batch without ``out`` and with ``into``."""
+    kept = [x for x in group if x != out]
+    if into is not None:
+        kept.append(into)
+    return tuple(sorted(kept))
 
 
-def swapped(groups: Groups, m: int, left: int, other: int, right: int) -> Groups:
-    """``m`` of batch ``left`` and ``other`` of batch ``right`` change places."""
-    return _with(
-        groups,
-        {left: (*_without(groups[left], m), other), right: (*_without(groups[right], other), m)},
-    )
-
-
-def _without(group: Sequence[int], m: int) -> tuple[int, ...]:
-    return tuple(x for x in group if x != m)
-
-
-def _with(groups: Groups, changed: dict[int, tuple[int, ...]]) -> Groups:
-    return tuple(tuple(sorted(changed.get(n, group))) for n, group in enumerate(groups))
+def _with(groups: Groups, left: int, right: int, m: int, other: int | None) -> Groups:
+    """``m`` goes from ``left`` to ``right``, ``other`` the other way."""
+    changed = list(groups)
+    changed[left] = exchanged(groups[left], m, other)
+    changed[right] = exchanged(groups[right], other, m)
+    return tuple(changed)

@@ -8,20 +8,24 @@ from asyncspec.dipsd.plan import Plan
 
 
 class Scanned(Struct, frozen=True):
-    """One batch count of the scan; tokens a second. ``bound`` holds for as many batches or more."""
+    """One batch count of the scan; tokens a second.
+
+    ``throughput`` is None where nothing better than with fewer batches was found. No plan with this
+    many batches or more exceeds ``bound``.
+    """
 
     batches: int
-    throughput: float
+    throughput: float | None
     bound: float
 
 
 class Planned(Struct, frozen=True):
-    """The plan, and the batch counts looked at; all larger ones are ruled out by the bound."""
+    """The plan, and what was looked at to find it.
+
+    No plan at all exceeds ``bound`` tokens a second; where it equals the plan's own throughput, the
+    plan is proved to be the best. Batch counts that were not scanned are ruled out by it.
+    """
 
     plan: Plan
     scanned: tuple[Scanned, ...]
-
-    @property
-    def bound(self) -> float:
-        """Tokens a second that no plan can exceed, as far as this scan can tell."""
-        return max(one.bound for one in self.scanned)
+    bound: float

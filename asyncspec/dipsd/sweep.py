@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from asyncspec.dipsd.tables import Tables
 
-OUT = float("-inf")
+CLOSE = 1e-9
+"""Tokens."""
 
 
 class Found(NamedTuple):
@@ -63,7 +64,7 @@ class Sweep:
 
     def best(self, q: float, floor: float = 0.0) -> Found | None:
         """The best above ``floor``, or None. ``q`` in tokens a ms."""
-        state = _State(self)
+        state = _State(self, q)
         found: Found | None = None
         events, count, i = self.events, len(self.events), 0
         while i < count:
@@ -71,31 +72,36 @@ class Sweep:
             while i < count and events[i][0] == period:
                 state.apply(events[i])
                 i += 1
-            if state.entered < self.batches or state.top - q * period <= floor:
+            # Tokens if the verifier never limited, and if only it did.
+            if state.absent_batches or min(state.top - q * period, state.net) <= floor:
                 continue
-            better = state.solve(q, period, floor)
+            better = state.solve(period, floor)
             if better is not None:
                 floor, found = better.value, better
         return found
 
 
 class _State:
-    """What each batch brings by its L, at the period the sweep has come to."""
+    """What each batch brings by its L, at the period the sweep has come to.
 
-    def __init__(self, sweep: Sweep) -> None:
-        self.tables, self.work = sweep.tables, sweep.work
-        lengths = sweep.tables.longest + 1
+    ``top`` is the tokens if the verifier were never the limit; ``net`` is U - q S if nothing but its
+    busiest stage were. Both are kept while events come in, batch by batch (``peak``, ``best_net``).
+    """
+
+    def __init__(self, sweep: Sweep, q: float) -> None:
+        self.tables, self.work, self.q = sweep.tables, sweep.work, q
+        lengths, batches = sweep.tables.longest + 1, len(sweep.groups)
         self.tokens = [[0.0] * lengths for _ in sweep.groups]
         self.absent = [[len(group)] * lengths for group in sweep.groups]
         # The best L so far, the shortest of equals; a batch has entered once any L is possible.
-        self.peak = [OUT] * len(sweep.groups)
-        self.at = [0] * len(sweep.groups)
-        self.entered = 0
-
-    @property
-    def top(self) -> float:
-        """Tokens if the verifier were never the limit."""
-        return sum(self.peak)
+        self.peak, self.at = [0.0] * batches, [0] * batches
+        self.absent_batches = batches
+        work = sum(row[1] for row in sweep.work)
+        slope, fixed = sweep.tables.busiest(work, batches)
+        self.prices = [[q * slope * flops for flops in row] for row in sweep.work]
+        self.best_net, self.at_net = [0.0] * batches, [0] * batches
+        self.constant = q * fixed * batches
+        self.top, self.net = 0.0, -self.constant
 
     def apply(self, event: tuple[float, int, int, float]) -> None:
         _, n, longest, more = event
@@ -104,26 +110,60 @@ class _State:
             self.absent[n][longest] -= 1
         row = self.tokens[n]
         row[longest] += more
-        value = row[longest]
-        if self.absent[n][longest] or value < self.peak[n]:
+        if self.absent[n][longest]:
             return
-        if value > self.peak[n] or longest < self.at[n]:
-            self.entered += self.peak[n] == OUT
-            self.peak[n], self.at[n] = value, longest
+        value = row[longest]
+        net = value - self.prices[n][longest]
+        if not self.at[n]:
+            self.absent_batches -= 1
+            self._peak(n, value, longest)
+            self._net(n, net, longest)
+            return
+        peak = self.peak[n]
+        if value > peak or (value == peak and longest < self.at[n]):
+            self._peak(n, value, longest)
+        if net > self.best_net[n]:
+            self._net(n, net, longest)
 
-    def solve(self, q: float, period: float, floor: float) -> Found | None:
+    def _peak(self, n: int, value: float, longest: int) -> None:
+        self.top += value - self.peak[n]
+        self.peak[n], self.at[n] = value, longest
+
+    def _net(self, n: int, net: float, longest: int) -> None:
+        self.net += net - self.best_net[n]
+        self.best_net[n], self.at_net[n] = net, longest
+
+    def solve(self, period: float, floor: float) -> Found | None:
         """The best L by batch at this period, if above ``floor``."""
-        batches = len(self.at)
-        work = sum(row[longest] for row, longest in zip(self.work, self.at, strict=True))
-        needed = self.tables.server(work, batches)
-        if needed <= period:
-            top = self.top
-            return Found(top - q * period, top, period, tuple(self.at))
+        # The most tokens, if the verifier has time for them; the best for it, if it has no more.
+        found = self._found(self.at, period)
+        if found.period > period:
+            found = self._found(self.at_net, period)
+            if found.period == period or found.value < self.net - CLOSE:
+                return self._between(period, floor)
+        return found if found.value > floor else None
+
+    def _found(self, longest: list[int], period: float) -> Found:
+        work = sum(row[k] for row, k in zip(self.work, longest, strict=True))
+        tokens = sum(row[k] for row, k in zip(self.tokens, longest, strict=True))
+        period = max(period, self.tables.server(work, len(longest)))
+        return Found(tokens - self.q * period, tokens, period, tuple(longest))
+
+    def _between(self, period: float, floor: float) -> Found | None:
+        if self._halfway(period) <= floor:
+            return None
         options = [
             [(v, row[k], k) for k, v in enumerate(tokens) if k and not absent[k]]
             for tokens, absent, row in zip(self.tokens, self.absent, self.work, strict=True)
         ]
-        return _Choice(self.tables, options, q, period).best(floor)
+        return _Choice(self.tables, options, self.q, period).best(floor)
+
+    def _halfway(self, period: float) -> float:
+        """A bound: half of the period's price on the work, half on the period."""
+        value = -0.5 * (self.q * period + self.constant)
+        for tokens, prices in zip(self.tokens, self.prices, strict=True):
+            value += max([t - 0.5 * p for t, p in zip(tokens, prices, strict=True)])
+        return value
 
 
 class _Choice:

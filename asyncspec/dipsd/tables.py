@@ -61,6 +61,11 @@ class Tables:
             for slope, fixed in zip(self.slopes, self.fixed, strict=True)
         )
 
+    def busiest(self, work: float, batches: int) -> tuple[float, float]:
+        """(ms a FLOP, fixed ms a batch) of the stage that ``server`` is about."""
+        stages = zip(self.slopes, self.fixed, strict=True)
+        return max(stages, key=lambda stage: stage[0] * work + stage[1] * batches)
+
     def fits(self, users: Sequence[int]) -> bool:
         """Whether a batch's caches fit; where all users' must, that was checked before."""
         if not self.by_batch:

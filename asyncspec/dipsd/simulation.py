@@ -1,0 +1,65 @@
+"""What simulated users and verifier share, and what a run of them is measured by. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from asyncspec.dipsd.acceptance import drawn_tokens, expected_tokens
+from asyncspec.dipsd.noise import DRAFT, LINK, VERIFY, Noise
+from asyncspec.dipsd.tables import Tables
+
+
+class Simulated(Struct, frozen=True):
+    """Measured after a start-up: tokens a second, ms between a batch's passes, stages' busy shares."""
+
+    throughput: float
+    period_ms: float
+    busy: tuple[float, ...]
+
+
+class Players:
+    """Users and stages as durations."""
+
+    def __init__(self, tables: Tables, noise: Noise) -> None:
+        self.tables, self.noise = tables, noise
+        users = tables.deployment.users
+        self.alphas = noise.alphas or tuple(user.alpha for user in users)
+        self.links = [user.link_ms for user in users]
+
+    def drafting(self, m: int, length: int, round_: int) -> float:
+        """Milliseconds from a verdict to the next draft's arrival."""
+        link, whole = self.links[m], self.tables.draft[m][length]
+        drafted = (whole - link) * self.noise.factor(DRAFT, m, round_)
+        return drafted + link * self.noise.factor(LINK, m, round_)
+
+    def passing(self, users: Sequence[int], longest: int, round_: int) -> list[float]:
+        """Milliseconds on each stage."""
+        tables, work = self.tables, self.tables.work(users)[longest]
+        return [
+            (slope * work + fixed) * self.noise.factor(VERIFY, users[0] * len(tables.fixed) + p, round_)
+            for p, (slope, fixed) in enumerate(zip(tables.slopes, tables.fixed, strict=True))
+        ]
+
+    def tokens(self, m: int, length: int, round_: int) -> float:
+        """What a round brings the user."""
+        if self.noise.expected:
+            return expected_tokens(self.alphas[m], length)
+        return float(drawn_tokens(self.alphas[m], length, self.noise.seed, round_, m))
+
+
+class Line:
+    """The verifier's stages in a row: first in, first out."""
+
+    def __init__(self, stages: int, hop: float) -> None:
+        self.free, self.busy, self.hop = [0.0] * stages, [0.0] * stages, hop
+
+    def run(self, ready: float, passing: Sequence[float]) -> float:
+        """When a batch that is ready then has left the last stage, in ms."""
+        for p, ms in enumerate(passing):
+            done = max(ready, self.free[p]) + ms
+            self.free[p] = done
+            self.busy[p] += ms
+            ready = done + self.hop
+        return ready - self.hop
