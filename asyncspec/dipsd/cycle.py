@@ -27,7 +27,8 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
     for round_ in range(rounds):
         for n, batch in enumerate(plan.batches):
             pairs = list(zip(batch.users, batch.lengths, strict=True))
-            verdict = line.run(ready[n], players.passing(batch.users, max(batch.lengths), round_))
+            passing = players.passing(batch.users, max(batch.lengths), round_)
+            verdict = line.run(ready[n], passing)[-1]
             ready[n] = verdict + max(players.drafting(m, k, round_ + 1) for m, k in pairs)
             if round_ >= begun:
                 tokens += sum(players.tokens(m, k, round_) for m, k in pairs)

@@ -31,7 +31,7 @@ def simulate_greedy(
         taken = _taken(tables, waiting, now)
         waiting = [one for one in waiting if one[1] not in taken]
         longest = max(lengths[m] for m in taken)
-        verdict = line.run(now, players.passing(taken, longest, done[taken[0]]))
+        verdict = line.run(now, players.passing(taken, longest, done[taken[0]]))[-1]
         counted = verified >= begun
         for m in taken:
             tokens += players.tokens(m, lengths[m], done[m]) if counted else 0.0

@@ -55,11 +55,12 @@ class Line:
     def __init__(self, stages: int, hop: float) -> None:
         self.free, self.busy, self.hop = [0.0] * stages, [0.0] * stages, hop
 
-    def run(self, ready: float, passing: Sequence[float]) -> float:
-        """When a batch that is ready then has left the last stage, in ms."""
+    def run(self, ready: float, passing: Sequence[float]) -> list[float]:
+        """When each stage is done with a batch that is ready then, in ms; the last is its verdict."""
+        done = []
         for p, ms in enumerate(passing):
-            done = max(ready, self.free[p]) + ms
-            self.free[p] = done
+            self.free[p] = max(ready, self.free[p]) + ms
             self.busy[p] += ms
-            ready = done + self.hop
-        return ready - self.hop
+            done.append(self.free[p])
+            ready = self.free[p] + self.hop
+        return done

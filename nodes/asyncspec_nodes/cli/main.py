@@ -12,6 +12,7 @@ from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes.cli import memory as memory_cli
+from asyncspec_nodes.cli import plan as plan_cli
 from asyncspec_nodes.cli import record as record_cli
 from asyncspec_nodes.cli import run_options, simulate_options
 from asyncspec_nodes.cli import trace as trace_cli
@@ -79,6 +80,12 @@ COMMANDS = (
     ),
     _Command(
         "memory", "what each stage of a model takes", memory_cli.add_arguments, memory_cli.memory
+    ),
+    _Command(
+        "plan",
+        "plan who is verified together when many users draft for one target",
+        plan_cli.add_arguments,
+        plan_cli.plan,
     ),
     _Command("policies", "list the policies", lambda _: None, _policies),
     _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),
