@@ -109,7 +109,7 @@ class _Search:
             with_m = tuple(sorted((*group, m)))
             if self.tables.fits(with_m):
                 self._descend(i + 1, (*groups[:n], with_m, *groups[n + 1 :]))
-        if len(groups) < self.batches:
+        if len(groups) < self.batches and self.tables.fits((m,)):
             self._descend(i + 1, (*groups, (m,)))
 
     def _promising(self, i: int, groups: Groups) -> bool:

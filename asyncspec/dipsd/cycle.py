@@ -22,7 +22,7 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
         max(players.drafting(m, k, 0) for m, k in zip(b.users, b.lengths, strict=True))
         for b in plan.batches
     ]
-    start, busy_before, tokens = 0.0, [0.0] * len(line.busy), 0.0
+    start, before, tokens = 0.0, line.mark(), 0.0
     verdict = 0.0
     for round_ in range(rounds):
         for n, batch in enumerate(plan.batches):
@@ -33,7 +33,6 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
             if round_ >= begun:
                 tokens += sum(players.tokens(m, k, round_) for m, k in pairs)
         if round_ == begun - 1:
-            start, busy_before = verdict, list(line.busy)
+            start, before = verdict, line.mark()
     took = verdict - start
-    busy = tuple((b - a) / took for a, b in zip(busy_before, line.busy, strict=True))
-    return Simulated(1000 * tokens / took, took / (rounds - begun), busy)
+    return Simulated(1000 * tokens / took, took / (rounds - begun), line.shares(before))

@@ -24,7 +24,7 @@ def simulate_greedy(
     done = [0] * tables.users
     waiting = sorted((players.drafting(m, lengths[m], 0), m) for m in range(tables.users))
     total, begun = rounds * tables.users, rounds // 2 * tables.users
-    start, busy_before, tokens, verified, passes = 0.0, [0.0] * len(line.busy), 0.0, 0, 0
+    start, before, tokens, verified, passes = 0.0, line.mark(), 0.0, 0, 0
     verdict = 0.0
     while verified < total:
         now = max(line.free[0], waiting[0][0])
@@ -40,10 +40,9 @@ def simulate_greedy(
         waiting.sort()
         verified, passes = verified + len(taken), passes + counted
         if not counted:
-            start, busy_before = verdict, list(line.busy)
+            start, before = verdict, line.mark()
     took = verdict - start
-    busy = tuple((b - a) / took for a, b in zip(busy_before, line.busy, strict=True))
-    return Simulated(1000 * tokens / took, took / passes, busy)
+    return Simulated(1000 * tokens / took, took / passes, line.shares(before))
 
 
 def _taken(tables: Tables, waiting: Sequence[tuple[float, int]], now: float) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -49,6 +50,13 @@ class Players:
         return float(drawn_tokens(self.alphas[m], length, self.noise.seed, round_, m))
 
 
+class Mark(NamedTuple):
+    """Where a line's stages stood."""
+
+    free: tuple[float, ...]
+    busy: tuple[float, ...]
+
+
 class Line:
     """The verifier's stages in a row: first in, first out."""
 
@@ -64,3 +72,14 @@ class Line:
             done.append(self.free[p])
             ready = self.free[p] + self.hop
         return done
+
+    def mark(self) -> Mark:
+        """To measure from here."""
+        return Mark(tuple(self.free), tuple(self.busy))
+
+    def shares(self, since: Mark) -> tuple[float, ...]:
+        """Each stage's busy share, between its own last moments then and now."""
+        return tuple(
+            (busy - was) / (free - begun)
+            for free, busy, begun, was in zip(self.free, self.busy, since.free, since.busy, strict=True)
+        )

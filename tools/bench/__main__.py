@@ -16,11 +16,13 @@ from tools.bench import (  # noqa: E402
     stage_time,
     tracing,
 )
+from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
     "report": (report, "the papers' tables and figures"),
+    "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),

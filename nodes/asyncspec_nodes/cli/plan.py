@@ -28,7 +28,7 @@ from asyncspec_nodes.cli.plan_output import Report, as_dict, text
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
 ROUNDS = 200
-# Options of the preset alone: their names, the preset's words for them, least values.
+# Options of the preset alone, and their least values.
 PRESET = {
     "users": 1,
     "alpha": 0.0,
@@ -42,6 +42,8 @@ PRESET = {
 
 def add_arguments(parser: Parser) -> None:
     """The arguments of ``asyncspec plan``."""
+    # argparse takes an optional word only in its place: CONFIG comes before the options.
+    parser.usage = "asyncspec plan dipsd [CONFIG] [--preset paper] [options]"
     add = parser.add_argument
     add("planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'")
     add("config", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")

@@ -1,0 +1,1 @@
+"""``python tools/bench dipsd``: DiP-SD's figures, planners against brute force, unsteady machines."""
