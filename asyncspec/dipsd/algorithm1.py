@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.dipsd.associate import associate
+from asyncspec.dipsd.associate import NODES, associate
 from asyncspec.dipsd.bound import upper_bound
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.order import in_best_order
@@ -43,13 +43,15 @@ def algorithm1(tables: Tables) -> Planned | None:
     return Planned(in_best_order(best[1], tables), tuple(scanned), 1000 * limit)
 
 
-def alternate(tables: Tables, batches: int) -> tuple[float, Plan] | None:
+def alternate(
+    tables: Tables, batches: int, nodes: int = NODES
+) -> tuple[float, Plan] | None:
     """(tokens a ms, plan) for a batch count: association and lengths until nothing changes."""
     lengths: Sequence[int] = [min(FIRST_LENGTH, tables.longest)] * tables.users
     groups: Groups | None = None
     best: tuple[float, Plan] | None = None
     for _ in range(ROUNDS):
-        association = associate(tables, lengths, batches, groups)
+        association = associate(tables, lengths, batches, groups, nodes)
         if association is None:
             return None
         groups = association.groups

@@ -2,7 +2,9 @@
 
 From every start: the exact lengths give a period; at that one, and at others between the shortest
 possible and the longest that could still win, users are fitted to batches (``fit``); exact lengths
-again. What comes out best is improved by exact steps, as long as the budget lasts.
+again. The alternation of Algorithm 1 is one of the starts. What comes out best is kicked (some users
+change places, the period is another) and fitted once more, many times; then improved by exact steps,
+as long as the budget lasts.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from asyncspec.dipsd.algorithm1 import alternate
 from asyncspec.dipsd.evaluate import evaluate_on
 from asyncspec.dipsd.fit import Fit
 from asyncspec.dipsd.lengths import best_lengths
@@ -19,11 +22,18 @@ from asyncspec.dipsd.plan import Groups, Plan, plan_of
 from asyncspec.dipsd.presets import FIRST_LENGTH
 from asyncspec.dipsd.starts import starts
 from asyncspec.dipsd.tables import Tables
+from asyncspec.rng import uniform
 
 TRIES = 8
 """Starts, and periods tried beside each start's own; half of each for a crowd."""
 
 CROWD = 16
+
+NODES = 2000
+"""Of each association step in the alternation."""
+
+KICKS = 1000
+"""Kicks times the users: a fit's price grows with them."""
 
 STEPS = 100_000
 """Exact steps weighed, times the square of the users: a step's price grows with it."""
@@ -56,6 +66,9 @@ class _Search:
             for period in self._periods():
                 self._fit(groups, period)
             self._settle()
+        self._alternate()
+        self._settle()
+        self._kick()
         self._polish()
         return None if self.plan is None else Found(self.ratio, self.plan)
 
@@ -84,6 +97,22 @@ class _Search:
             if not self._fit(self.best, evaluate_on(self.plan, self.tables).period_ms):
                 return
 
+    def _alternate(self) -> None:
+        found = alternate(self.tables, self.batches, NODES)
+        if found is not None:
+            self._try(found[1].groups)
+
+    def _kick(self) -> None:
+        """Always the best so far is kicked, so that what is found is a function of the tables."""
+        for number in range(KICKS // self.tables.users):
+            if self.best is None or self.plan is None:
+                return
+            period = evaluate_on(self.plan, self.tables).period_ms
+            period *= 0.8 + 0.4 * uniform(number, 0)
+            groups = _shuffled(self.best, 2 + number % 3, number)
+            if self.tables.all_fit(groups) and self._fit(groups, period):
+                self._settle()
+
     def _periods(self) -> Iterator[float]:
         """Evenly from the shortest period there can be to the longest that could still win."""
         tables = self.tables
@@ -106,3 +135,16 @@ class _Search:
                 if self._try(other):
                     better = True
                     break
+
+
+def _shuffled(groups: Groups, swaps: int, number: int) -> Groups:
+    """Some users have changed places with some of other batches, by chance or not at all."""
+    owners = [n for n, group in enumerate(groups) for _ in group]
+    people = [m for group in groups for m in group]
+    for i in range(swaps):
+        one, other = (int(uniform(number, i + 1, side) * len(people)) for side in (0, 1))
+        people[one], people[other] = people[other], people[one]
+    batches: list[list[int]] = [[] for _ in groups]
+    for n, m in zip(owners, people, strict=True):
+        batches[n].append(m)
+    return tuple(tuple(sorted(batch)) for batch in batches)
