@@ -13,6 +13,7 @@ from asyncspec.dipsd.bound import upper_bound
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.order import in_best_order
 from asyncspec.dipsd.outcome import Planned, Scanned
+from asyncspec.dipsd.packing import fewest_batches
 from asyncspec.dipsd.plan import Groups, Plan, plan_of
 from asyncspec.dipsd.presets import FIRST_LENGTH
 from asyncspec.dipsd.tables import Tables
@@ -28,7 +29,7 @@ def algorithm1(tables: Tables) -> Planned | None:
     best: tuple[float, Plan] | None = None
     scanned = []
     limit = 0.0
-    for batches in range(min(2, tables.users), tables.users + 1):
+    for batches in range(first_count(tables), tables.users + 1):
         ratio = 0.0 if best is None else best[0]
         bound = upper_bound(tables, batches, ratio)
         if best is not None and bound <= ratio:
@@ -41,6 +42,11 @@ def algorithm1(tables: Tables) -> Planned | None:
     if best is None:
         return None
     return Planned(in_best_order(best[1], tables), tuple(scanned), 1000 * limit)
+
+
+def first_count(tables: Tables) -> int:
+    """Where the paper's scan of batch counts starts: two, or as many as the memory asks for."""
+    return max(min(2, tables.users), fewest_batches(tables))
 
 
 def alternate(

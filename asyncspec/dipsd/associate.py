@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncspec.dipsd.neighbours import neighbours
+from asyncspec.dipsd.packing import packed
 from asyncspec.dipsd.plan import Groups
 from asyncspec.dipsd.starts import cut, dealt
 from asyncspec.dipsd.tables import Tables
@@ -39,7 +40,8 @@ def associate(
 ) -> Association | None:
     """The best association into ``batches`` batches; None if none fits in the memory."""
     order = sorted(range(tables.users), key=lambda m: (tables.draft[m][lengths[m]], m))
-    begun = [groups for groups in (first, cut(order, batches), dealt(order, batches)) if groups]
+    given = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
+    begun = [groups for groups in given if groups and len(groups) == batches]
     climbed = [_climb(tables, lengths, groups) for groups in begun if tables.all_fit(groups)]
     best = min(climbed, default=None, key=lambda found: found.cost)
     return _Search(tables, lengths, batches, order[::-1], nodes).run(best)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncspec.dipsd.algorithm1 import first_count
 from asyncspec.dipsd.associate import associate
 from asyncspec.dipsd.bound import upper_bound
 from asyncspec.dipsd.lengths import best_lengths, common_ratio
@@ -65,7 +66,7 @@ def fixed_length(tables: Tables, length: int = FIRST_LENGTH) -> float | None:
     tokens = sum(gain[length] for gain in tables.gain)
     least = sum(tables.row(prefix)[length] for prefix in tables.prefix)
     best = 0.0
-    for batches in range(min(2, tables.users), tables.users + 1):
+    for batches in range(first_count(tables), tables.users + 1):
         if tokens / tables.server(least, batches) <= best:
             break
         found = associate(tables, lengths, batches, nodes=NODES)
@@ -77,7 +78,7 @@ def fixed_length(tables: Tables, length: int = FIRST_LENGTH) -> float | None:
 def round_robin(tables: Tables) -> float | None:
     """Two or more batches, dealt in the users' own order, with the best lengths."""
     best = 0.0
-    for batches in range(min(2, tables.users), tables.users + 1):
+    for batches in range(first_count(tables), tables.users + 1):
         if upper_bound(tables, batches, best) <= best:
             break
         groups = [tuple(range(n, tables.users, batches)) for n in range(batches)]

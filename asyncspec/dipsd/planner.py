@@ -13,6 +13,7 @@ from asyncspec.dipsd.exhaustive import associations
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.order import in_best_order
 from asyncspec.dipsd.outcome import Planned, Scanned
+from asyncspec.dipsd.packing import fewest_batches
 from asyncspec.dipsd.plan import Plan, plan_of
 from asyncspec.dipsd.search import Found, search
 from asyncspec.dipsd.tables import Tables
@@ -28,7 +29,7 @@ def plan_best(tables: Tables, few: int = FEW) -> Planned | None:
     best: Plan | None = None
     ratio, limit = 0.0, 0.0
     scanned = []
-    for batches in range(1, tables.users + 1):
+    for batches in range(fewest_batches(tables), tables.users + 1):
         bound = upper_bound(tables, batches, ratio)
         if best is not None and bound <= ratio * (1 + CLOSE):
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from asyncspec.dipsd.packing import packed
 from asyncspec.dipsd.plan import Groups
 from asyncspec.dipsd.tables import Tables
 
@@ -28,11 +29,16 @@ def starts(tables: Tables, batches: int, length: int) -> Iterator[Groups]:
         [-tables.gain[m][-1] for m in range(tables.users)],
         [float(prefix) for prefix in tables.prefix],
     ]
+    candidates: list[Groups] = []
     seen: set[frozenset[tuple[int, ...]]] = set()
     for key in keys:
         order = sorted(range(tables.users), key=lambda m, key=key: (key[m], m))
-        for groups in (dealt(order, batches), cut(order, batches)):
-            name = frozenset(groups)
-            if name not in seen and tables.all_fit(groups):
-                seen.add(name)
-                yield groups
+        candidates += (dealt(order, batches), cut(order, batches))
+    if (close := packed(tables, batches)) is not None and len(close) == batches:
+        # Where the memory is tight, the only one of them that fits.
+        candidates.append(close)
+    for groups in candidates:
+        name = frozenset(groups)
+        if name not in seen and tables.all_fit(groups):
+            seen.add(name)
+            yield groups
