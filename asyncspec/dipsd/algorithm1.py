@@ -49,9 +49,7 @@ def first_count(tables: Tables) -> int:
     return max(min(2, tables.users), fewest_batches(tables))
 
 
-def alternate(
-    tables: Tables, batches: int, nodes: int = NODES
-) -> tuple[float, Plan] | None:
+def alternate(tables: Tables, batches: int, nodes: int = NODES) -> tuple[float, Plan] | None:
     """(tokens a ms, plan) for a batch count: association and lengths until nothing changes."""
     lengths: Sequence[int] = [min(FIRST_LENGTH, tables.longest)] * tables.users
     groups: Groups | None = None

@@ -60,7 +60,7 @@ def unbatched(tables: Tables) -> float:
 
 
 def fixed_length(tables: Tables, length: int = FIRST_LENGTH) -> float | None:
-    """Two or more batches, associated for the shortest cycle, and one draft length for everybody."""
+    """Two or more batches, associated for the shortest cycle; one draft length for all."""
     length = min(length, tables.longest)
     lengths = [length] * tables.users
     tokens = sum(gain[length] for gain in tables.gain)

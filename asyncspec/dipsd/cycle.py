@@ -1,4 +1,4 @@
-"""A plan's rotation, event by event: what ``evaluate`` says in closed form, and jitter beside. Pure."""
+"""A plan's rotation, event by event: what ``evaluate`` says in closed form, or jitter. Pure."""
 
 from __future__ import annotations
 

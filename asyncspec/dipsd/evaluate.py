@@ -78,9 +78,7 @@ def times(users: tuple[int, ...], lengths: tuple[int, ...], tables: Tables) -> B
     stages = tuple(
         slope * work + fixed for slope, fixed in zip(tables.slopes, tables.fixed, strict=True)
     )
-    draft, slowest = max(
-        (tables.draft[m][k], -m) for m, k in zip(users, lengths, strict=True)
-    )
+    draft, slowest = max((tables.draft[m][k], -m) for m, k in zip(users, lengths, strict=True))
     return BatchTimes(draft, stages, tables.passing(work), -slowest)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.dipsd.sweep import Found, Sweep
+from asyncspec.dipsd.choice import Found
+from asyncspec.dipsd.sweep import Sweep
 from asyncspec.dipsd.tables import Tables
 
 CLOSE = 1e-12
@@ -63,8 +64,8 @@ def _by_user(tables: Tables, groups: Sequence[Sequence[int]], found: Found) -> d
     for group, longest in zip(groups, found.longest, strict=True):
         verified = tables.passing(tables.work(group)[longest])
         for m in group:
-            ready = (k for k in range(longest, 1, -1) if tables.draft[m][k] + verified <= found.period)
+            ready = (
+                k for k in range(longest, 1, -1) if tables.draft[m][k] + verified <= found.period
+            )
             lengths[m] = next(ready, 1)
     return lengths
-
-

@@ -41,9 +41,9 @@ class Shape(Struct, frozen=True, forbid_unknown_fields=True):
 class User(Struct, frozen=True):
     """One user and the device that drafts for them.
 
-    ``token_ms`` is the time of one drafted token, ``link_ms`` what a round pays on the link however
-    long its draft is, ``link_token_ms`` what each drafted token adds to it. These are what a running
-    cluster can measure; a description by FLOPs is turned into them first (``drafted_ms``).
+    ``token_ms`` is the time of one drafted token, ``link_ms`` what a round pays on the link
+    however long its draft is, ``link_token_ms`` what each drafted token adds to it. These are what
+    a running cluster can measure; a description by FLOPs is turned into them (``drafted_ms``).
     """
 
     name: str
@@ -67,7 +67,7 @@ class Verifier(Struct, frozen=True):
     """The target on one stage (the paper's server) or several in a row.
 
     ``hop_ms`` lies between two stages and keeps neither of them busy. ``memory`` says whose caches
-    have to fit: those of the batch being verified (the paper) or those of all users (a real server).
+    have to fit: of the batch being verified (the paper) or of all users (a real server).
     """
 
     shape: Shape
@@ -90,7 +90,7 @@ def drafted_ms(shape: Shape, ms_per_flop: float, fixed_ms: float, prefix: int) -
 
 
 def even_stages(shape: Shape, whole: Stage, count: int) -> tuple[Stage, ...]:
-    """``whole`` cut into ``count`` stages: layers and the fixed cost are split, the speed is not."""
+    """``whole`` cut into ``count`` stages: layers and fixed cost are split, the speed is not."""
     base, more = divmod(shape.layers, count)
     sizes = [base + (i < more) for i in range(count)]
     return tuple(

@@ -14,8 +14,8 @@ DRAFT, LINK, VERIFY = 1, 2, 3
 class Noise(Struct, frozen=True):
     """Durations are lognormal with mean as planned; ``sigma`` 0 is a perfect machine.
 
-    ``alphas`` by user are the true ones, if the deployment's are only estimates. ``expected`` counts
-    the mean of a round's tokens in place of drawing them.
+    ``alphas`` by user are the true ones, if the deployment's are only estimates. ``expected``
+    counts the mean of a round's tokens in place of drawing them.
     """
 
     sigma: float = 0.0

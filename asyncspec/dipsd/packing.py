@@ -10,8 +10,8 @@ def packed(tables: Tables, batches: int = 1) -> Groups | None:
     """Users by falling prefix, each batch as full as it gets; then the largest are halved.
 
     As many batches as were asked for, or more if they do not fit in so few; None if somebody does
-    not fit at all. Nobody can do with fewer: whatever batch the longest prefix is in, it has no more
-    room than here, and filling it with the next longest leaves the easiest rest.
+    not fit at all. Nobody can do with fewer: whatever batch the longest prefix is in, it has no
+    more room than here, and filling it with the next longest leaves the easiest rest.
     """
     order = sorted(range(tables.users), key=lambda m: (-tables.prefix[m], m))
     groups: list[tuple[int, ...]] = []

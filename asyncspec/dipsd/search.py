@@ -2,9 +2,9 @@
 
 From every start: the exact lengths give a period; at that one, and at others between the shortest
 possible and the longest that could still win, users are fitted to batches (``fit``); exact lengths
-again. The alternation of Algorithm 1 is one of the starts. What comes out best is kicked (some users
-change places, the period is another) and fitted once more, many times; then improved by exact steps,
-as long as the budget lasts.
+again. The alternation of Algorithm 1 is one of the starts. What comes out best is kicked (some
+users change places, the period is another) and fitted once more, many times; then improved by exact
+steps, as long as the budget lasts.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class _Search:
         """Without and with a price on the verifier's work: drafting limits, or it does."""
         prices = (0.0, self.ratio * self.steepest)
         fitted = [Fit(self.tables, period, price).climb(groups) for price in prices]
-        return any([self._try(other) for other in fitted])
+        better = [self._try(other) for other in fitted]
+        return any(better)
 
     def _settle(self) -> None:
         """Batches by the period, the period by the batches, until nothing improves."""

@@ -13,7 +13,7 @@ from asyncspec.dipsd.tables import Tables
 
 
 class Simulated(Struct, frozen=True):
-    """Measured after a start-up: tokens a second, ms between a batch's passes, stages' busy shares."""
+    """Measured after a start-up: tokens a second, ms a cycle (or a pass), stages' busy shares."""
 
     throughput: float
     period_ms: float
@@ -39,7 +39,8 @@ class Players:
         """Milliseconds on each stage."""
         tables, work = self.tables, self.tables.work(users)[longest]
         return [
-            (slope * work + fixed) * self.noise.factor(VERIFY, users[0] * len(tables.fixed) + p, round_)
+            (slope * work + fixed)
+            * self.noise.factor(VERIFY, users[0] * len(tables.fixed) + p, round_)
             for p, (slope, fixed) in enumerate(zip(tables.slopes, tables.fixed, strict=True))
         ]
 
@@ -64,7 +65,7 @@ class Line:
         self.free, self.busy, self.hop = [0.0] * stages, [0.0] * stages, hop
 
     def run(self, ready: float, passing: Sequence[float]) -> list[float]:
-        """When each stage is done with a batch that is ready then, in ms; the last is its verdict."""
+        """When each stage is done with a batch that is ready then, in ms; last its verdict."""
         done = []
         for p, ms in enumerate(passing):
             self.free[p] = max(ready, self.free[p]) + ms
@@ -81,5 +82,7 @@ class Line:
         """Each stage's busy share, between its own last moments then and now."""
         return tuple(
             (busy - was) / (free - begun)
-            for free, busy, begun, was in zip(self.free, self.busy, since.free, since.busy, strict=True)
+            for free, busy, begun, was in zip(
+                self.free, self.busy, since.free, since.busy, strict=True
+            )
         )

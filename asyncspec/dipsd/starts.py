@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 
 from asyncspec.dipsd.packing import packed
 from asyncspec.dipsd.plan import Groups
@@ -17,7 +19,7 @@ def dealt(order: Sequence[int], batches: int) -> Groups:
 def cut(order: Sequence[int], batches: int) -> Groups:
     """Runs of equal size: batches as unlike as can be."""
     edges = [len(order) * n // batches for n in range(batches + 1)]
-    return tuple(tuple(sorted(order[a:b])) for a, b in zip(edges, edges[1:], strict=False))
+    return tuple(tuple(sorted(order[a:b])) for a, b in pairwise(edges))
 
 
 def starts(tables: Tables, batches: int, length: int) -> Iterator[Groups]:
@@ -32,7 +34,7 @@ def starts(tables: Tables, batches: int, length: int) -> Iterator[Groups]:
     candidates: list[Groups] = []
     seen: set[frozenset[tuple[int, ...]]] = set()
     for key in keys:
-        order = sorted(range(tables.users), key=lambda m, key=key: (key[m], m))
+        order = sorted(range(tables.users), key=partial(_at, key))
         candidates += (dealt(order, batches), cut(order, batches))
     if (close := packed(tables, batches)) is not None and len(close) == batches:
         # Where the memory is tight, the only one of them that fits.
@@ -42,3 +44,7 @@ def starts(tables: Tables, batches: int, length: int) -> Iterator[Groups]:
         if name not in seen and tables.all_fit(groups):
             seen.add(name)
             yield groups
+
+
+def _at(key: Sequence[float], m: int) -> tuple[float, int]:
+    return key[m], m

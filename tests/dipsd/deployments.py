@@ -26,9 +26,7 @@ def users(most: int) -> st.SearchStrategy[tuple[User, ...]]:
 
 
 @st.composite
-def deployments(
-    draw: st.DrawFn, most: int = 4, stages: int = 3, longest: int = 6
-) -> Deployment:
+def deployments(draw: st.DrawFn, most: int = 4, stages: int = 3, longest: int = 6) -> Deployment:
     """``stages`` is the most there are, of unequal speed; memory binds now and then."""
     count = draw(st.integers(1, stages))
     base = TARGET.layers // count
@@ -57,7 +55,5 @@ def planned(draw: st.DrawFn, most: int = 5, stages: int = 4) -> tuple[Deployment
     deployment = draw(deployments(most, stages))
     count = len(deployment.users)
     groups = list(draw(st.sampled_from(list(associations(count)))))
-    lengths = draw(
-        st.lists(st.integers(1, deployment.longest), min_size=count, max_size=count)
-    )
+    lengths = draw(st.lists(st.integers(1, deployment.longest), min_size=count, max_size=count))
     return deployment, plan_of(draw(st.permutations(groups)), lengths)

@@ -45,7 +45,9 @@ def add_arguments(parser: Parser) -> None:
     # argparse takes an optional word only in its place: CONFIG comes before the options.
     parser.usage = "asyncspec plan dipsd [CONFIG] [--preset paper] [options]"
     add = parser.add_argument
-    add("planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'")
+    add(
+        "planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'"
+    )
     add("config", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
     add("--users", type=int, metavar="M", help=f"of the preset (default: {presets.USERS})")

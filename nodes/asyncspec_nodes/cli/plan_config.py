@@ -62,7 +62,7 @@ class DraftTable(Table, frozen=True):
 
 
 class UserTable(Table, frozen=True):
-    """One user, or ``count`` equal ones; the device by ``token_ms``, or ``tflops`` and ``fixed_ms``."""
+    """One user or ``count`` equal ones; devices by ``token_ms``, or ``tflops`` and ``fixed_ms``."""
 
     alpha: Annotated[float, Meta(ge=0, le=1)]
     name: str = ""
@@ -111,7 +111,9 @@ def parse(text: str) -> Deployment:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
-        text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", str(error))
+        text = re.sub(
+            r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", str(error)
+        )
         text = text.replace("Object contains unknown field", "unknown key")
         text = text.replace("Object missing required field", "missing key").replace("`", "'")
         raise UserError(text) from None

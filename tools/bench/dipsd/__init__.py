@@ -1,1 +1,1 @@
-"""``python tools/bench dipsd``: DiP-SD's figures, planners against brute force, unsteady machines."""
+"""``python tools/bench dipsd``: DiP-SD's figures, planner quality, unsteady machines."""

@@ -12,7 +12,7 @@ TOKEN_MS = 33.9
 
 
 def instance(random: Random, users: int, kind: str) -> Deployment:
-    """``paper``: its server, device speeds and links within factors. ``wild``: other servers too."""
+    """``paper``: its server, device speeds and links within factors. ``wild``: any server."""
     wild = kind == "wild"
     server = SERVER
     if wild:

@@ -84,12 +84,12 @@ def _optimum(tables: Tables, fewest: int) -> float:
 def quality_markdown(rows: list[Quality]) -> str:
     """A table."""
     lines = [
-        "| deployments | users | planner | optimal | mean | worst | mean, two batches or more | s |",
+        "| deployments | users | planner | optimal | mean | worst | mean, N >= 2 | s |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {row.kind} | {row.users} | {row.planner} | {row.optimal}/{row.count} | {row.mean:.4f} | "
-        f"{row.worst:.4f} | {row.mean_of_its_own:.4f} | {row.seconds:.3f} |"
+        f"| {row.kind} | {row.users} | {row.planner} | {row.optimal}/{row.count} | {row.mean:.4f} "
+        f"| {row.worst:.4f} | {row.mean_of_its_own:.4f} | {row.seconds:.3f} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"
