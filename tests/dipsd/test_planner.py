@@ -61,7 +61,7 @@ def test_the_fewest_batches_are_what_the_memory_allows(deployment: Deployment) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_ours_is_the_optimum(kind: str, users: int) -> None:
     random = Random(f"{kind} {users}")
-    for _ in range(40 if users < 5 else 8):
+    for _ in range(25 if users < 5 else 5):
         tables = Tables(instance(random, users, kind))
         best = optimum(tables)
         ours = plan_best(tables)
@@ -80,7 +80,7 @@ def test_ours_is_the_optimum(kind: str, users: int) -> None:
 def test_the_search_comes_near_the_optimum_and_never_beats_it(kind: str) -> None:
     random = Random(kind)
     for users in (4, 5):
-        for _ in range(3):
+        for _ in range(2):
             tables = Tables(instance(random, users, kind))
             found, best = plan_best(tables, few=0), plan_best(tables)
             assert found is not None

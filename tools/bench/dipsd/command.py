@@ -7,12 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+from tools.bench.dipsd.crowd import crowd, crowd_markdown
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
 from tools.bench.dipsd.quality import quality, quality_markdown
 from tools.bench.dipsd.unsteady import unsteady, unsteady_markdown
 
-PARTS = ("curves", "quality", "unsteady")
+PARTS = ("curves", "quality", "crowd", "unsteady")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
         fields = [row._asdict() for row in rows]
         (options.out / "quality.json").write_text(json.dumps(fields, indent=1) + "\n")
         _write(options.out / "quality.md", quality_markdown(rows))
+    if "crowd" in options.parts:
+        _write(options.out / "crowd.md", crowd_markdown(list(crowd(options.seed))))
     if "unsteady" in options.parts:
         _write(options.out / "unsteady.md", unsteady_markdown(list(unsteady(options.seed))))
     return 0
