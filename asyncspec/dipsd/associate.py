@@ -39,12 +39,29 @@ def associate(
     nodes: int = NODES,
 ) -> Association | None:
     """The best association into ``batches`` batches; None if none fits in the memory."""
-    order = sorted(range(tables.users), key=lambda m: (tables.draft[m][lengths[m]], m))
+    order = by_readiness(tables, lengths)
     given = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
     begun = [groups for groups in given if groups and len(groups) == batches]
     climbed = [_climb(tables, lengths, groups) for groups in begun if tables.all_fit(groups)]
     best = min(climbed, default=None, key=lambda found: found.cost)
-    return _Search(tables, lengths, batches, order[::-1], nodes).run(best)
+    return depth_first(tables, lengths, batches, best, nodes)
+
+
+def by_readiness(tables: Tables, lengths: Sequence[int]) -> list[int]:
+    """Users, the quickest with their draft first."""
+    return sorted(range(tables.users), key=lambda m: (tables.draft[m][lengths[m]], m))
+
+
+def depth_first(
+    tables: Tables,
+    lengths: Sequence[int],
+    batches: int,
+    best: Association | None = None,
+    nodes: int = NODES,
+) -> Association | None:
+    """Whatever is better than ``best``, within so many nodes of the search tree."""
+    order = by_readiness(tables, lengths)[::-1]
+    return _Search(tables, lengths, batches, order, nodes).run(best)
 
 
 def cost(tables: Tables, lengths: Sequence[int], groups: Groups) -> Cost:

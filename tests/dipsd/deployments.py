@@ -12,22 +12,27 @@ from asyncspec.dipsd.presets import SERVER, TARGET
 milliseconds = st.floats(5, 150)
 
 
-def users(most: int) -> st.SearchStrategy[tuple[User, ...]]:
+def users(most: int, fast: bool = False) -> st.SearchStrategy[tuple[User, ...]]:
     one = st.builds(
         User,
         name=st.just("u"),
         alpha=st.floats(0.05, 0.98),
         prefix=st.sampled_from([128, 512, 2048]),
-        token_ms=milliseconds,
-        link_ms=st.floats(0, 60),
+        token_ms=st.floats(0.5, 15) if fast else milliseconds,
+        link_ms=st.floats(0, 5 if fast else 60),
         link_token_ms=st.sampled_from([0.0, 2.0]),
     )
     return st.lists(one, min_size=1, max_size=most).map(tuple)
 
 
 @st.composite
-def deployments(draw: st.DrawFn, most: int = 4, stages: int = 3, longest: int = 6) -> Deployment:
-    """``stages`` is the most there are, of unequal speed; memory binds now and then."""
+def deployments(
+    draw: st.DrawFn, most: int = 4, stages: int = 3, longest: int = 6, fast: bool = False
+) -> Deployment:
+    """``stages`` is the most there are, of unequal speed; memory binds now and then.
+
+    ``fast`` devices wait for a verifier whose rows are dear.
+    """
     count = draw(st.integers(1, stages))
     base = TARGET.layers // count
     layers = [base] * (count - 1) + [TARGET.layers - base * (count - 1)]
@@ -37,8 +42,8 @@ def deployments(draw: st.DrawFn, most: int = 4, stages: int = 3, longest: int = 
         tuple(
             Stage(
                 n,
-                SERVER.ms_per_flop * draw(st.floats(0.5, 30)),
-                draw(st.floats(1, 95)),
+                SERVER.ms_per_flop * draw(st.floats(5, 100) if fast else st.floats(0.5, 30)),
+                draw(st.floats(0, 20) if fast else st.floats(1, 95)),
                 memory if count == 1 else float("inf"),
             )
             for n in layers
@@ -46,7 +51,7 @@ def deployments(draw: st.DrawFn, most: int = 4, stages: int = 3, longest: int = 
         draw(st.sampled_from([0.0, 3.0])),
         draw(st.sampled_from(["batch", "all"])) if memory == float("inf") else "batch",
     )
-    return Deployment(draw(users(most)), verifier, draw(st.integers(1, longest)))
+    return Deployment(draw(users(most, fast)), verifier, draw(st.integers(1, longest)))
 
 
 @st.composite

@@ -36,12 +36,13 @@ def by_enumeration(tables: Tables, groups: Groups) -> float:
 
 @st.composite
 def associated(draw: st.DrawFn) -> tuple[Deployment, Groups]:
-    deployment = draw(deployments(most=4, longest=5))
+    # Where the verifier limits, its knapsack decides; that takes fast devices.
+    deployment = draw(deployments(most=4, longest=5, fast=draw(st.booleans())))
     return deployment, draw(st.sampled_from(list(associations(len(deployment.users)))))
 
 
 @given(associated())
-@settings(max_examples=150)
+@settings(max_examples=200)
 def test_it_is_the_best_of_all_lengths(case: tuple[Deployment, Groups]) -> None:
     tables, groups = Tables(case[0]), case[1]
     found = best_lengths(tables, groups)

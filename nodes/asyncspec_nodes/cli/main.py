@@ -12,9 +12,8 @@ from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes.cli import memory as memory_cli
-from asyncspec_nodes.cli import plan as plan_cli
+from asyncspec_nodes.cli import plan_options, run_options, simulate_options
 from asyncspec_nodes.cli import record as record_cli
-from asyncspec_nodes.cli import run_options, simulate_options
 from asyncspec_nodes.cli import trace as trace_cli
 from asyncspec_nodes.cli.arguments import Parser
 
@@ -33,6 +32,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from asyncspec_nodes.cli.simulate import run
+
+    return run(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from asyncspec_nodes.cli.plan import run
 
     return run(arguments)
 
@@ -84,8 +89,8 @@ COMMANDS = (
     _Command(
         "plan",
         "plan who is verified together when many users draft for one target",
-        plan_cli.add_arguments,
-        plan_cli.plan,
+        plan_options.add_arguments,
+        _plan,
     ),
     _Command("policies", "list the policies", lambda _: None, _policies),
     _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),
