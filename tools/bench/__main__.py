@@ -9,6 +9,11 @@ from pathlib import Path
 # Python put this folder first on the path; the package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from asyncspec.backend.hf.threads import one_quiet_thread  # noqa: E402
+
+# Before torch is imported by any of the benchmarks.
+one_quiet_thread()
+
 from tools.bench import (  # noqa: E402
     coverage,
     enlarge,
@@ -18,12 +23,14 @@ from tools.bench import (  # noqa: E402
     stage_time,
     tracing,
 )
+from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
     "report": (report, "the papers' tables and figures"),
+    "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),

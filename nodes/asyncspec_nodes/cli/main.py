@@ -12,8 +12,8 @@ from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes.cli import memory as memory_cli
+from asyncspec_nodes.cli import plan_options, run_options, serve_options, simulate_options
 from asyncspec_nodes.cli import record as record_cli
-from asyncspec_nodes.cli import run_options, serve_options, simulate_options
 from asyncspec_nodes.cli import trace as trace_cli
 from asyncspec_nodes.cli.arguments import Parser
 
@@ -39,6 +39,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from asyncspec_nodes.cli.simulate import run
+
+    return run(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from asyncspec_nodes.cli.plan import run
 
     return run(arguments)
 
@@ -92,6 +98,12 @@ COMMANDS = (
         "serve the OpenAI interface over HTTP, on a cluster of processes here or a running one",
         serve_options.add_arguments,
         _serve,
+    ),
+    _Command(
+        "plan",
+        "plan who is verified together when many users draft for one target",
+        plan_options.add_arguments,
+        _plan,
     ),
     _Command("policies", "list the policies", lambda _: None, _policies),
     _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),

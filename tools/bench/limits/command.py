@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec.errors import AsyncSpecError, UserError
 from tools.bench.limits.progress import Tick
 
@@ -114,7 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    one_quiet_thread()
     try:
         figures = measure(_chosen(options.only))
     except AsyncSpecError as error:

@@ -1,0 +1,77 @@
+"""A deployment as numbers ready for search: nothing here is decided, everything is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from asyncspec.dipsd.acceptance import expected_tokens
+from asyncspec.dipsd.memory import capacity
+from asyncspec.dipsd.model import Deployment
+
+
+class Tables:
+    """The functions of the model, tabled by user and draft length. Never changed once made.
+
+    ``gain[m][k]`` is u_m(k) in tokens, ``draft[m][k]`` drafting and sending k tokens in ms
+    (tau^d + tau^c), both with index 0 for no draft at all.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        verifier, users = deployment.verifier, deployment.users
+        self.deployment = deployment
+        self.longest = deployment.longest
+        self.users = len(users)
+        lengths = range(self.longest + 1)
+        self.gain = [[expected_tokens(u.alpha, k) for k in lengths] for u in users]
+        self.draft = [
+            [k * (u.token_ms + u.link_token_ms) + u.link_ms for k in lengths] for u in users
+        ]
+        self.prefix = [u.prefix for u in users]
+        total = verifier.shape.layers
+        # Milliseconds a FLOP of the whole target costs on a stage that holds a share of its layers.
+        self.slopes = [s.ms_per_flop * s.layers / total for s in verifier.stages]
+        self.fixed = [s.fixed_ms for s in verifier.stages]
+        self.slope = sum(self.slopes)
+        self.through = sum(self.fixed) + verifier.hop_ms * (len(self.fixed) - 1)
+        shape = verifier.shape
+        self._row = {
+            prefix: [shape.flops(k, prefix) for k in lengths] for prefix in set(self.prefix)
+        }
+        self.capacity = capacity(verifier)
+        self.by_batch = verifier.memory == "batch"
+
+    def work(self, users: Sequence[int]) -> list[float]:
+        """FLOPs of a batch by its longest draft: all its rows are padded to the longest of them."""
+        row = self._row[max(self.prefix[m] for m in users)]
+        size = len(users)
+        return [size * flops for flops in row]
+
+    def row(self, prefix: int) -> list[float]:
+        """FLOPs of one user with that prefix, by draft length."""
+        return self._row[prefix]
+
+    def passing(self, work: float) -> float:
+        """Milliseconds from the first stage's start to the last one's end (the paper's t^v)."""
+        return self.slope * work + self.through
+
+    def server(self, work: float, batches: int) -> float:
+        """Milliseconds the busiest stage needs for all batches of a cycle, ``work`` in sum."""
+        return max(
+            slope * work + fixed * batches
+            for slope, fixed in zip(self.slopes, self.fixed, strict=True)
+        )
+
+    def busiest(self, work: float, batches: int) -> tuple[float, float]:
+        """(ms a FLOP, fixed ms a batch) of the stage that ``server`` is about."""
+        stages = zip(self.slopes, self.fixed, strict=True)
+        return max(stages, key=lambda stage: stage[0] * work + stage[1] * batches)
+
+    def fits(self, users: Sequence[int]) -> bool:
+        """Whether a batch's caches fit; where all users' must, that was checked before."""
+        if not self.by_batch:
+            return True
+        return len(users) * max(self.prefix[m] for m in users) <= self.capacity
+
+    def all_fit(self, groups: Iterable[Sequence[int]]) -> bool:
+        """Whether every batch fits."""
+        return all(self.fits(group) for group in groups)

@@ -1,0 +1,96 @@
+"""``asyncspec plan``: its arguments, and what can be said against them beforehand."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from asyncspec.dipsd import presets
+from asyncspec.dipsd.model import Deployment
+from asyncspec.dipsd.noise import Noise
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli import plan_config
+from asyncspec_nodes.cli.arguments import Parser
+
+METHODS = ("ours", "algorithm1")
+# Options of the preset alone, and their least values.
+PRESET = {
+    "users": 1,
+    "alpha": 0.0,
+    "token_ms": 0.0,
+    "link_ms": 0.0,
+    "prefix": 1,
+    "stages": 1,
+    "hop_ms": 0.0,
+}
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``asyncspec plan``."""
+    # argparse takes an optional word only in its place: CONFIG comes before the options.
+    parser.usage = "asyncspec plan dipsd [CONFIG] [--preset paper] [options]"
+    add = parser.add_argument
+    add(
+        "planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'"
+    )
+    add("config", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")
+    add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
+    add("--users", type=int, metavar="M", help=f"of the preset (default: {presets.USERS})")
+    add("--alpha", type=float, metavar="A", help=f"acceptance (default: {presets.ALPHA})")
+    add("--token-ms", type=float, metavar="MS", help="of a drafted token (default: by profile)")
+    add("--link-ms", type=float, metavar="MS", help=f"of a round (default: {presets.LINK_MS:g})")
+    add("--prefix", type=int, metavar="TOKENS", help=f"(default: {presets.PREFIX})")
+    add("--stages", type=int, metavar="P", help="verify stages, equal ones (default: 1)")
+    add("--hop-ms", type=float, metavar="MS", help="between two stages (default: 0)")
+    add("--method", choices=METHODS, default="ours", help="who plans (default: ours)")
+    add("--jitter", type=float, metavar="SIGMA", help="simulate with lognormal jitter beside")
+    add("--true-alpha", type=float, metavar="A", help="simulate users who accept with this chance")
+    add("--seed", type=int, default=0, metavar="S", help="of the simulation (default: 0)")
+    add("--json", action="store_true", help="one JSON object on stdout and nothing else")
+
+
+def read_deployment(arguments: argparse.Namespace) -> Deployment:
+    """What is to be planned for. Raises ``UserError``."""
+    given = {n: v for n in PRESET if (v := getattr(arguments, n)) is not None}
+    if arguments.preset is None:
+        if arguments.config is None:
+            raise UserError("what is to be planned for? Give a CONFIG file or --preset paper")
+        for name in given:
+            raise UserError(f"{_option(name)} goes with --preset; the file says what it is here")
+        return plan_config.load(arguments.config)
+    if arguments.config is not None:
+        raise UserError("CONFIG and --preset both say what is to be planned for; leave one out")
+    for name, value in given.items():
+        if not (math.isfinite(value) and value >= PRESET[name]):
+            raise UserError(f"{_option(name)} is {value:g}; it must be at least {PRESET[name]:g}")
+    for name, most in (("users", plan_config.MOST_USERS), ("stages", presets.TARGET.layers)):
+        if given.get(name, 0) > most:
+            raise UserError(f"{_option(name)} is {given[name]}; it must be at most {most}")
+    _chance("--alpha", given.get("alpha"))
+    if given.get("token_ms") == 0:
+        raise UserError("--token-ms is 0; it must be above 0")
+    return presets.paper(**given)
+
+
+def read_noise(arguments: argparse.Namespace, deployment: Deployment) -> Noise | None:
+    """What is to be simulated beside, if anything. Raises ``UserError``."""
+    jitter, true = arguments.jitter, arguments.true_alpha
+    if jitter is not None and not 0 <= jitter <= 2:
+        raise UserError(f"--jitter is {jitter:g}; it must be between 0 and 2")
+    if arguments.seed < 0:
+        raise UserError(f"--seed is {arguments.seed}; it must be 0 or more")
+    _chance("--true-alpha", true)
+    if jitter is None and true is None:
+        return None
+    alphas = None if true is None else (true,) * len(deployment.users)
+    return Noise(jitter or 0.0, arguments.seed, alphas)
+
+
+def _chance(option: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise UserError(f"{option} is {value:g}; it must be between 0 and 1")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

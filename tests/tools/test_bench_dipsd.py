@@ -1,0 +1,45 @@
+"""``bench dipsd``: its sweeps and tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.bench.__main__ import main
+from tools.bench.dipsd.curves import CURVES, points
+from tools.bench.dipsd.output import write_curve
+from tools.bench.dipsd.quality import Quality, quality_markdown
+from tools.bench.dipsd.unsteady import Unsteady, unsteady_markdown
+
+
+def test_every_sweep_can_be_described() -> None:
+    assert len({curve.name for curve in CURVES}) == len(CURVES)
+    for curve in CURVES:
+        deployments = [curve.at(value) for value in curve.values]
+        assert len(set(deployments)) == len(deployments)
+
+
+def test_figure_3_bends_where_the_paper_says(tmp_path: Path) -> None:
+    (curve,) = (c._replace(values=[0.5, 0.78, 0.95]) for c in CURVES if c.name == "fig3-alpha")
+    found = points(curve)
+    # Rotation alone loses with poor guesses and wins with good ones; one batch is close behind.
+    theirs = [(p.rates["algorithm1"] or 0) / (p.rates["ad_greedy"] or 1) for p in found]
+    assert theirs == pytest.approx([0.901, 1.376, 1.931], abs=1e-3)
+    assert [point.batches for point in found] == [1, 2, 3]
+    assert "x one_batch" in write_curve(curve, found, tmp_path)
+    assert len(json.loads((tmp_path / "fig3-alpha.json").read_text())["points"]) == 3
+    assert (tmp_path / "fig3-alpha.png").stat().st_size > 1000
+
+
+def test_tables_are_markdown() -> None:
+    row = Quality("paper", 2, "ours", 3, 3, 1.0, 1.0, 1.0, 0.1)
+    assert quality_markdown([row]).splitlines()[-1].count("|") == 9
+    told = Unsteady(4, "as planned", 1.0, 1.0, None, 1.0)
+    assert unsteady_markdown([told]).splitlines()[-1].count("|") == 7
+
+
+def test_a_count_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dipsd", "--out", str(tmp_path), "--count", "0"]) == 2
+    assert "--count is 0" in capsys.readouterr().err

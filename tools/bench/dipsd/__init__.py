@@ -1,0 +1,1 @@
+"""``python tools/bench dipsd``: DiP-SD's figures, planner quality, unsteady machines."""

@@ -1,0 +1,54 @@
+"""``python tools/bench dipsd --out DIR``: the planner's curves, quality, and unsteady machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from tools.bench.dipsd.crowd import crowd, crowd_markdown
+from tools.bench.dipsd.curves import CURVES, points
+from tools.bench.dipsd.output import write_curve
+from tools.bench.dipsd.quality import quality, quality_markdown
+from tools.bench.dipsd.unsteady import unsteady, unsteady_markdown
+
+PARTS = ("curves", "quality", "crowd", "unsteady")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench dipsd``."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--count", type=int, default=100, help="deployments a row of quality")
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write DIR/PART.md and the files it shows."""
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"bench: cannot write {options.out}: {error.strerror}\n")
+        return 2
+    if options.count < 1:
+        sys.stderr.write(f"bench: --count is {options.count}; it must be at least 1\n")
+        return 2
+    if "curves" in options.parts:
+        parts = [write_curve(curve, points(curve), options.out) for curve in CURVES]
+        _write(options.out / "curves.md", "".join(parts))
+    if "quality" in options.parts:
+        rows = list(quality(options.count, options.seed))
+        fields = [row._asdict() for row in rows]
+        (options.out / "quality.json").write_text(json.dumps(fields, indent=1) + "\n")
+        _write(options.out / "quality.md", quality_markdown(rows))
+    if "crowd" in options.parts:
+        _write(options.out / "crowd.md", crowd_markdown(list(crowd(options.seed))))
+    if "unsteady" in options.parts:
+        _write(options.out / "unsteady.md", unsteady_markdown(list(unsteady(options.seed))))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    sys.stdout.write(f"{path}\n")

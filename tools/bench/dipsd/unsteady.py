@@ -1,0 +1,100 @@
+"""Plans on machines that are not as planned: jitter, wrong acceptance, slow uplinks, churn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from asyncspec.dipsd.cycle import simulate_plan
+from asyncspec.dipsd.evaluate import evaluate_on
+from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
+from asyncspec.dipsd.lengths import best_lengths
+from asyncspec.dipsd.model import Deployment
+from asyncspec.dipsd.noise import Noise
+from asyncspec.dipsd.plan import Plan, plan_of
+from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.presets import paper
+from asyncspec.dipsd.tables import Tables
+
+USERS = (4, 16, 64)
+ROUNDS = 120
+
+
+class Unsteady(NamedTuple):
+    """Tokens a second: as planned, and as simulated by who runs the verifier."""
+
+    users: int
+    case: str
+    planned: float
+    rotation: float
+    one_batch: float | None
+    greedy: float
+
+
+def unsteady(seed: int) -> Iterator[Unsteady]:
+    """Every case for every number of users."""
+    for users in USERS:
+        base = paper(users)
+        yield _run("as planned", base, Noise(0.0, seed))
+        for sigma in (0.1, 0.2, 0.4):
+            yield _run(f"jitter {sigma:g}", base, Noise(sigma, seed))
+        yield _run("slow uplinks (100 ms), jitter .2", paper(users, link_ms=100), Noise(0.2, seed))
+        for told, true in ((0.78, 0.5), (0.95, 0.5), (0.5, 0.78), (0.78, 0.95)):
+            noise = Noise(0.0, seed, (true,) * users)
+            yield _run(f"told {told:g}, true {true:g}", paper(users, told), noise)
+        yield _churn("a quarter has left, old plan", base, seed, again=False)
+        yield _churn("a quarter has left, planned again", base, seed, again=True)
+
+
+def _run(case: str, deployment: Deployment, noise: Noise) -> Unsteady:
+    tables = Tables(deployment)
+    planned = plan_best(tables)
+    assert planned is not None
+    return _simulated(case, tables, planned.plan, tables, noise)
+
+
+def _churn(case: str, deployment: Deployment, seed: int, *, again: bool) -> Unsteady:
+    """Leavers' places stay empty until the next barrier; then there is a plan without them."""
+    whole = Tables(deployment)
+    stay = len(deployment.users) * 3 // 4
+    left = Tables(replace(deployment, users=deployment.users[:stay]))
+    found = plan_best(left if again else whole)
+    assert found is not None
+    kept = [tuple(m for m in batch if m < stay) for batch in found.plan.groups]
+    plan = plan_of([group for group in kept if group], found.plan.lengths)
+    return _simulated(case, left, plan, left if again else whole, Noise(0.2, seed))
+
+
+def _simulated(case: str, tables: Tables, plan: Plan, told: Tables, noise: Noise) -> Unsteady:
+    length, _ = best_greedy(told)
+    everybody = (tuple(range(tables.users)),)
+    lengths = best_lengths(tables, everybody)
+    single = None
+    if lengths is not None:
+        one = plan_of(everybody, lengths.by_user)
+        single = simulate_plan(one, tables, ROUNDS, noise).throughput
+    return Unsteady(
+        tables.users,
+        case,
+        evaluate_on(plan, tables).throughput,
+        simulate_plan(plan, tables, ROUNDS, noise).throughput,
+        single,
+        simulate_greedy(tables, [length] * tables.users, ROUNDS, noise).throughput,
+    )
+
+
+def unsteady_markdown(rows: list[Unsteady]) -> str:
+    """A table."""
+    lines = [
+        "| users | case | plan's word | rotation | one batch | greedy batching |",
+        "| ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        single = "-" if row.one_batch is None else f"{row.one_batch:.1f}"
+        lines.append(
+            f"| {row.users} | {row.case} | {row.planned:.1f} | {row.rotation:.1f} | {single} | "
+            f"{row.greedy:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
