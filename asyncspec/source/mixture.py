@@ -2,11 +2,13 @@
 
 For one node a *base* (a draft model) gives a distribution, and an *aside* (n-gram lookup) a few
 tokens with the probabilities it gives them. Before anything is known the two count alike. From then
-on it is counted how many of the aside's tokens came true, and how many were expected to: once for
-those that repeat the base's first choice and once for the others, because an aside that is right
-where both say the same may well be wrong wherever they differ. The odds of what it says are
-corrected by what was counted, so scores stay probabilities, comparable over the whole tree: what
-an aside pushes out of the tree was less likely than what it puts there.
+on it is counted how many of these tokens came true, and how many were expected to: once for those
+that repeat the base's first choice and once for the others, because an aside that is right where
+both say the same may well be wrong wherever they differ. The odds of what is said are corrected by
+what was counted; so are those of the base's first choice where the aside is silent, or a timid
+draft would lose its place to lookups that know how good they are. Scores thus are chances, and may
+be compared over the whole tree: what a mixture pushes out of it was less likely than what it puts
+there.
 """
 
 from __future__ import annotations
@@ -50,13 +52,25 @@ class Record(Struct, frozen=True):
 class Trust(Struct, frozen=True):
     """What is known of one aside. Frozen: learning gives another."""
 
-    # Of tokens that are the base's first choice too.
+    # Of its tokens that are the base's first choice too.
     same: Record = Record()
     # Of all others.
     other: Record = Record()
+    # Of the base's first choices where the aside was silent.
+    alone: Record = Record()
+
+    @property
+    def heard(self) -> bool:
+        """Whether the aside has ever said anything. Until then the base is left as it is."""
+        return bool(self.same.seen or self.other.seen)
 
     def learn(self, base: Proposal, aside: Proposal, token: int) -> Trust:
-        """After ``token`` became certain where both had their say."""
+        """After ``token`` became certain where both could have had their say."""
+        if not len(base[0]):
+            return self
+        if not len(aside[0]):
+            first, chance = base[0][0], math.exp(base[1][0])
+            return replace(self, alone=self.alone.counted(chance, true=first == token))
         same, other = self.same, self.other
         for proposed, chance, agreed in _chances(base, aside):
             if agreed:
@@ -68,22 +82,35 @@ class Trust(Struct, frozen=True):
 
 def mix(base: Proposal, aside: Proposal, trust: Trust, width: int) -> Proposal:
     """The ``width`` likeliest tokens of both, best first; of one where the other is silent."""
-    if not len(base[0]) or not len(aside[0]):
-        said = base if len(base[0]) else aside
-        return said[0][:width], said[1][:width]
-    said = {
-        token: (trust.same if agreed else trust.other).corrected(chance)
-        for token, chance, agreed in _chances(base, aside)
-    }
-    total = sum(said.values())
+    if not len(base[0]):
+        return aside[0][:width], aside[1][:width]
+    if len(aside[0]):
+        told = {
+            token: (trust.same if agreed else trust.other).corrected(chance)
+            for token, chance, agreed in _chances(base, aside)
+        }
+    elif trust.heard:
+        told = {base[0][0]: trust.alone.corrected(math.exp(base[1][0]))}
+    else:
+        return base[0][:width], base[1][:width]
+    return _ranked(_settled(probabilities(base), told), width)
+
+
+def _settled(base: dict[int, float], told: dict[int, float]) -> dict[int, float]:
+    """``base`` with the chances of some tokens ``told``; the others share what that leaves."""
+    total = sum(told.values())
     scale = min(1.0, CERTAIN / total) if total else 1.0
-    kept = probabilities(base)
-    told = sum(kept.get(token, 0.0) for token in said)
-    left = (1 - total * scale) / max(1 - told, 1 - CERTAIN)
-    mixed = {token: chance * left for token, chance in kept.items()}
-    mixed |= {token: chance * scale for token, chance in said.items()}
-    best = sorted((t for t in mixed if mixed[t]), key=mixed.__getitem__, reverse=True)[:width]
-    return (best, [min(0.0, math.log(mixed[t])) for t in best]) if best else NOTHING
+    known = sum(base.get(token, 0.0) for token in told)
+    left = (1 - total * scale) / max(1 - known, 1 - CERTAIN)
+    settled = {token: chance * left for token, chance in base.items()}
+    return settled | {token: chance * scale for token, chance in told.items()}
+
+
+def _ranked(chances: dict[int, float], width: int) -> Proposal:
+    """The likeliest tokens first; of equal ones, in the order given."""
+    best = sorted((t for t in chances if chances[t]), key=chances.__getitem__, reverse=True)
+    chosen = best[:width]
+    return (chosen, [min(0.0, math.log(chances[t])) for t in chosen]) if chosen else NOTHING
 
 
 def probabilities(proposal: Proposal) -> dict[int, float]:
@@ -97,11 +124,7 @@ def probabilities(proposal: Proposal) -> dict[int, float]:
 
 def _chances(base: Proposal, aside: Proposal) -> Iterator[tuple[int, float, bool]]:
     """The aside's tokens, each with its chance where both count alike, and whether it is the base's
-    first choice. What the aside leaves open it leaves to the base. None where the base is silent:
-    then there is nothing to compare with.
-    """
-    if not len(base[0]):
-        return
+    first choice. What the aside leaves open it leaves to the base."""
     kept, said = probabilities(base), probabilities(aside)
     unsure = max(0.0, 1 - sum(said.values()))
     for token, chance in said.items():

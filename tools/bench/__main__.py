@@ -11,6 +11,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.bench import (  # noqa: E402
     coverage,
+    hybrid,
     policies,
     record_language,
     stage_time,
@@ -21,6 +22,7 @@ from tools.bench.report import command as report  # noqa: E402
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
     "report": (report, "the papers' tables and figures"),
+    "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
