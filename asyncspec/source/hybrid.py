@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.jobs import FeatureJob, Feed, Release
@@ -27,17 +26,14 @@ from asyncspec.source.grow import (
     shape_of,
     start_of,
 )
-from asyncspec.source.memory import Memory, Path
-from asyncspec.source.mixture import Trust, mix
+from asyncspec.source.learned import LOOK, Learned, Said
+from asyncspec.source.memory import Path
+from asyncspec.source.mixture import Trust
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
 FURTHER = 12
 """Most levels that asides go on alone."""
-
-LOOK = 16
-"""Successors that parts are asked for at least, however few are wanted: what the base thinks of an
-aside's token is known only where the base lists it."""
 
 
 class Part(Protocol):
@@ -55,44 +51,6 @@ class Part(Protocol):
 
     def abandon(self, job: Any) -> None:
         """See ``TokenSource``."""
-
-
-class _Said(Struct, frozen=True):
-    """What was proposed for a node: by the base, and by every aside."""
-
-    base: Proposal
-    asides: tuple[Proposal, ...]
-
-
-class Learned(Struct, frozen=True):
-    """What a session knows of its asides, and what it has yet to learn from."""
-
-    trusts: tuple[Trust, ...]
-    memory: Memory[_Said] = Memory()
-
-    def mix(self, said: _Said, width: int) -> Proposal:
-        """What all of them come to; asides beyond those that spoke are not asked."""
-        mixed = said.base
-        for trust, aside in zip(self.trusts, said.asides, strict=False):
-            mixed = mix(mixed, aside, trust, max(width, LOOK))
-        return mixed[0][:width], mixed[1][:width]
-
-    def advance(self, committed: Sequence[int]) -> Learned:
-        """After some tokens became certain."""
-        memory, heard = self.memory.advance(committed)
-        trusts = self.trusts
-        for said, token in heard:
-            trusts = _learn(trusts, said, token)
-        return Learned(trusts, memory)
-
-
-def _learn(trusts: tuple[Trust, ...], said: _Said, token: int) -> tuple[Trust, ...]:
-    """Every aside is compared with what those before it have made of the base."""
-    mixed, learned = said.base, []
-    for trust, aside in zip(trusts, said.asides, strict=True):
-        learned.append(trust.learn(mixed, aside, token))
-        mixed = mix(mixed, aside, trust, LOOK)
-    return tuple(learned)
 
 
 class HybridSource:
@@ -131,10 +89,13 @@ class HybridSource:
             grown = self._further(job, grown)
         return Expanded(job.session, job.version, length, *grown)
 
+    def learned(self, session: SessionId) -> Learned:
+        """What a session knows by now; at its start nothing."""
+        return self._sessions.get(session) or Learned((Trust(),) * len(self._asides))
+
     def begin(self, job: Expand) -> int:
         """See ``Part``."""
-        known = self._sessions.get(job.session) or Learned((Trust(),) * len(self._asides))
-        self._sessions[job.session] = known.advance(job.committed)
+        self._sessions[job.session] = self.learned(job.session).advance(job.committed)
         lengths = {part.begin(job) for part in (self._base, *self._asides)}
         (length,) = lengths
         return length
@@ -190,9 +151,9 @@ class _Mixer:
         learned, look = self._sessions[self._session], max(width, LOOK)
         asides = zip(*(aside.propose(nodes, look) for aside in self._asides), strict=True)
         if self._base is None:
-            return [learned.mix(_Said(NOTHING, said), width) for said in asides]
+            return [learned.mix(Said(NOTHING, said), width) for said in asides]
         bases = self._base.propose(nodes, look)
-        said = [_Said(*both) for both in zip(bases, asides, strict=True)]
+        said = [Said(*both) for both in zip(bases, asides, strict=True)]
         news = {self._paths[node]: what for node, what in zip(nodes, said, strict=True)}
         memory = learned.memory.remember(news)
         self._sessions[self._session] = replace(learned, memory=memory)

@@ -11,6 +11,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.bench import (  # noqa: E402
     coverage,
+    explain,
     hybrid,
     policies,
     record_language,
@@ -23,6 +24,7 @@ KINDS = {
     "policies": (policies, "every policy on the same prompts"),
     "report": (report, "the papers' tables and figures"),
     "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
+    "explain": (explain, "where a mix of token sources wins and loses, token by token"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),

@@ -19,10 +19,9 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.errors import AsyncSpecError, UserError
-from asyncspec.policy import POLICIES as KNOWN
 from asyncspec.policy.catalogue import split
 from asyncspec.sampling import Sampling
-from tools.bench.options import check_counts
+from tools.bench.options import check_counts, check_policies
 from tools.bench.paired import Gain, Pair, compare
 from tools.bench.prompts import Prompt, Sets, read_sets
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
@@ -85,8 +84,7 @@ def run(options: argparse.Namespace) -> int:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     check_counts(options, "per_file", "max_new_tokens", "stages", "jobs")
     policies = split(options.policies)
-    for problem in filter(None, map(KNOWN.problem, policies)):
-        raise UserError(problem)
+    check_policies(policies)
     sets = read_sets(options.prompts, options.per_file)
     models = Models()
     groups = [(policy, t) for t in TEMPERATURES for policy in policies]
