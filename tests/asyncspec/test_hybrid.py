@@ -14,7 +14,7 @@ from asyncspec.backend.toy import ToyModel, ToySource
 from asyncspec.jobs import Release
 from asyncspec.source.grow import NOTHING
 from asyncspec.source.hybrid import HybridSource
-from asyncspec.source.mixture import CERTAIN, Record, Trust, mix
+from asyncspec.source.mixture import CERTAIN, VOICE, Record, Trust, mix, probabilities
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -84,12 +84,14 @@ def test_trust_follows_what_happens(right: bool) -> None:
     base = ([1, 2], [math.log(0.5), math.log(0.3)])
     aside = ([5], [math.log(0.6)])
     trust = Trust()
-    assert math.exp(mix(base, aside, trust, 3)[1][1]) == pytest.approx(0.3)
+
+    def chance() -> float:
+        return probabilities(mix(base, aside, trust, 3))[5]
+
+    assert chance() == pytest.approx(0.6 * VOICE)
     for _ in range(100):
         trust = trust.learn(base, aside, 5 if right else 1)
-    tokens, log_probs = mix(base, aside, trust, 3)
-    chance = math.exp(log_probs[list(tokens).index(5)])
-    assert chance > 0.9 if right else chance < 0.05
+    assert chance() > 0.9 if right else chance() < 0.05
     assert trust.same == Record(), "what both say alike has taught nothing"
 
 
@@ -101,6 +103,16 @@ def test_right_where_both_agree_is_no_merit_where_they_differ() -> None:
         trust = trust.learn(base, ([7], [math.log(0.9)]), 1)
     assert mix(base, ([1], [math.log(0.9)]), trust, 1)[0] == [1]
     assert mix(base, ([7], [math.log(0.9)]), trust, 1)[0] == [1]
+
+
+@given(proposals(1.0), trusts(), st.integers(1, 6))
+def test_where_an_aside_is_silent_the_base_keeps_its_order(
+    base: Any, trust: Trust, width: int
+) -> None:
+    tokens, log_probs = mix(base, NOTHING, trust, width)
+    assert list(tokens) == list(base[0][:width])
+    if base[0]:
+        assert log_probs[0] >= base[1][0] - 1e-9 or base[1][0] > math.log(CERTAIN)
 
 
 def test_a_timid_base_is_corrected_where_it_speaks_alone() -> None:
