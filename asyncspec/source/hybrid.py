@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct, field
+from msgspec.structs import replace
 
 from asyncspec.jobs import FeatureJob, Feed, Release
 from asyncspec.source.grow import (
@@ -26,7 +26,9 @@ from asyncspec.source.grow import (
     shape_of,
     start_of,
 )
-from asyncspec.source.mixture import Opinion, Trust, mix, opinion
+from asyncspec.source.learned import LOOK, Learned, Said
+from asyncspec.source.memory import Path
+from asyncspec.source.mixture import Trust
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -35,7 +37,7 @@ FURTHER = 12
 
 
 class Part(Protocol):
-    """A token source that can be asked node by node."""
+    """A token source that can be asked node by node, for ``LOOK`` successors or more."""
 
     def begin(self, job: Expand) -> int:
         """Bring the session up to date; the length of its path. Raises ``ValueError`` where
@@ -49,21 +51,6 @@ class Part(Protocol):
 
     def abandon(self, job: Any) -> None:
         """See ``TokenSource``."""
-
-
-class _Said(Struct, frozen=True):
-    """What was proposed for a node: by the base, and by every aside."""
-
-    base: Proposal
-    asides: tuple[Opinion, ...]
-
-
-class _Session(Struct):
-    """What the last tree was made of, to learn from what becomes of it."""
-
-    trusts: list[Trust]
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
-    said: dict[int, _Said] = field(default_factory=dict)
 
 
 class HybridSource:
@@ -81,7 +68,7 @@ class HybridSource:
         # Lookups first: ``_further`` uses the trusts of those.
         self._asides = (*lookups, *models[1:])
         self._reader = reader
-        self._sessions: dict[SessionId, _Session] = {}
+        self._sessions: dict[SessionId, Learned] = {}
 
     def run(self, job: FeatureJob) -> Expanded | None:
         """See ``TokenSource`` and ``FeatureSource``."""
@@ -97,15 +84,18 @@ class HybridSource:
         if not job.count:
             return Expanded(job.session, job.version, length, (), (), ())
         grown = beam(self.grower(job), shape_of(job), start_of(job))
-        if not job.fixed_width:
+        # Where nodes to grow from are named, a tree gets the levels it was asked for and no more.
+        if not (job.fixed_width or job.frontier):
             grown = self._further(job, grown)
         return Expanded(job.session, job.version, length, *grown)
 
+    def learned(self, session: SessionId) -> Learned:
+        """What a session knows by now; at its start nothing."""
+        return self._sessions.get(session) or Learned((Trust(),) * len(self._asides))
+
     def begin(self, job: Expand) -> int:
         """See ``Part``."""
-        fresh = _Session([Trust() for _ in self._asides])
-        session = self._sessions.setdefault(job.session, fresh)
-        _learn(session, job.committed)
+        self._sessions[job.session] = self.learned(job.session).advance(job.committed)
         lengths = {part.begin(job) for part in (self._base, *self._asides)}
         (length,) = lengths
         return length
@@ -113,7 +103,7 @@ class HybridSource:
     def grower(self, job: Expand) -> Grower:
         """See ``Part``."""
         asides = [part.grower(job) for part in self._asides]
-        return _Mixer(self._sessions[job.session], asides, self._base.grower(job))
+        return _Mixer(self._sessions, job.session, asides, self._base.grower(job))
 
     def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""
@@ -127,7 +117,7 @@ class HybridSource:
         if not lookups or not leaves:
             return grown
         start = Start(grown, tuple(sorted(leaves)), compete=True)
-        mixer = _Mixer(self._sessions[job.session], lookups)
+        mixer = _Mixer(self._sessions, job.session, lookups)
         return beam(mixer, Shape(FURTHER, job.width, job.count), start)
 
 
@@ -136,12 +126,17 @@ class _Mixer:
     pass is asked, and nothing is remembered."""
 
     def __init__(
-        self, session: _Session, asides: Sequence[Grower], base: Grower | None = None
+        self,
+        sessions: dict[SessionId, Learned],
+        session: SessionId,
+        asides: Sequence[Grower],
+        base: Grower | None = None,
     ) -> None:
+        self._sessions = sessions
         self._session = session
         self._asides = asides
         self._base = base
-        self._hung = 0
+        self._paths: dict[int, Path] = {TIP: ()}
 
     def hang(self, parent: int, token: int) -> None:
         """See ``Grower``."""
@@ -149,37 +144,17 @@ class _Mixer:
             part.hang(parent, token)
         if self._base is not None:
             self._base.hang(parent, token)
-            self._session.children[parent, token] = self._hung
-            self._hung += 1
+        self._paths[len(self._paths) - 1] = (*self._paths[parent], token)
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         """See ``Grower``."""
-        asides = [aside.propose(nodes, width) for aside in self._asides]
-        opinions = [tuple(opinion(said[i]) for said in asides) for i in range(len(nodes))]
+        learned, look = self._sessions[self._session], max(width, LOOK)
+        asides = zip(*(aside.propose(nodes, look) for aside in self._asides), strict=True)
         if self._base is None:
-            return [self._mix(NOTHING, said, width) for said in opinions]
-        bases = self._base.propose(nodes, width)
-        for node, base, said in zip(nodes, bases, opinions, strict=True):
-            self._session.said[node] = _Said(base, said)
-        return [self._mix(*both, width) for both in zip(bases, opinions, strict=True)]
-
-    def _mix(self, base: Proposal, asides: tuple[Opinion, ...], width: int) -> Proposal:
-        for trust, aside in zip(self._session.trusts, asides, strict=False):
-            base = mix(base, aside, trust.weight(aside.sure), width)
-        return base
-
-
-def _learn(session: _Session, committed: Sequence[int]) -> None:
-    """See what the last tree said of the tokens that became certain, and forget that tree."""
-    node: int | None = TIP
-    for token in committed:
-        said = None if node is None else session.said.get(node)
-        if node is None or said is None:
-            break
-        session.trusts = [
-            trust.learn(said.base, aside, token)
-            for trust, aside in zip(session.trusts, said.asides, strict=True)
-        ]
-        node = session.children.get((node, token))
-    session.children.clear()
-    session.said.clear()
+            return [learned.mix(Said(NOTHING, said), width) for said in asides]
+        bases = self._base.propose(nodes, look)
+        said = [Said(*both) for both in zip(bases, asides, strict=True)]
+        news = {self._paths[node]: what for node, what in zip(nodes, said, strict=True)}
+        memory = learned.memory.remember(news)
+        self._sessions[self._session] = replace(learned, memory=memory)
+        return [learned.mix(what, width) for what in said]

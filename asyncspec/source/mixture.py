@@ -1,92 +1,138 @@
-"""How far a second opinion on the next token is trusted: a mixture whose weights are learned. Pure.
+"""What two opinions on the next token come to: a mixture whose errors are learned. Pure.
 
 For one node a *base* (a draft model) gives a distribution, and an *aside* (n-gram lookup) a few
-tokens with what it thinks of itself. The mixture ``(1 - w) base + w aside`` is a distribution
-again, so its scores may be compared over the whole tree. The weight ``w`` is learned online, one
-for each degree of the aside's own confidence, by expectation maximisation: of every token that
-became certain, the aside is credited with its share.
+tokens with the probabilities it gives them. Before anything is known the aside is one voice against
+the base's two. From then on it is counted how many of its tokens came true, and how many were
+expected to: once for those that repeat the base's first choice and once for the others, because an
+aside that is right where both say the same may well be wrong wherever they differ. The odds of what
+is said are corrected by what was counted. So are those of the base's first choice where the aside
+is silent, or a timid draft would lose its place to lookups that know how good they are; but upwards
+alone, since which token it prefers is its own business. Scores thus are chances, and may be
+compared over the whole tree: what a mixture pushes out was less likely than what it puts there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.source.grow import NOTHING, Proposal
 
-PRIOR = 8.0
-"""Tokens' worth of trust in what the aside says of itself, before it has been seen to be right."""
+PRIOR = 4.0
+"""Proposals' worth of belief that as many come true as are expected to."""
 
-FLOOR = 1e-4
-"""Probability of a token the base does not list: more than nothing, so that weights stay finite."""
+VOICE = 1 / 3
+"""An aside's weight before anything is known of it: it speaks of few tokens, the base of all. With
+a half, mixes were right as often in greedy text, and at temperature 1 less often (docs/results.md).
+"""
 
-
-class Opinion(Struct, frozen=True):
-    """What an aside proposes for a node: tokens with shares that sum to 1, and how sure it is."""
-
-    shares: Mapping[int, float]
-    # In [0, 1].
-    sure: float
+CERTAIN = 0.999
+"""No guess is surer: odds stay finite, and of what the base says something is left."""
 
 
-def opinion(proposal: Proposal) -> Opinion:
-    """The opinion in a proposal: the sum of its probabilities is how sure it is."""
-    weights = [math.exp(log_prob) for log_prob in proposal[1]]
-    total = sum(weights)
-    if not total:
-        return Opinion({}, 0.0)
-    shares = {t: w / total for t, w in zip(proposal[0], weights, strict=True)}
-    return Opinion(shares, min(1.0, total))
+class Record(Struct, frozen=True):
+    """What became of an aside's tokens: how many there were, came true, and were expected to."""
+
+    seen: float = 0.0
+    true: float = 0.0
+    expected: float = 0.0
+
+    def corrected(self, chance: float) -> float:
+        """A token's ``chance`` in the light of what was counted."""
+        chance = min(chance, CERTAIN)
+        half = PRIOR / 2
+        odds = chance / (1 - chance)
+        odds *= (self.true + half) / (self.expected + half)
+        odds *= (self.seen - self.expected + half) / (self.seen - self.true + half)
+        return odds / (1 + odds)
+
+    def counted(self, chance: float, *, true: bool) -> Record:
+        """With one token more, whose chance was thought to be ``chance``."""
+        return Record(self.seen + 1, self.true + true, self.expected + min(chance, CERTAIN))
 
 
 class Trust(Struct, frozen=True):
-    """Weights of one aside, learned so far. Frozen: learning gives another."""
+    """What is known of one aside. Frozen: learning gives another."""
 
-    # By degree: tokens seen, and the aside's share in them.
-    seen: Mapping[int, tuple[float, float]] = {}
+    # Of its tokens that are the base's first choice too.
+    same: Record = Record()
+    # Of all others.
+    other: Record = Record()
+    # Of the base's first choices where the aside was silent.
+    alone: Record = Record()
 
-    def weight(self, sure: float) -> float:
-        """The aside's weight where it is so sure of itself."""
-        count, credit = self.seen.get(_degree(sure), (0.0, 0.0))
-        return (credit + PRIOR * sure) / (count + PRIOR)
+    @property
+    def heard(self) -> bool:
+        """Whether the aside has ever said anything. Until then the base is left as it is."""
+        return bool(self.same.seen or self.other.seen)
 
-    def learn(self, base: Proposal, aside: Opinion, token: int) -> Trust:
-        """After ``token`` became certain where both had their say."""
-        if not aside.shares:
+    def learn(self, base: Proposal, aside: Proposal, token: int) -> Trust:
+        """After ``token`` became certain where both could have had their say."""
+        if not len(base[0]):
             return self
-        weight = self.weight(aside.sure)
-        ours = weight * aside.shares.get(token, 0.0)
-        theirs = (1 - weight) * _probability(base, token)
-        degree = _degree(aside.sure)
-        count, credit = self.seen.get(degree, (0.0, 0.0))
-        return Trust({**self.seen, degree: (count + 1, credit + ours / (ours + theirs))})
+        if not len(aside[0]):
+            first, chance = base[0][0], math.exp(base[1][0])
+            return replace(self, alone=self.alone.counted(chance, true=first == token))
+        same, other = self.same, self.other
+        for proposed, chance, agreed in _chances(base, aside):
+            if agreed:
+                same = same.counted(chance, true=proposed == token)
+            else:
+                other = other.counted(chance, true=proposed == token)
+        return replace(self, same=same, other=other)
 
 
-def mix(base: Proposal, aside: Opinion, weight: float, width: int) -> Proposal:
-    """The ``width`` likeliest tokens of the mixture, best first."""
-    if not aside.shares or not weight:
-        return base
-    mixed = {
-        token: (1 - weight) * math.exp(log_prob)
-        for token, log_prob in zip(*base, strict=True)
+def mix(base: Proposal, aside: Proposal, trust: Trust, width: int) -> Proposal:
+    """The ``width`` likeliest tokens of both, best first; of one where the other is silent."""
+    if not len(base[0]):
+        return aside[0][:width], aside[1][:width]
+    if len(aside[0]):
+        told = {
+            token: (trust.same if agreed else trust.other).corrected(chance)
+            for token, chance, agreed in _chances(base, aside)
+        }
+    elif trust.heard:
+        chance = math.exp(base[1][0])
+        told = {base[0][0]: max(chance, trust.alone.corrected(chance))}
+    else:
+        return base[0][:width], base[1][:width]
+    return _ranked(_settled(probabilities(base), told), width)
+
+
+def _settled(base: dict[int, float], told: dict[int, float]) -> dict[int, float]:
+    """``base`` with the chances of some tokens ``told``; the others share what that leaves."""
+    total = sum(told.values())
+    scale = min(1.0, CERTAIN / total) if total else 1.0
+    known = sum(base.get(token, 0.0) for token in told)
+    left = (1 - total * scale) / max(1 - known, 1 - CERTAIN)
+    settled = {token: chance * left for token, chance in base.items()}
+    return settled | {token: chance * scale for token, chance in told.items()}
+
+
+def _ranked(chances: dict[int, float], width: int) -> Proposal:
+    """The likeliest tokens first; of equal ones, in the order given."""
+    best = sorted((t for t in chances if chances[t]), key=chances.__getitem__, reverse=True)
+    chosen = best[:width]
+    return (chosen, [min(0.0, math.log(chances[t])) for t in chosen]) if chosen else NOTHING
+
+
+def probabilities(proposal: Proposal) -> dict[int, float]:
+    """By token; what cannot come is left out."""
+    return {
+        token: math.exp(log_prob)
+        for token, log_prob in zip(*proposal, strict=True)
         if log_prob > float("-inf")
     }
-    for token, share in aside.shares.items():
-        rest = mixed.get(token, (1 - weight) * FLOOR)
-        mixed[token] = rest + weight * share
-    # Trusted wholly, an aside leaves nothing of what the base alone proposes.
-    best = sorted((t for t in mixed if mixed[t]), key=lambda t: -mixed[t])[:width]
-    return (best, [math.log(mixed[t]) for t in best]) if best else NOTHING
 
 
-def _probability(proposal: Proposal, token: int) -> float:
-    for known, log_prob in zip(*proposal, strict=True):
-        if known == token:
-            return max(math.exp(log_prob), FLOOR)
-    return FLOOR
-
-
-def _degree(sure: float) -> int:
-    return round(10 * sure)
+def _chances(base: Proposal, aside: Proposal) -> Iterator[tuple[int, float, bool]]:
+    """The aside's tokens, each with its chance before it is corrected, and whether it is the base's
+    first choice. What the aside leaves open it leaves to the base."""
+    kept, said = probabilities(base), probabilities(aside)
+    unsure = max(0.0, 1 - sum(said.values()))
+    for token, chance in said.items():
+        own = kept.get(token, 0.0)
+        yield token, (1 - VOICE) * own + VOICE * (chance + unsure * own), token == base[0][0]

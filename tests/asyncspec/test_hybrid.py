@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.backend.toy import ToyModel, ToySource
 from asyncspec.jobs import Release
+from asyncspec.source.grow import NOTHING
 from asyncspec.source.hybrid import HybridSource
-from asyncspec.source.mixture import Opinion, Trust, mix, opinion
+from asyncspec.source.mixture import CERTAIN, VOICE, Record, Trust, mix, probabilities
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -31,35 +33,96 @@ def proposals(mass: float) -> st.SearchStrategy[Any]:
     return tokens.map(make)
 
 
-@given(proposals(1.0), proposals(0.7), st.floats(0, 1), st.integers(1, 6))
-def test_a_mixture_is_a_distribution(base: Any, aside: Any, weight: float, width: int) -> None:
-    tokens, log_probs = mix(base, opinion(aside), weight, width)
-    assert len(set(tokens)) == len(tokens)
-    assert sum(map(math.exp, log_probs)) <= 1.01
+def trusts() -> st.SearchStrategy[Trust]:
+    """Whatever may have been counted: no more came true than there were."""
+    shares = st.tuples(st.floats(0, 50), st.floats(0, 1), st.floats(0, 1))
+    records = shares.map(lambda s: Record(s[0], s[0] * s[1], s[0] * s[2]))
+    return st.builds(Trust, records, records, records)
+
+
+@given(proposals(1.0), proposals(0.7), trusts(), st.integers(1, 6))
+def test_a_mixture_is_a_distribution(base: Any, aside: Any, trust: Trust, width: int) -> None:
+    tokens, log_probs = mix(base, aside, trust, width)
+    assert len(set(tokens)) == len(tokens) == len(log_probs) <= width
+    assert sum(map(math.exp, log_probs)) <= 1 + 1e-6
     assert list(log_probs) == sorted(log_probs, reverse=True)
-    if aside[0] and weight:
-        assert len(tokens) <= width
-    else:
-        assert (tokens, log_probs) == base
+    assert set(tokens) <= {*base[0], *aside[0]}
 
 
-@given(proposals(0.7))
-def test_an_opinion_has_shares_that_sum_to_one(aside: Any) -> None:
-    said = opinion(aside)
-    assert not said.shares or math.isclose(sum(said.shares.values()), 1.0)
-    assert math.isclose(said.sure, 0.7 if said.shares else 0.0)
+@given(proposals(1.0), st.integers(1, 6))
+def test_a_silent_part_changes_nothing(said: Any, width: int) -> None:
+    cut = (said[0][:width], said[1][:width])
+    silent = Trust()
+    for _ in range(20):
+        silent = silent.learn(said, NOTHING, 0)
+    for alone in (mix(said, NOTHING, silent, width), mix(NOTHING, said, silent, width)):
+        assert (list(alone[0]), list(alone[1])) == cut
 
 
-@pytest.mark.parametrize(("right", "low", "high"), [(1.0, 0.9, 1.0), (0.0, 0.0, 0.1)])
-def test_trust_follows_what_happens(right: float, low: float, high: float) -> None:
+@given(proposals(0.9), trusts())
+def test_a_mixture_with_itself_ranks_as_it_does(said: Any, trust: Trust) -> None:
+    tokens = mix(said, said, Trust(), 9)[0]
+    order = dict(zip(*said, strict=True))
+    assert [order[token] for token in tokens] == sorted(order.values(), reverse=True)
+    if said[0]:
+        same = Trust(trust.same, trust.same)
+        assert mix(said, said, same, 9)[0][0] in [t for t in order if order[t] == said[1][0]]
+
+
+@given(trusts(), st.floats(0, 1), st.floats(0, 1))
+def test_a_correction_keeps_order_and_stays_a_chance(trust: Trust, one: float, two: float) -> None:
+    low, high = sorted((one, two))
+    record = trust.same
+    assert 0 <= record.corrected(low) <= record.corrected(high) + 1e-12 <= 1 + 1e-12
+    assert Record().corrected(low) == pytest.approx(min(low, CERTAIN))
+    right, wrong = record.counted(one, true=True), record.counted(one, true=False)
+    assert right.corrected(two) >= wrong.corrected(two) - 1e-12
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_trust_follows_what_happens(right: bool) -> None:
     base = ([1, 2], [math.log(0.5), math.log(0.3)])
-    aside = Opinion({5: 1.0}, 0.6)
+    aside = ([5], [math.log(0.6)])
     trust = Trust()
-    assert trust.weight(0.6) == pytest.approx(0.6)
+
+    def chance() -> float:
+        return probabilities(mix(base, aside, trust, 3))[5]
+
+    assert chance() == pytest.approx(0.6 * VOICE)
     for _ in range(100):
         trust = trust.learn(base, aside, 5 if right else 1)
-    assert low <= trust.weight(0.6) <= high
-    assert trust.weight(0.2) == pytest.approx(0.2), "other degrees have learned nothing"
+    assert chance() > 0.9 if right else chance() < 0.05
+    assert trust.same == Record(), "what both say alike has taught nothing"
+
+
+def test_right_where_both_agree_is_no_merit_where_they_differ() -> None:
+    base = ([1, 2], [math.log(0.6), math.log(0.3)])
+    trust = Trust()
+    for _ in range(50):
+        trust = trust.learn(base, ([1], [math.log(0.9)]), 1)
+        trust = trust.learn(base, ([7], [math.log(0.9)]), 1)
+    assert mix(base, ([1], [math.log(0.9)]), trust, 1)[0] == [1]
+    assert mix(base, ([7], [math.log(0.9)]), trust, 1)[0] == [1]
+
+
+@given(proposals(1.0), trusts(), st.integers(1, 6))
+def test_where_an_aside_is_silent_the_base_keeps_its_order(
+    base: Any, trust: Trust, width: int
+) -> None:
+    tokens, log_probs = mix(base, NOTHING, trust, width)
+    assert list(tokens) == list(base[0][:width])
+    if base[0]:
+        assert log_probs[0] >= base[1][0] - 1e-9 or base[1][0] > math.log(CERTAIN)
+
+
+def test_a_timid_base_is_corrected_where_it_speaks_alone() -> None:
+    base = ([1, 2], [math.log(0.4), math.log(0.3)])
+    trust = Trust().learn(base, ([7], [math.log(0.5)]), 1)
+    for _ in range(50):
+        trust = trust.learn(base, NOTHING, 1)
+    tokens, log_probs = mix(base, NOTHING, trust, 2)
+    assert tokens == [1, 2]
+    assert math.exp(log_probs[0]) > 0.9
 
 
 def expand(base: int, committed: tuple[int, ...], **changes: Any) -> Expand:
@@ -113,6 +176,73 @@ def test_a_copy_goes_deeper_than_the_levels_that_were_paid_for() -> None:
     level = hybrid.run(expand(len(text), (), depth=2, fixed_width=True, beam=4))
     assert level is not None
     assert max(map(len, paths(level))) == 2
+
+
+def chain(base: int, committed: tuple[int, ...], stem: tuple[int, ...]) -> Expand:
+    """One level more below a line of known nodes."""
+    indices = tuple(range(-1, len(stem) - 1))
+    known = {"parents": indices, "tokens": stem, "scores": (0.0,) * len(stem)}
+    last = (len(stem) - 1,)
+    return expand(base, committed, depth=1, width=1, count=1, frontier=last, **known)
+
+
+@pytest.mark.parametrize("fixed_width", [True, False])
+def test_levels_below_known_nodes_come_as_asked(fixed_width: bool) -> None:
+    hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
+    job = replace(chain(0, (1, 2, 3), (4, 5, 6)), fixed_width=fixed_width)
+    grown = hybrid.run(job)
+    assert grown is not None
+    assert len(grown.tokens) == 4, "the known ones that lead to it, and the new one"
+
+
+def test_a_tree_of_fixed_width_keeps_the_best_of_what_it_knows() -> None:
+    text = (7, 8, 9, 10, 7, 8, 9, 10, 7, 8)
+    grown = []
+    for count in (6, 500):
+        hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
+        job = expand(0, text, count=count, beam=4, fixed_width=True)
+        grown.append(hybrid.run(job) or Expanded(0, 0, 0, (), (), ()))
+    few, many = grown
+    assert set(paths(few)) <= set(paths(many))
+    scores = dict(zip(paths(many), many.scores, strict=True))
+    left = [scores[path] for path in scores if path not in paths(few)]
+    assert left
+    assert max(left) <= min(few.scores), "displaced by nothing but higher scores"
+
+
+@given(texts, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8))
+def test_a_tree_that_comes_level_by_level_teaches_as_much(text: Any, rounds: Any) -> None:
+    """``rounds``: how many of three drafted tokens come true, and the token after them."""
+    whole, level = (
+        HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()]) for _ in range(2)
+    )
+    base, told = 0, (*text, *text)
+    for right, bonus in rounds:
+        at_once = whole.run(replace(chain(base, told, ()), depth=3, count=3))
+        stem: tuple[int, ...] = ()
+        end = base + len(told)
+        for known, news in ((base, told), (end, ()), (end, ())):
+            grown = level.run(chain(known, news, stem))
+            assert grown is not None
+            stem = grown.tokens
+        assert at_once is not None
+        assert at_once.tokens == stem
+        base, told = end, (*stem[:right], bonus)
+    job = expand(base, told)
+    assert whole.run(job) == level.run(job)
+
+
+def test_what_came_true_moves_the_scores() -> None:
+    """Learned from verdicts alone: the text is the same, only what was drafted differs."""
+    text = (1, 2, 3, 4, 1, 2, 3, 4, 1, 2)
+    asked, unasked = (
+        HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()]) for _ in range(2)
+    )
+    asked.run(chain(0, text, ()))
+    asked.run(chain(len(text), (), (3,)))
+    unasked.run(replace(chain(0, text, ()), count=0))
+    job = expand(len(text), (3, 4, 1, 2))
+    assert asked.run(job) != unasked.run(job)
 
 
 def test_it_forgets_with_its_parts() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.jobs import Release
-from asyncspec.source.ngram import NGramSource
+from asyncspec.source.ngram import NGramSource, Rate
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -54,3 +54,23 @@ def test_answers_are_trees_in_score_order(text: tuple[int, ...], count: int) -> 
         assert -1 <= parent < i
         assert answer.scores[i] <= (0.0 if parent < 0 else answer.scores[parent])
     assert list(answer.scores) == sorted(answer.scores, reverse=True)
+
+
+def trust(text: tuple[int, ...]) -> float:
+    """How sure a lookup is that the first of its guesses comes next."""
+    return expand(NGramSource(), 0, text).scores[0]
+
+
+def test_a_text_that_copies_is_trusted_more_than_one_that_misleads() -> None:
+    copies = (1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2)
+    misleads = (1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 5, 7, 1, 2, 6, 4, 8, 3, 4, 8)
+    assert trust(copies) > trust((1, 2, 3, 9, 1, 2)) > trust(misleads)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_a_rate_is_a_chance_and_follows_what_was_seen(seen: list[bool]) -> None:
+    rate = Rate()
+    for right in seen:
+        more, less = rate.counted(right=True), rate.counted(right=False)
+        assert 0 < less.trust(3) < more.trust(3) < 1
+        rate = more if right else less

@@ -17,6 +17,8 @@ one_quiet_thread()
 from tools.bench import (  # noqa: E402
     coverage,
     enlarge,
+    explain,
+    hybrid,
     policies,
     quantised,
     record_language,
@@ -31,6 +33,8 @@ KINDS = {
     "policies": (policies, "every policy on the same prompts"),
     "report": (report, "the papers' tables and figures"),
     "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
+    "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
+    "explain": (explain, "where a mix of token sources wins and loses, token by token"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "stage-time": (stage_time, "a stage's pass by its rows"),

@@ -16,19 +16,17 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.sim.cluster_cost import ClusterCost
+from tools.bench.options import check_counts
 from tools.bench.prompts import read_sets
 from tools.bench.report.exhibit import Exhibit, cells
 from tools.bench.report.exhibits import choose
-from tools.bench.report.identity import code_hash, commit, machine
+from tools.bench.report.identity import commit, machine
 from tools.bench.report.markdown import page
+from tools.bench.report.measuring import measured
 from tools.bench.report.models import Models
-from tools.bench.report.plan import Identity, Plan
-from tools.bench.report.store import Store
 from tools.bench.report.table import Table, fill
 
 
@@ -51,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure what is missing, and write the report."""
     try:
-        _check(options)
+        check_counts(options, "per_file", "max_new_tokens", "stages", "jobs")
         report(options)
     except UserError as error:
         sys.stderr.write(f"bench: {error}\n")
@@ -68,26 +66,18 @@ def report(options: argparse.Namespace) -> None:
     exhibits = [_on(options.engine, one) for one in _chosen(options)]
     models = Models(**_given(options, "target", "draft", "eagle"))
     models.check()
-    here = machine()
-    identity = Identity(code_hash(), models.fingerprints(), msgspec.json.encode(here).decode())
-    store = Store(options.out / "results.jsonl")
     wanted = [
         cell
         for exhibit in exhibits
         for point in exhibit.points
         for cell in cells(exhibit, point, sets, options.max_new_tokens)
     ]
-    plan = Plan(wanted, identity, store, commit())
-    try:
-        with _progress() as progress:
-            plan.run(models, options.jobs, progress)
-    finally:
-        store.close()
+    plan = measured(wanted, models, options.out, options.jobs)
     about = {
         "commit": commit(),
-        "machine": here,
+        "machine": machine(),
         "engine": options.engine,
-        "models": identity.models,
+        "models": models.fingerprints(),
         "prompts": ", ".join(f"{name} ({len(prompts)})" for name, prompts in sets.items()),
         "new tokens": f"at most {options.max_new_tokens} each",
     }
@@ -104,13 +94,6 @@ def _given(options: argparse.Namespace, *names: str) -> dict[str, str]:
     return {name: str(Path(value).absolute()) for name, value in values.items() if value}
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name in ("per_file", "max_new_tokens", "stages", "jobs"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; give at least 1")
-
-
 def _on(engine: str, exhibit: Exhibit) -> Exhibit:
     """The exhibit on an engine. Real processes cost what they cost."""
     if engine == "virtual":
@@ -120,16 +103,6 @@ def _on(engine: str, exhibit: Exhibit) -> Exhibit:
         for point in exhibit.points
     )
     return replace(exhibit, points=points)
-
-
-def _progress() -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True))
 
 
 def _write(
