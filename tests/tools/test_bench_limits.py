@@ -38,7 +38,9 @@ def test_retention_is_slow_over_fast_and_ratios_are_flowspecs_over_the_others() 
     fast, slow = Speed(10, 10, 1.0), Speed(10, 10, 1.25)
     lines = Bandwidth({BEDS[0]: {"flowspec": fast}, BEDS[1]: {"flowspec": slow}}, ())
     assert lines.retention("flowspec") == pytest.approx(0.8)
-    assert Wan({"flowspec": fast, "chain": slow}, ()).ratio("chain") == pytest.approx(1.25)
+    assert Wan({"mix": {"flowspec": fast, "chain": slow}}, ()).ratio(
+        "mix", "chain"
+    ) == pytest.approx(1.25)
     assert Bound(one_pass=2.0, weights=1.0, nbytes=1).share == 0.5
 
 

@@ -22,7 +22,7 @@ from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.enlarge import Size, enlarge
 from tools.bench.limits.progress import Tick
 
-SIZE = Size(hidden=1024, feed_forward=4096, layers=8)
+SIZE = Size(hidden=1024, feed_forward=8192, layers=8)
 CONTEXT, REPEATS = 64, 15
 SESSION = SessionId(1)
 

@@ -49,8 +49,10 @@ def _wan(tick: Tick, folder: Path) -> Figures:
 
     found = asyncio.run(wan.measure(tick))
     figures: Figures = {
-        "wan_flowspec_over_autoregressive": found.ratio("autoregressive"),
-        "wan_flowspec_over_chain": found.ratio("chain"),
+        "wan_flowspec_over_autoregressive": found.ratio("mix", "autoregressive"),
+        "wan_flowspec_over_chain": found.ratio("mix", "chain"),
+        "wan_flowspec_over_autoregressive_eagle": found.ratio("eagle", "autoregressive"),
+        "wan_flowspec_over_chain_eagle": found.ratio("eagle", "chain"),
     }
     return figures | ({"wan_notes": list(found.notes)} if found.notes else {})
 
