@@ -24,7 +24,7 @@ from tools.bench.limits.asking import OPENINGS, ask
 from tools.bench.limits.cpu_time import cpu_seconds
 from tools.bench.limits.progress import Tick
 
-STAGES, TOKENS = 4, 128
+STAGES, TOKENS = 4, 96
 POLICY = "autoregressive"
 
 GENERATE = """
