@@ -31,6 +31,8 @@ def _padded(tick: Tick, folder: Path) -> Figures:
         "efficiency_autoregressive": found.efficiency("autoregressive"),
         "turn_over_slowest_stage": found.turn,
         "padded_tokens_per_turn_flowspec": found.flowspec.tokens_per_turn,
+        "padded_tokens_per_second_flowspec": found.flowspec.tokens_per_second,
+        "padded_tokens_per_second_autoregressive": found.autoregressive.tokens_per_second,
     }
 
 
@@ -53,6 +55,7 @@ def _wan(tick: Tick, folder: Path) -> Figures:
         "wan_flowspec_over_chain": found.ratio("mix", "chain"),
         "wan_flowspec_over_autoregressive_eagle": found.ratio("eagle", "autoregressive"),
         "wan_flowspec_over_chain_eagle": found.ratio("eagle", "chain"),
+        "wan_tokens_per_second_flowspec": found.speeds["mix"]["flowspec"].tokens_per_second,
     }
     return figures | ({"wan_notes": list(found.notes)} if found.notes else {})
 

@@ -1,8 +1,8 @@
 """The plain pipeline against Hugging Face ``generate``: time on a core per token.
 
 Four stages and a draft node on one device do the same work as one process with the whole model,
-and besides send every hidden state four times, and wake five processes for every token. Both work in float32 on one thread each; their
-tokens must be the same.
+and besides send every hidden state four times, and wake five processes for every token. Both work
+in float32 on one thread each; their tokens must be the same.
 """
 
 from __future__ import annotations
