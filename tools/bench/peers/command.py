@@ -1,0 +1,127 @@
+"""``python tools/bench peers``: our policies, Hugging Face ``generate`` and other engines.
+
+Ours run on several devices of a test bed, each with a share of the processor. ``generate`` runs
+plain, with the draft model as its assistant and with prompt lookup, on one device: with the quota
+of one of ours, and with that of all of ours together. Other engines are asked at their OpenAI
+endpoints, where they run as their user has set them up. All take turns in one run.
+
+The bundled target is too small to behave like a large one, so it is enlarged first
+(``bench enlarge``), which the output says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cluster.checkpoints import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    check_draft,
+    check_target,
+)
+from asyncspec_nodes.cluster.layout import check_stages
+from tools.bench.enlarge import Size, enlarge
+from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
+from tools.bench.peers.generate import WAYS
+from tools.bench.peers.measure import measure
+from tools.bench.peers.output import as_json, as_markdown
+from tools.testbed.tables import MOST_DEVICES
+
+SIZE = Size(hidden=512, feed_forward=4096, layers=8)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench peers``."""
+    add = parser.add_argument
+    add("--target", type=Path, default=BUNDLED_TARGET, metavar="DIR", help="a checkpoint")
+    add("--draft", type=Path, default=BUNDLED_DRAFT, metavar="DIR", help="ours and the assistant")
+    add("--enlarge", action=argparse.BooleanOptionalAction, default=True, help="the target, first")
+    add("--hidden", type=int, default=SIZE.hidden, metavar="N", help="enlarged to")
+    add("--feed-forward", type=int, default=SIZE.feed_forward, metavar="N", help="enlarged to")
+    add("--layers", type=int, default=SIZE.layers, metavar="N", help="enlarged to")
+    add("--stages", type=int, default=4, metavar="N", help="verify stages, a device each")
+    add("--cpu", type=float, default=0.4, metavar="CORES", help="of each device, also the draft's")
+    add("--repeats", type=int, default=3, metavar="N")
+    add("--tokens", type=int, default=48, metavar="N", help="new tokens of an answer")
+    add("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="testbed's")
+    add(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="another engine that is running, up to and with /v1; may be repeated",
+    )
+    add(
+        "--endpoint-model",
+        action="append",
+        default=[],
+        metavar="M",
+        help="the model's name there: one for all endpoints, or one for each",
+    )
+    add("--json", action="store_true", help="one object on stdout, nothing else")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    try:
+        print(compare(read_comparison(options), as_object=options.json))
+    except AsyncSpecError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
+    return 0
+
+
+def read_comparison(options: argparse.Namespace) -> Comparison:
+    """What is to be compared, checked as far as it can be before anything is started. Raises
+    ``UserError``."""
+    for name, most in (("stages", MOST_DEVICES - 1), ("repeats", 1000), ("tokens", 1000)):
+        if not 1 <= getattr(options, name) <= most:
+            raise UserError(f"--{name} {getattr(options, name)}: give 1 to {most}")
+    if not 0.01 <= options.cpu <= 64:
+        raise UserError(f"--cpu {options.cpu:g}: give 0.01 to 64 cores")
+    size = Size(options.hidden, options.feed_forward, options.layers) if options.enlarge else None
+    facts = check_target(options.target, 1)
+    check_stages(options.stages, size.layers if size else facts.layers)
+    target, draft = options.target.absolute(), options.draft.absolute()
+    check_draft(str(draft), target)
+    return Comparison(
+        target=target,
+        draft=draft,
+        size=size,
+        stages=options.stages,
+        cpu=options.cpu,
+        repeats=options.repeats,
+        tokens=options.tokens,
+        engines=read_engines(options.endpoint, options.endpoint_model),
+        network=options.network,
+    )
+
+
+def compare(comparison: Comparison, *, as_object: bool) -> str:
+    """Measure, with a bar on standard error: the output. Raises ``AsyncSpecError``."""
+    peers = len(POLICIES) + 2 * len(WAYS) + len(comparison.engines)
+    answers = 1 + comparison.repeats * len(comparison.prompts)
+    target, nbytes = comparison.target, None
+    with (
+        tempfile.TemporaryDirectory(prefix="asyncspec-peers-") as name,
+        Progress(console=Console(stderr=True)) as progress,
+    ):
+        folder = Path(name)
+        task = progress.add_task("peers", total=peers * answers)
+        if comparison.size is not None:
+            target = folder / comparison.target.name
+            nbytes = enlarge(comparison.target, target, comparison.size, torch.float32)
+        found = asyncio.run(measure(comparison, target, folder, lambda: progress.advance(task)))
+    if as_object:
+        return json.dumps(as_json(comparison, found, nbytes), indent=1)
+    return as_markdown(comparison, found, nbytes)

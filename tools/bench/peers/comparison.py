@@ -1,0 +1,85 @@
+"""What is compared: one target, one draft model, and a quota that every device has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncspec.errors import UserError
+from tools.bench.enlarge import Size
+from tools.bench.limits.asking import OPENINGS
+from tools.testbed.description import load
+from tools.testbed.stand import Network
+from tools.testbed.tables import Description, DeviceTable
+
+POLICIES = ("flowspec", "chunked", "autoregressive")
+LIKE = "lan-1000"
+"""The ready-made bed whose network ours have."""
+
+
+class Engine(Struct, frozen=True):
+    """Another engine, running already, by its OpenAI endpoint."""
+
+    name: str
+    # Up to and with ``/v1``; no slash at its end.
+    url: str
+    model: str
+
+
+class Comparison(Struct, frozen=True):
+    """One run of the bench."""
+
+    target: Path
+    draft: Path
+    # What the target is enlarged to first; None: it stays as it is.
+    size: Size | None
+    stages: int = 4
+    # Cores of each device, the draft device too.
+    cpu: float = 0.4
+    repeats: int = 3
+    # New tokens of an answer.
+    tokens: int = 48
+    prompts: tuple[str, ...] = OPENINGS
+    engines: tuple[Engine, ...] = ()
+    network: Network = "auto"
+
+    @property
+    def devices(self) -> int:
+        """Draft device and stages."""
+        return self.stages + 1
+
+    @property
+    def all_cores(self) -> float:
+        """Of all our devices together."""
+        return round(self.cpu * self.devices, 6)
+
+    def our_bed(self) -> Description:
+        """Equal devices on a switch. Raises ``UserError``."""
+        network = load(LIKE).network
+        return Description(device=(DeviceTable(cpu=self.cpu),) * self.devices, network=network)
+
+    def generate_bed(self) -> Description:
+        """Two devices that do not talk: device 0 has the quota of one of ours, device 1 that of all
+        of them."""
+        return Description(device=(DeviceTable(cpu=self.cpu), DeviceTable(cpu=self.all_cores)))
+
+
+def read_engines(named: list[str], models: list[str]) -> tuple[Engine, ...]:
+    """Engines from ``NAME=URL`` and either one model for all or one for each. Raises
+    ``UserError``."""
+    if len(models) not in ({1, len(named)} if named else {0}):
+        raise UserError(
+            f"--endpoint-model: {len(models)} given for {len(named)} of --endpoint; "
+            "give one for all, or one for each"
+        )
+    engines = []
+    each = models * len(named) if len(models) == 1 else models
+    for text, model in zip(named, each, strict=True):
+        name, _, url = text.partition("=")
+        if not name or not url.startswith(("http://", "https://")):
+            raise UserError(f"--endpoint {text!r}: give NAME=URL, as in vllm=http://host:8000/v1")
+        engines.append(Engine(name, url.rstrip("/"), model))
+    if len({engine.name for engine in engines}) < len(engines):
+        raise UserError("--endpoint: two engines have the same name")
+    return tuple(engines)

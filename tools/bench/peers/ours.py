@@ -1,0 +1,52 @@
+"""Our policies, on real node processes, one on each device of a bed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from tools.bench.limits.asking import ask
+from tools.bench.peers.comparison import POLICIES, Comparison
+from tools.bench.peers.peer import Answer
+from tools.testbed.bed import Bed
+from tools.testbed.cluster import BedCluster
+
+
+class Ours:
+    """One policy of a running cluster."""
+
+    exact = True
+
+    def __init__(self, client: Client, policy: str, cores: float | None) -> None:
+        self.name = f"ours: {policy}"
+        self.cores = cores
+        self._client = client
+        self._policy = policy
+
+    async def answer(self, prompt: str, tokens: int) -> Answer:
+        """See ``Peer``. The client is on the host, outside every quota; it computes nothing."""
+        start = time.perf_counter()
+        reply = await ask(self._client, prompt, self._policy, tokens)
+        seconds = time.perf_counter() - start
+        return Answer(len(reply.tokens), seconds, token_ids=reply.tokens)
+
+
+async def start(
+    comparison: Comparison, target: Path, bed: Bed, stack: AsyncExitStack
+) -> list[Ours]:
+    """Start the cluster; it ends with ``stack``. Raises ``AsyncSpecError``."""
+    config = local_config(
+        TargetTable(path=str(target), dtype="fp32"),
+        DraftTable(source=str(comparison.draft)),
+        comparison.stages,
+        1,
+    )
+    cluster = await stack.enter_async_context(BedCluster(bed, config, lambda report: None))
+    client = await Client.connect(*cluster.address, config.cluster.name)
+    stack.push_async_callback(client.close)
+    cores = comparison.all_cores if bed.limited else None
+    return [Ours(client, policy, cores) for policy in POLICIES]
