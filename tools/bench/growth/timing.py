@@ -1,0 +1,37 @@
+"""Medians of many short calls."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+Call = Callable[[], object]
+
+
+def medians(calls: Sequence[Call], repeats: int) -> list[float]:
+    """Median seconds of each call. They take turns, so that what else the machine does hits all of
+    them; the first turn warms up."""
+    tries: list[list[float]] = [[] for _ in calls]
+    with no_collector():
+        for turn in range(repeats + 1):
+            for call, times in zip(calls, tries, strict=True):
+                start = time.perf_counter()
+                call()
+                if turn:
+                    times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in tries]
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Machines and messages are values without cycles; looking for some would be measured too."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
