@@ -44,7 +44,7 @@ PARTS: dict[str, Callable[[Tick], list[Curve]]] = {
     "stages": _stages,
     "live": _live,
 }
-STEPS = {"context": 14, "stages": 8, "live": 8}
+STEPS = {"context": 14, "stages": 8, "live": 6}
 """How often each part ticks."""
 
 

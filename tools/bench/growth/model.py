@@ -24,6 +24,8 @@ def make_checkpoint(folder: Path, positions: int) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from asyncspec.backend.hf.quiet import quiet_transformers
+
     config = LlamaConfig(
         hidden_size=HIDDEN,
         intermediate_size=FEED_FORWARD,
@@ -33,7 +35,7 @@ def make_checkpoint(folder: Path, positions: int) -> Path:
         vocab_size=VOCAB,
         max_position_embeddings=positions,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), quiet_transformers():
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
     return folder

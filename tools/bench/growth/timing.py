@@ -1,4 +1,5 @@
-"""Medians of many short calls."""
+"""Medians of many short calls, by this thread's time on a core: what else the machine does is not
+measured, and one thread does all the work (``one_quiet_thread``)."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ Call = Callable[[], object]
 
 
 def medians(calls: Sequence[Call], repeats: int) -> list[float]:
-    """Median seconds of each call. They take turns, so that what else the machine does hits all of
+    """Median seconds on a core of each call. They take turns, so that what else the machine does hits all of
     them; the first turn warms up."""
     tries: list[list[float]] = [[] for _ in calls]
     with no_collector():
         for turn in range(repeats + 1):
             for call, times in zip(calls, tries, strict=True):
-                start = time.perf_counter()
+                start = time.thread_time()
                 call()
                 if turn:
-                    times.append(time.perf_counter() - start)
+                    times.append(time.thread_time() - start)
     return [statistics.median(times) for times in tries]
 
 
