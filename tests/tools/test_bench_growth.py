@@ -159,7 +159,6 @@ def test_every_part_measures_every_size(monkeypatch: pytest.MonkeyPatch) -> None
 CURVES = [
     Curve("stage: prune", "live nodes", "us", (16, 48), (1.0, 2.0), rows=16),
     Curve("exact, 16 rows", "live nodes", "ms", (16, 48), (3.0, 3.0), rows=16),
-    Curve("processes", "live nodes", "ms", (1,), (3.0,)),
 ]
 
 

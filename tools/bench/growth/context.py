@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.bench.growth.curve import Curve
 from tools.bench.growth.model import MODES, Stage, make_checkpoint
 from tools.bench.growth.stage_steps import ROWS, stage_steps
-from tools.bench.growth.timing import medians
+from tools.bench.growth.timing import Call, medians
 from tools.bench.limits.progress import Tick
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -44,13 +44,21 @@ def _rows(count: int) -> str:
 
 
 def _steps(tick: Tick, contexts: Sequence[int]) -> list[Curve]:
-    found = []
+    calls: list[Call] = []
     for context in contexts:
         stage = stage_steps(context, LIVE)
-        found.append(medians([stage.receive(), stage.judge(), stage.prune()], STEPS))
+        calls += [stage.receive(), stage.judge(), stage.prune()]
         tick()
+    found = medians(calls, STEPS)
     names = ["stage: segment", "stage: pass ends", "stage: prune"]
-    return curves(names, "context", "us", contexts, found, scale=1e6)
+    return curves(
+        names,
+        "context",
+        "us",
+        contexts,
+        [found[i : i + 3] for i in range(0, len(found), 3)],
+        scale=1e6,
+    )
 
 
 def curves(

@@ -13,8 +13,8 @@ Call = Callable[[], object]
 
 
 def medians(calls: Sequence[Call], repeats: int) -> list[float]:
-    """Median seconds on a core of each call. They take turns, so that what else the machine does hits all of
-    them; the first turn warms up."""
+    """Median seconds on a core of each call. They take turns, so that a faster or slower clock hits
+    all of them; the first turn warms up."""
     tries: list[list[float]] = [[] for _ in calls]
     with no_collector():
         for turn in range(repeats + 1):
