@@ -49,16 +49,10 @@ def _steps(tick: Tick, contexts: Sequence[int]) -> list[Curve]:
         stage = stage_steps(context, LIVE)
         calls += [stage.receive(), stage.judge(), stage.prune()]
         tick()
-    found = medians(calls, STEPS)
+    times = medians(calls, STEPS)
+    found = [times[i : i + 3] for i in range(0, len(times), 3)]
     names = ["stage: segment", "stage: pass ends", "stage: prune"]
-    return curves(
-        names,
-        "context",
-        "us",
-        contexts,
-        [found[i : i + 3] for i in range(0, len(found), 3)],
-        scale=1e6,
-    )
+    return curves(names, "context", "us", contexts, found, scale=1e6)
 
 
 def curves(

@@ -14,15 +14,16 @@ Call = Callable[[], object]
 
 def medians(calls: Sequence[Call], repeats: int) -> list[float]:
     """Median seconds on a core of each call. They take turns, so that a faster or slower clock hits
-    all of them; the first turn warms up."""
+    all of them. In its turn a call is made twice and timed once: what the one before it has left
+    in the caches would cost a short call more than its own work."""
     tries: list[list[float]] = [[] for _ in calls]
     with no_collector():
-        for turn in range(repeats + 1):
+        for _ in range(repeats):
             for call, times in zip(calls, tries, strict=True):
+                call()
                 start = time.thread_time()
                 call()
-                if turn:
-                    times.append(time.thread_time() - start)
+                times.append(time.thread_time() - start)
     return [statistics.median(times) for times in tries]
 
 
