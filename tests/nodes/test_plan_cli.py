@@ -11,7 +11,7 @@ import pytest
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.plan_config import load
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "nodes" / "examples" / "dipsd.toml"
+EXAMPLE = Path(__file__).resolve().parents[2] / "nodes" / "examples" / "plans" / "dipsd.toml"
 SERVER = """
 [verifier]
 layers = 4

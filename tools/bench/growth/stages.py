@@ -1,0 +1,86 @@
+"""A longer pipeline: every stage books every segment, so a token costs so much a stage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from asyncspec.sim.synthetic import Synthetic
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.machines.simulated import Setting, simulate
+from tools.bench.growth.context import curves
+from tools.bench.growth.curve import Curve
+from tools.bench.growth.timing import no_collector
+from tools.bench.limits.asking import OPENINGS, WARM_UP_TOKENS, ask
+from tools.bench.limits.cpu_time import cpu_seconds
+from tools.bench.limits.progress import Tick
+
+SIMULATED, REAL = (1, 2, 4, 8, 16), (1, 2, 4)
+POLICIES = ("autoregressive", "flowspec")
+TOKENS, REAL_TOKENS, REPEATS = 256, 64, 3
+
+
+def measure(
+    tick: Tick, simulated: Sequence[int] = SIMULATED, real: Sequence[int] = REAL
+) -> list[Curve]:
+    """Time on a core per token, of all machines together and per stage. Raises
+    ``AsyncSpecError``."""
+    return [*_simulated(tick, simulated), *(_real(tick, real) if real else ())]
+
+
+def _simulated(tick: Tick, sizes: Sequence[int]) -> list[Curve]:
+    found = []
+    for stages in sizes:
+        costs = [_engine(policy, stages) for policy in POLICIES]
+        found.append([cost for per_token, per_step in costs for cost in (per_token, per_step)])
+        tick()
+    names = [f"simulated {policy}, {per}" for policy in POLICIES for per in ("a token", "a step")]
+    return curves(names, "stages", "us", sizes, found, scale=1e6)
+
+
+def _engine(policy: str, stages: int) -> tuple[float, float]:
+    """Seconds per token and per step of a machine: the least of some runs, for what disturbs a run
+    only adds. With them goes what the engine itself takes: events, stand-ins for devices."""
+    setting = Setting(Synthetic(), stages=stages, tokens=TOKENS)
+    best, steps = float("inf"), 1
+    for _ in range(REPEATS):
+        with no_collector():
+            start = time.process_time()
+            steps = simulate(setting, policy).steps
+            best = min(best, time.process_time() - start)
+    return best / TOKENS, best / steps
+
+
+def _real(tick: Tick, sizes: Sequence[int]) -> list[Curve]:
+    found = []
+    for stages in sizes:
+        found.append(asyncio.run(_cluster(stages)))
+        tick()
+    names = [f"processes {policy}, a token" for policy in POLICIES]
+    return curves(names, "stages", "ms", sizes, found, scale=1e3)
+
+
+async def _cluster(stages: int) -> list[float]:
+    """Seconds on all cores per token after the first, by policy. Raises ``ClusterError``."""
+    target = TargetTable(path=str(BUNDLED_TARGET))
+    config = local_config(target, DraftTable(source=str(BUNDLED_DRAFT)), stages, 1)
+    async with LocalCluster(config, lambda report: None) as cluster:
+        client = await Client.connect(*cluster.address, config.cluster.name)
+        try:
+            return [await _per_token(client, cluster.pids, policy) for policy in POLICIES]
+        finally:
+            await client.close()
+
+
+async def _per_token(client: Client, pids: Sequence[int], policy: str) -> float:
+    await ask(client, OPENINGS[0], policy, WARM_UP_TOKENS)
+    costs = []
+    for tokens in (1, REAL_TOKENS):
+        before = sum(map(cpu_seconds, pids))
+        await ask(client, OPENINGS[0], policy, tokens)
+        costs.append(sum(map(cpu_seconds, pids)) - before)
+    return (costs[1] - costs[0]) / (REAL_TOKENS - 1)
