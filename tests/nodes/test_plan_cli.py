@@ -98,7 +98,7 @@ def test_a_seed_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["fair"], "invalid choice: 'fair'"),
         (["dipsd"], "Give a CONFIG file or --preset paper"),
         (["dipsd", "a.toml", "--preset", "paper"], "leave one out"),
-        (["dipsd", "/nowhere/a.toml"], "cannot read /nowhere/a.toml: No such file"),
+        (["dipsd", "/nowhere/a.toml"], "cannot read the description /nowhere/a.toml: No such file"),
         (["dipsd", "a.toml", "--users", "3"], "--users goes with --preset"),
         (["dipsd", "--preset", "paper", "--users", "0"], "--users is 0; it must be at least 1"),
         (["dipsd", "--preset", "paper", "--users", "9999"], "it must be at most 1024"),

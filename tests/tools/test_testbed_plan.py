@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.cluster.config import parse
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from tools.testbed import description, plan
 from tools.testbed.cluster_file import check_size, cluster_file
@@ -22,7 +22,6 @@ from tools.testbed.tables import (
     DeviceTable,
     LinkTable,
     NetworkTable,
-    PaceTable,
 )
 from tools.testbed.wires import Line, Way
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec.structs import replace
 
 from asyncspec.errors import UserError
@@ -40,14 +39,6 @@ def addressed(config: Config, addresses: list[Address]) -> Config:
 def cluster_file(config: Config, addresses: list[Address], description: Description) -> str:
     """The text of one device's file: the cluster, and the pace of its devices, which have the
     numbers of the ranks."""
-    paces = (
-        _pace(rank, msgspec.to_builtins(device.pace))
-        for rank, device in enumerate(description.device)
-        if device.pace is not None
-    )
-    return "\n".join([to_toml(addressed(config, addresses)), *paces])
-
-
-def _pace(rank: int, keys: dict[str, float]) -> str:
-    lines = (f"{key} = {value}\n" for key, value in keys.items())
-    return f"[pace.{rank}]\n{''.join(lines)}"
+    devices = enumerate(description.device)
+    pace = {rank: device.pace for rank, device in devices if device.pace is not None}
+    return to_toml(replace(addressed(config, addresses), pace={**config.pace, **pace}))

@@ -6,12 +6,10 @@ the key.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import msgspec
-
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster import toml_file
 from tools.testbed.tables import MOST_DEVICES, Description
 
 READY_MADE = Path(__file__).parent / "beds"
@@ -32,26 +30,12 @@ def load(name: str) -> Description:
                 f"there is no bed {name!r}; give a .toml file or one of: {', '.join(known)}"
             )
         path = known[name]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the bed file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read the bed file {path}: it is not UTF-8 text") from None
-    try:
-        return parse(text)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    return toml_file.load(path, "the bed file", parse)
 
 
 def parse(text: str) -> Description:
     """A bed file's text, checked. Raises ``UserError``."""
-    try:
-        description = msgspec.toml.decode(text, type=Description)
-    except msgspec.ValidationError as error:
-        raise UserError(_sentence(str(error))) from None
-    except msgspec.DecodeError as error:
-        raise UserError(f"not valid TOML: {error}") from None
+    description = toml_file.decode(text, Description)
     check(description)
     return description
 
@@ -82,10 +66,3 @@ def check(description: Description) -> None:
             if way in seen:
                 raise UserError(f"link[{number}]: the way from {way[0]} to {way[1]} is given twice")
             seen.add(way)
-
-
-def _sentence(text: str) -> str:
-    """msgspec's message in the file's own words: "- at `$.device[0]`" becomes "(at device[0])"."""
-    text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", text)
-    text = text.replace("Object contains unknown field", "unknown key")
-    return text.replace("Object missing required field", "missing key").replace("`", "'")

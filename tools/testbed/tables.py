@@ -6,25 +6,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from asyncspec_nodes.cluster.config_tables import PaceTable
+
 MOST_DEVICES = 16
 
 Mbit = Annotated[float, Meta(ge=0.1, le=100_000)]
 Milliseconds = Annotated[float, Meta(ge=0, le=60_000)]
 Cores = Annotated[float, Meta(ge=0.01, le=1024)]
-NotNegative = Annotated[float, Meta(ge=0)]
-
-
-class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``pace = { ... }`` of a device: its node's ``[pace.RANK]`` in the cluster file. The real
-    forward pass is done, and what is left of these times is waited for."""
-
-    # A verify stage: a pass of up to ``plateau`` rows, and each row past it, in seconds.
-    seconds: NotNegative = 0.0
-    plateau: Annotated[int, Meta(ge=1)] = 16
-    row_seconds: NotNegative = 0.0
-    # The draft device: each level of a tree, and each call besides, in seconds.
-    level_seconds: NotNegative = 0.0
-    call_seconds: NotNegative = 0.0
 
 
 class NetworkTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +37,8 @@ class DeviceTable(Struct, frozen=True, forbid_unknown_fields=True):
     cpu: Cores | None = None
     # Main memory at most, in MiB (cgroup limit); left out: no limit.
     memory_mib: Annotated[int, Meta(ge=16)] | None = None
-    # Where compute must not contend: how long its passes take, whatever they really take.
+    # Where compute must not contend: how long its passes take, whatever they really take. As in a
+    # cluster file's ``[pace.RANK]``.
     pace: PaceTable | None = None
 
 

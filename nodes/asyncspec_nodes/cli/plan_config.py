@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from asyncspec.dipsd.model import (
@@ -20,6 +17,7 @@ from asyncspec.dipsd.model import (
     drafted_ms,
 )
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster import toml_file
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
@@ -94,29 +92,12 @@ class PlanFile(Table, frozen=True):
 
 def load(path: Path) -> Deployment:
     """The deployment a file describes. Raises ``UserError``."""
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read {path}: it is not UTF-8 text") from None
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    return toml_file.load(path, "the description", parse)
 
 
 def parse(text: str) -> Deployment:
     """A file's text as a deployment. Raises ``UserError``."""
-    try:
-        file = msgspec.convert(tomllib.loads(text), PlanFile)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not valid TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        text = re.sub(
-            r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", str(error)
-        )
-        text = text.replace("Object contains unknown field", "unknown key")
-        text = text.replace("Object missing required field", "missing key").replace("`", "'")
-        raise UserError(text) from None
+    file = toml_file.decode(text, PlanFile)
     return Deployment(_users(file), _verifier(file), file.plan.longest)
 
 

@@ -7,14 +7,12 @@ the key. Nothing here opens a checkpoint or a socket.
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from asyncspec.errors import UserError
+from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.cluster.config_rules import check
 from asyncspec_nodes.cluster.config_tables import Config
@@ -23,25 +21,13 @@ from asyncspec_nodes.cluster.source_names import EAGLE, WITHOUT_MODEL, each
 
 def load(path: Path) -> Config:
     """Read a cluster file, check it, and make its paths absolute."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the cluster file {path}: {_reason(error)}") from None
-    try:
-        config = parse(text)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    config = toml_file.load(path, "the cluster file", parse)
     return _absolute(config, path.absolute().parent)
 
 
 def parse(text: str) -> Config:
     """A cluster file's text, checked."""
-    try:
-        config = msgspec.convert(tomllib.loads(text), Config, str_keys=True)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not valid TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        raise UserError(_sentence(str(error))) from None
+    config = toml_file.decode(text, Config)
     check(config)
     return config
 
@@ -75,17 +61,6 @@ def _beside(base: Path, name: str) -> str:
     path = base / Path(name).expanduser()
     written_as_path = name.startswith((".", "/", "~"))
     return str(path) if written_as_path or path.is_dir() else name
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
-
-
-def _sentence(text: str) -> str:
-    """msgspec's message in the file's own words: "- at `$.node[0].port`" -> "(at node[0].port)"."""
-    text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", text)
-    text = text.replace("Object contains unknown field", "unknown key")
-    return text.replace("Object missing required field", "missing key").replace("`", "'")
 
 
 def to_toml(config: Config) -> str:

@@ -94,7 +94,7 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     silence_seconds: Seconds = 10.0
 
 
-class PaceTable(Struct, frozen=True, forbid_unknown_fields=True):
+class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is
     done, and what is left of the time is waited for (docs/testbed.md)."""
 

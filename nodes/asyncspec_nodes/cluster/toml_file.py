@@ -1,0 +1,49 @@
+"""TOML files as structs; what a user wrote wrong in one, in the file's own words."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from asyncspec.errors import UserError
+
+T = TypeVar("T")
+
+
+def load(path: Path, what: str, parse: Callable[[str], T]) -> T:
+    """Read ``what`` from a file; ``parse`` is given its text. Raises ``UserError`` that names the
+    file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {what} {path}: {_reason(error)}") from None
+    try:
+        return parse(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def decode(text: str, kind: type[T]) -> T:
+    """A text as a struct. Raises ``UserError`` that names the key."""
+    try:
+        return msgspec.convert(tomllib.loads(text), kind, str_keys=True)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UserError(_sentence(str(error))) from None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
+def _sentence(text: str) -> str:
+    """msgspec's message in the file's own words: "- at `$.node[0].port`" -> "(at node[0].port)"."""
+    text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", text)
+    text = text.replace("Object contains unknown field", "unknown key")
+    return text.replace("Object missing required field", "missing key").replace("`", "'")
