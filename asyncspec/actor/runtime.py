@@ -32,6 +32,7 @@ from asyncspec.actor.machine import (
     Report,
     Send,
 )
+from asyncspec.actor.memo import Memo
 from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import Tensors, WireTensor
@@ -54,9 +55,6 @@ from asyncspec_protocol.messages import (
 )
 
 S = TypeVar("S")
-
-# Inputs remembered for the message of a crash.
-REMEMBERED = 40
 
 
 class Shell(Protocol):
@@ -138,7 +136,7 @@ class Runtime(Generic[S]):
         self._courier: Courier | None = None
         self._inspector: Inspector | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._recent: deque[object] = deque(maxlen=REMEMBERED)
+        self._memo = Memo()
         self._inbox: deque[Input] = deque()
         self._busy = False
 
@@ -189,8 +187,7 @@ class Runtime(Generic[S]):
             while self._inbox:
                 self._step(self._inbox.popleft())
         except Exception as error:
-            story = "\n".join(map(_brief, self._recent))
-            error.add_note(f"the last inputs of this node, oldest first:\n{story}")
+            error.add_note(f"the last inputs of this node, oldest first:\n{self._memo.story()}")
             if not self._end.done():
                 self._end.set_exception(error)
         finally:
@@ -203,7 +200,7 @@ class Runtime(Generic[S]):
             link.record(tap)
 
     def _step(self, event: Input) -> None:
-        self._recent.append(_memo(event))
+        self._memo.keep(event)
         now = time.monotonic()
         try:
             self.state, effects = self._machine.step(self.state, event, now)
@@ -371,37 +368,3 @@ class Runtime(Generic[S]):
             return self._tensors.unpack(wire)
         except ValueError as error:
             raise RemoteProtocolError(str(error)) from error
-
-
-def _memo(event: Input) -> object:
-    """What is kept of an input in case it is among the last: no tensors. Made for every input, so
-    it is put into words only when it is needed."""
-    match event:
-        case Received(peer, message):
-            return Received(peer, message)
-        case Computed(job, _, seconds):
-            return type(job).__name__, job.session, seconds
-        case _:
-            return event
-
-
-def _brief(memo: object) -> str:
-    """A remembered input in one line, without text or long lists."""
-    match memo:
-        case Received(peer, message):
-            where = [
-                f"{k}={getattr(message, k)}"
-                for k in ("session", "segment", "version")
-                if hasattr(message, k)
-            ]
-            return f"received {type(message).__name__} from rank {peer} {' '.join(where)}"
-        case (job, session, seconds):
-            return f"computed {job} of session {session} in {seconds:.4f} s"
-        case Fired(timer):
-            return f"fired {timer}"
-        case Joined(peer):
-            return f"joined rank {peer}"
-        case Lost(peer, reason):
-            return f"lost rank {peer}: {reason}"
-        case _:
-            return type(memo).__name__.lower()

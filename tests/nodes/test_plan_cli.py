@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import commands
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.plan_config import load
 
@@ -27,24 +27,11 @@ USER = "[[user]]\nalpha = 0.7\ntoken_ms = 5.0\n"
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    assert cli.main(["plan", "dipsd", *argv, "--json"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    found: dict[str, Any] = json.loads(captured.out)
-    return found
+    return commands.answer(capsys, "plan", "dipsd", *argv, "--json")
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    code: object
-    try:
-        code = cli.main(["plan", *argv])
-    except SystemExit as end:
-        code = end.code
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
+    return commands.complaint(capsys, "plan", *argv)
 
 
 @pytest.mark.parametrize("method", ["ours", "algorithm1"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import commands
 from asyncspec.policy import LOSSLESS
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
 from asyncspec.trace.build import build
@@ -19,24 +19,11 @@ FEW = ("--tokens", "20", "--prompt-tokens", "4")
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    assert cli.main(["simulate", *FEW, "--json", *argv]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    found: dict[str, Any] = json.loads(captured.out)
-    return found
+    return commands.answer(capsys, "simulate", *FEW, "--json", *argv)
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    code: object
-    try:
-        code = cli.main(["simulate", *argv])
-    except SystemExit as end:
-        code = end.code
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
+    return commands.complaint(capsys, "simulate", *argv)
 
 
 def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

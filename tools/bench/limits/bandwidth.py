@@ -6,34 +6,25 @@ large as a 7B model's; stages and draft take fixed times, so that only the lines
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
-from msgspec import Struct
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from tools.bench.enlarge import Size, enlarge, read_config, size_of
-from tools.bench.limits.asking import Speed, speed, turn_about
+from tools.bench.limits.beds import Speeds, compare
 from tools.bench.limits.padded import LEVEL_SECONDS, STAGE_SECONDS, STAGES
 from tools.bench.limits.progress import Tick
-from tools.testbed.bed import Bed
-from tools.testbed.cluster import BedCluster
-from tools.testbed.description import load
 
 HIDDEN = 4096
 BEDS = ("lan-1000", "lan-125")
 TOKENS = {"flowspec": 64, "pruned": 64, "specpipe": 64, "autoregressive": 24}
 
 
-class Bandwidth(Struct, frozen=True):
+class Bandwidth(Speeds, frozen=True):
     """By bed and policy."""
-
-    speeds: dict[str, dict[str, Speed]]
-    # What of the beds does not hold here.
-    notes: tuple[str, ...]
 
     def retention(self, policy: str) -> float:
         """The share of the tokens per second that is left on the slow lines."""
@@ -55,17 +46,5 @@ async def measure(folder: Path, tick: Tick) -> Bandwidth:
         stage_pace=PaceTable(seconds=STAGE_SECONDS),
         draft_pace=PaceTable(level_seconds=LEVEL_SECONDS),
     )
-    notes: list[str] = []
-    async with AsyncExitStack() as stack:
-        clusters = {}
-        for name in BEDS:
-            bed = stack.enter_context(Bed.open(load(name)))
-            notes += bed.notes
-            cluster = BedCluster(bed, config, lambda report: None)
-            clusters[name] = await stack.enter_async_context(cluster)
-        replies = await turn_about(clusters, TOKENS, tick)
-    speeds = {
-        bed: {policy: speed(some) for policy, some in found.items()}
-        for bed, found in replies.items()
-    }
-    return Bandwidth(speeds, tuple(dict.fromkeys(notes)))
+    found = await compare({bed: (bed, config) for bed in BEDS}, TOKENS, tick)
+    return Bandwidth(found.speeds, found.notes)

@@ -165,7 +165,7 @@ class NodeUnderTest:
         self._child = Child(command)
         try:
             listener.settimeout(PATIENCE_SECONDS)
-            self._after = Peer(listener.accept()[0])
+            self._after = Peer(prompt(listener.accept()[0]))
             self._after.expect(Hello)
             self._after.send(welcome(relay.RANK + 1))
             self._draft, self._before = (Peer(dial(self._child.port)) for _ in range(2))
@@ -222,8 +222,6 @@ class Peer:
     """A neighbour of the node on a blocking socket; it takes no notice of heartbeats."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(PATIENCE_SECONDS)
         self._sock = sock
         self._into = memoryview(bytearray(2**20))
         self._filled = 0
@@ -271,8 +269,13 @@ class Peer:
 
 def dial(port: int) -> socket.socket:
     """A connection to a child."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+    return prompt(socket.create_connection(("127.0.0.1", port)))
+
+
+def prompt(sock: socket.socket) -> socket.socket:
+    """The same socket, which sends at once and does not wait for ever."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.settimeout(PATIENCE_SECONDS)
     return sock
 
 

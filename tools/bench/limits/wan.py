@@ -6,20 +6,13 @@ same token sources, once the EAGLE head alone and once with n-gram lookup beside
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-
-from msgspec import Struct
-
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from tools.bench.limits.asking import Speed, speed, turn_about
+from tools.bench.limits.beds import Speeds, compare
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.padded import STAGES
 from tools.bench.limits.progress import Tick
-from tools.testbed.bed import Bed
-from tools.testbed.cluster import BedCluster
-from tools.testbed.description import load
 
 BED = "wan-ring"
 STAGE_SECONDS, LEVEL_SECONDS = 0.008, 0.001
@@ -27,12 +20,8 @@ TOKENS = {"flowspec": 96, "chain": 64, "autoregressive": 20}
 SOURCES = {"eagle": EAGLE_HEAD, "mix": f"{EAGLE_HEAD}+ngram"}
 
 
-class Wan(Struct, frozen=True):
+class Wan(Speeds, frozen=True):
     """By source and policy."""
-
-    speeds: dict[str, dict[str, Speed]]
-    # What of the bed does not hold here.
-    notes: tuple[str, ...]
 
     def ratio(self, source: str, policy: str) -> float:
         """How many times this policy's tokens per second FlowSpec's are."""
@@ -42,19 +31,9 @@ class Wan(Struct, frozen=True):
 
 async def measure(tick: Tick) -> Wan:
     """Every opening once with each source and policy. Raises ``AsyncSpecError``."""
-    async with AsyncExitStack() as stack:
-        clusters, notes = {}, []
-        for name, source in SOURCES.items():
-            bed = stack.enter_context(Bed.open(load(BED)))
-            notes += bed.notes
-            cluster = BedCluster(bed, _config(source), lambda report: None)
-            clusters[name] = await stack.enter_async_context(cluster)
-        replies = await turn_about(clusters, TOKENS, tick)
-    speeds = {
-        source: {policy: speed(some) for policy, some in found.items()}
-        for source, found in replies.items()
-    }
-    return Wan(speeds, tuple(dict.fromkeys(notes)))
+    clusters = {name: (BED, _config(source)) for name, source in SOURCES.items()}
+    found = await compare(clusters, TOKENS, tick)
+    return Wan(found.speeds, found.notes)
 
 
 def _config(source: str) -> Config:
