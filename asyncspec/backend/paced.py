@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.jobs import Forward, Job, Release
+from asyncspec.jobs import Batch, Forward, Job, Release
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.draft_levels import KnownLevels
 from asyncspec.sim.stage_cost import StageCost
@@ -31,8 +31,8 @@ class Pace(Struct, frozen=True):
         """Seconds the job takes, and the equal steps in which it does: a job that is given up ends
         with the step it is in."""
         match job:
-            case Forward(rows=rows):
-                return self.stage.seconds(len(rows)), self.layers
+            case Forward() | Batch():
+                return self.stage.seconds(job.row_count), self.layers
             case Expand(depth=depth, count=count):
                 return self.source.seconds(job), max(1, depth) if count else 1
             case _:

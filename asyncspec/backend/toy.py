@@ -16,7 +16,17 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.draw import NOTHING, Seen, choose, seen
-from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Rows, SourceJob, StageJob
+from asyncspec.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Forward,
+    Judged,
+    Release,
+    Rows,
+    SourceJob,
+    StageJob,
+)
 from asyncspec.rng import mix, uniform, uniforms
 from asyncspec.sampling import Sampling
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
@@ -166,6 +176,8 @@ class ToyStage:
                     tokens.compact(start, keep)
             case Forward():
                 return self._forward(job)
+            case Batch(passes):
+                return tuple(self._forward(one) for one in passes)
         return None
 
     def _forward(self, job: Forward) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from asyncspec.jobs import Forward, Job
+from asyncspec.jobs import Batch, Forward, Job
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
@@ -61,11 +61,12 @@ class Pricing:
     def device(self, rank: Rank, job: Job) -> float:
         """A pass or a draft; what only changes tables is free."""
         cost = self._cost
-        if isinstance(job, Forward):
-            seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
+        if isinstance(job, Forward | Batch):
+            seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
             if not cost.jitter.share:
                 return seconds
-            return seconds * cost.jitter.factor(2, rank, job.session, job.segment)
+            first = job.passes[0] if isinstance(job, Batch) else job
+            return seconds * cost.jitter.factor(2, rank, first.session, first.segment)
         if isinstance(job, Expand) and rank == DRAFT:
             return cost.draft.seconds(job) * cost.jitter.factor(
                 3, job.session, job.version, job.base

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows, SourceJob, StageJob
+from asyncspec.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Forward,
+    Judged,
+    Release,
+    Row,
+    Rows,
+    SourceJob,
+    StageJob,
+)
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
@@ -40,6 +51,8 @@ class PathStage:
         match job:
             case Forward():
                 return self._forward(job, self._caches[job.session])
+            case Batch(passes):
+                return tuple([self._forward(one, self._caches[one.session]) for one in passes])
             case Compact(session, start, keep):
                 cache = self._caches[session]
                 cache[start:] = [cache[slot] for slot in keep]

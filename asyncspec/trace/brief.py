@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from asyncspec.actor import machine
-from asyncspec.jobs import Feed, Forward, Job, Judged
+from asyncspec.jobs import Batch, Feed, Forward, Job, Judged
 from asyncspec.trace import records
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -40,17 +40,23 @@ def input_record(event: machine.Input, job: int) -> records.Input:
 
 
 def _computed(event: machine.Computed, job: int) -> records.Computed:
-    result = event.result
+    if isinstance(event.job, Batch) and isinstance(event.result, tuple):
+        parts = tuple(_result(own, job, 0.0) for own in event.result)
+        return records.Computed(job, event.seconds, parts=parts)
+    return _result(event.result, job, event.seconds)
+
+
+def _result(result: object, job: int, seconds: float) -> records.Computed:
     if isinstance(result, Expanded):
-        return records.Computed(job, event.seconds, expanded=result)
+        return records.Computed(job, seconds, expanded=result)
     if isinstance(result, Judged):
         featured = result.features is not None
         return records.Computed(
-            job, event.seconds, result.tokens, None, featured, result.likely, result.drawn
+            job, seconds, result.tokens, None, featured, result.likely, result.drawn
         )
     # Drawn tokens; toy stages have tuples as handles too.
     plain = isinstance(result, tuple) and all(type(token) is int for token in result)
-    return records.Computed(job, event.seconds, tokens=result if plain else None)  # type: ignore[arg-type]
+    return records.Computed(job, seconds, tokens=result if plain else None)  # type: ignore[arg-type]
 
 
 def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.Effect:
@@ -61,7 +67,7 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
         return _issued(effect.job, number)
     match effect:
         case machine.Abandon(job):
-            return records.Abandoned(kind_of_job(job), job.session, getattr(job, "segment", -1))
+            return records.Abandoned(kind_of_job(job), *names(job))
         case machine.Emit(request, tokens, hits, session):
             return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):
@@ -90,10 +96,12 @@ def _issued(work: Job, job: int) -> records.Issued:
     return records.Issued(
         job,
         kind_of_job(work),
-        work.session,
-        getattr(work, "segment", -1),
+        *names(work),
         rows(work),
         zlib.crc32(_PACK(_without_handles(work))),
+        tuple([(*names(one), len(one.rows)) for one in work.passes])
+        if isinstance(work, Batch)
+        else (),
     )
 
 
@@ -114,15 +122,20 @@ def nodes(message: Message) -> int:
 
 
 def kind_of_job(job: Job) -> str:
-    """admit, forward, compact, release, expand or feed."""
+    """admit, forward, batch, compact, release, expand or feed."""
     return type(job).__name__.lower()
+
+
+def names(job: Job) -> tuple[int, int]:
+    """A job's session and segment; -1 where it has none, or more than one."""
+    return getattr(job, "session", -1), getattr(job, "segment", -1)
 
 
 def rows(job: Job) -> int:
     """Rows of a pass; nodes that a draft is asked for; positions whose features it is given."""
     match job:
-        case Forward(rows=computed):
-            return len(computed)
+        case Forward() | Batch():
+            return job.row_count
         case Expand(count=count):
             return count
         case Feed(rows=fed):
@@ -132,6 +145,8 @@ def rows(job: Job) -> int:
 
 
 def _without_handles(job: Job) -> object:
+    if isinstance(job, Batch):
+        return tuple(map(_without_handles, job.passes))
     if isinstance(job, Feed):
         return (job.session, job.start, tuple(some.rows for some in job.rows))
     if not isinstance(job, Forward):

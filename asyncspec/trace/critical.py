@@ -88,7 +88,9 @@ class Chains:
             before, run = cause.step, cause.run
             if run is not None:
                 yield Piece("step", here, run.until, step.at)
-                kind = {"forward": "compute", "expand": "draft"}.get(run.kind, "cache")
+                kind = {"forward": "compute", "batch": "compute", "expand": "draft"}.get(
+                    run.kind, "cache"
+                )
                 yield Piece(kind, here, run.at, run.until, run.session, run.segment)
                 yield Piece("device", here, before.until, run.at)
             elif isinstance(step.input, records.Received):

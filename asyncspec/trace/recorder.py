@@ -14,7 +14,7 @@ from itertools import islice
 from asyncspec.actor import machine
 from asyncspec.jobs import Job
 from asyncspec.trace import records
-from asyncspec.trace.brief import effect_record, input_record, kind_of_job, rows
+from asyncspec.trace.brief import effect_record, input_record, kind_of_job, names, rows
 from asyncspec_protocol.ids import Rank
 
 MOST = 200_000
@@ -67,8 +67,7 @@ class Recorder:
             kind_of_job(job),
             at,
             until,
-            job.session,
-            getattr(job, "segment", -1),
+            *names(job),
             rows(job),
         )
         self._ran += 1

@@ -71,6 +71,8 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probabilities of the tokens, where they were wanted.
     drawn: tuple[float, ...] = ()
+    # What each pass of a batch gave.
+    parts: tuple[Computed, ...] = ()
 
 
 class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):
@@ -143,6 +145,8 @@ class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
     segment: int
     rows: int
     check: int
+    # Session, segment and rows of each pass of a batch, which has no session of its own.
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 class Emitted(Struct, frozen=True, array_like=True, tag="emit", gc=False):

@@ -12,6 +12,7 @@ from asyncspec.trace.stages import StageView, Visit
 from asyncspec.trace.timeline import Journey, Span
 from asyncspec_protocol.messages import Credit
 
+_PASSES = ("forward", "batch")
 _CACHE = ("admit", "compact", "release", "feed")
 
 
@@ -26,7 +27,7 @@ def read_spans(
     for life in log.lives:
         spans += _steps(life)
         spans += _network(log, life)
-        spans += [_job(life.rank, run) for run in life.runs.values() if run.kind != "forward"]
+        spans += [_job(life.rank, run) for run in life.runs.values() if run.kind not in _PASSES]
         if life.node.role == "draft":
             spans += _starved(life)
     for view in stages:

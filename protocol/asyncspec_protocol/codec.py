@@ -14,6 +14,7 @@ from .limits import (
     MOST_FEATURES,
     MOST_NODES,
     MOST_TENSOR_BYTES,
+    MOST_TOGETHER,
     MOST_TOKEN,
     MOST_TOPS,
 )
@@ -79,7 +80,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
 
 def _check_message(message: Message) -> None:
     match message:
-        case Segment(_, _, applied, ids, parents, tokens, taps):
+        case Segment(_, _, applied, ids, parents, tokens, taps, _, more):
             _require(0 < len(ids) <= MOST_NODES, "a segment has 1 to 4096 nodes")
             _require(len(parents) == len(ids), "every node of a segment has a parent")
             _require(len(tokens) in (0, len(ids)), "every node of a segment has a token, or none")
@@ -91,7 +92,9 @@ def _check_message(message: Message) -> None:
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
             _require(0 <= taps <= MOST_FEATURES, "a row has at most 64 features")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
-        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn):
+            _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 segments")
+        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn, more):
+            _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 verdicts")
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
             _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
             _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")

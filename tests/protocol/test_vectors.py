@@ -30,6 +30,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "verdict-features": (m.Verdict(7, 3, 2, (40,), (600,), (39, 40)), *HIDDEN),
     "open-features": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05, features=(2, 4, 5)),),
     "segment-waited": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600), 0, True),),
+    "segment-more": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600), 0, False, 3),),
     "segment": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)),),
     "segment-hidden": (m.Segment(7, 3, 2, (40, 41), (12, 40)), *HIDDEN),
     "segment-both": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600)), *HIDDEN),
@@ -39,6 +40,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "verdict-drawn": (
         m.Verdict(7, 3, 2, (40, 41), (600, 9), (), (600, 5), (-0.25, -0.5), (-0.25, -1.5)),
     ),
+    "verdict-more": (m.Verdict(7, 3, 2, (40, 41), (600, 9), more=3),),
     "verdict": (m.Verdict(7, 3, 2, (40, 41), (600, 9)),),
     "prune": (m.PruneIndices(7, 4, 52, (40, 51), (41, 44)),),
     "expand": (m.Expand(7, 4, 30, (5, 600), 5, 10, 64),),
@@ -62,6 +64,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),
     "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),
+    "credit-room": (m.Credit(12, 8),),
     "credit": (m.Credit(12),),
     "heartbeat": (m.Heartbeat(1.5, 0.5),),
     "fault": (m.Fault("protocol", "a parent is older than its child"),),

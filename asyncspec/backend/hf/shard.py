@@ -21,6 +21,7 @@ from asyncspec.backend.hf.matrices import Wanted, fill
 from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
 from asyncspec.backend.hf.quiet import quiet_transformers
 from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
+from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.errors import CheckpointError, UserError
 
 
@@ -40,7 +41,7 @@ class Shard:
         self.linears: list[RowwiseLinear] = []
 
     def hidden(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
     ) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
         Returns hidden states [n, H]."""
@@ -51,7 +52,7 @@ class Shard:
         self,
         inputs: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention,
+        tree: TreeAttention | TogetherAttention,
         rows: torch.Tensor,
     ) -> torch.Tensor:
         """As ``hidden``, but the logits [len(rows), vocab] of some rows, by the family's own
@@ -65,7 +66,7 @@ class Shard:
         return cast("torch.Tensor", out.logits[0, :count])
 
     def _inputs(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
     ) -> dict[str, Any]:
         name = "input_ids" if self.embeds else "inputs_embeds"
         return {

@@ -170,6 +170,8 @@ class _Player:
                 assert_never(source)
 
     def _result(self, source: records.Computed) -> object:
+        if source.parts:
+            return tuple(map(self._result, source.parts))
         if source.expanded is not None:
             return source.expanded
         if source.tokens is None:

@@ -18,20 +18,25 @@ from asyncspec_nodes.machines.draft.state import (
     without,
 )
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Open
+from asyncspec_protocol.messages import Open, Segment
 
 
 def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """Open what can be opened, accept what can be accepted, ask and send what can be."""
+    """Open what can be opened, accept what can be accepted, ask and send what can be.
+
+    Nothing is opened, asked or sent between two verdicts of one pass: sessions that shared a pass
+    go on together, so that they share the next one too.
+    """
     effects: list[Effect] = []
     for session in state.sessions.values():
         state, accepted = _advance(state, session, now)
         effects.extend(accepted)
-    while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
-        state, opened = _open(state, now)
-        effects.extend(opened)
-    state, sent = _send(state)
-    effects.extend(sent)
+    if not state.expected:
+        while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
+            state, opened = _open(state, now)
+            effects.extend(opened)
+        state, sent = _send(state)
+        effects.extend(sent)
     for session in state.sessions.values():
         if fed := drafting.feed(session):
             session = fed[0]
@@ -40,7 +45,7 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if stopped := drafting.stop_asking(session):
             state = put(state, stopped[0])
             effects.append(asking.stop(state, stopped[1]))
-        elif asked := drafting.ask(session, starving=starving(state)):
+        elif not state.expected and (asked := drafting.ask(session, starving=starving(state))):
             state = put(state, asked[0])
             effects.append(asking.ask(state, asked[1]))
     return state, tuple(effects)
@@ -94,7 +99,7 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
 def _send(state: DraftState) -> tuple[DraftState, Effects]:
     """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
     only now that there is credit again had to wait for it."""
-    effects: list[Effect] = []
+    segments: list[Segment] = []
     idle = 0
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
@@ -107,7 +112,8 @@ def _send(state: DraftState) -> tuple[DraftState, Effects]:
             idle = 0
             session, message = cut
             state = replace(state, sent=state.sent + 1)
-            effects.append(Send(FIRST, replace(message, waited=True) if state.dry else message))
+            segments.append(replace(message, waited=True) if state.dry else message)
         state = put(without(state, session.session), session)
     dry = state.sent >= state.allowed
-    return (state if dry == state.dry else replace(state, dry=dry)), tuple(effects)
+    state = state if dry == state.dry else replace(state, dry=dry)
+    return state, tuple(Send(FIRST, segment) for segment in sending.together(segments))

@@ -75,11 +75,12 @@ def _received(
 ) -> tuple[DraftState, Effects]:
     match message:
         case Verdict() if peer == state.config.stages:
-            return _verdict(state, message, tensor), ()
-        case Credit(limit) if peer == FIRST:
+            expected = replace(state, expected=message.more)
+            return _verdict(expected, message, tensor), ()
+        case Credit(limit, room) if peer == FIRST:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
-            window = state.window or limit
+            window = room or state.window or limit
             return replace(state, allowed=limit, window=window), ()
         case Ready(rank, up) if peer == rank:
             if up:

@@ -73,8 +73,10 @@ class DraftState(Struct, frozen=True):
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0
-    # What the first stage allows to wait: its first credit.
+    # What the first stage allows to wait, the link itself not counted.
     window: int = 0
+    # Verdicts of one pass that are still to come: what they allow to send belongs together.
+    expected: int = 0
     # After the last input all credit was used up.
     dry: bool = True
 
