@@ -27,6 +27,7 @@ from .messages import (
     Message,
     Open,
     Output,
+    PassTimes,
     PruneIndices,
     Segment,
     Status,
@@ -126,6 +127,11 @@ def _check_message(message: Message) -> None:
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
+        case PassTimes(_, rows, seconds):
+            _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
+            _require(all(map(math.isfinite, (*rows, *seconds))), "numbers are finite")
+            _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
+            _require(min(seconds) >= 0, "time does not go back")
         case Status(peers=peers, round_trips=round_trips, sent=sent) as status:
             _require(len(peers) == len(round_trips) == len(sent), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)

@@ -262,6 +262,16 @@ class Credit(Struct, array_like=True, frozen=True, tag="credit", gc=False):
     room: int = 0
 
 
+class PassTimes(Struct, array_like=True, frozen=True, tag="times"):
+    """A stage tells the draft node what its passes take, when it has changed: what rows cost
+    decides how many are worth sending where many sessions share passes."""
+
+    rank: Rank
+    # Rows, ascending, and the mean seconds of passes over about so many.
+    rows: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
 class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False):
     """Says that a silent peer is alive; the echo measures the round trip."""
 
@@ -434,6 +444,7 @@ Message = (
     | Close
     | Closed
     | Credit
+    | PassTimes
     | Heartbeat
     | Clock
     | Fault

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),
     "credit-room": (m.Credit(12, 8),),
     "credit": (m.Credit(12),),
+    "times": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625)),),
     "heartbeat": (m.Heartbeat(1.5, 0.5),),
     "fault": (m.Fault("protocol", "a parent is older than its child"),),
     "submit": (m.Submit(1, "Once upon a time", 128, 3, 0.8, 0, 0.9, 0.0, "flowspec", False),),

@@ -57,9 +57,9 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--batch-rows",
         type=int,
-        default=64,
+        default=256,
         metavar="N",
-        help="rows of a pass that requests share (default: 64)",
+        help="rows of a pass that requests share (default: 256)",
     )
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
     add("--trace", type=Path, metavar="FILE", help="record one policy's run there")

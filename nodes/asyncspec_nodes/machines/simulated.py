@@ -45,7 +45,7 @@ class Setting(Struct, frozen=True):
     # Passes whose segments may wait at a stage.
     window: int = 2
     # Rows of a pass that several sessions share.
-    batch_rows: int = 64
+    batch_rows: int = 256
     # Prompt nodes per segment.
     prefill_rows: int = 64
 

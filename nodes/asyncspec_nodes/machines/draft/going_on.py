@@ -17,6 +17,7 @@ from asyncspec_nodes.machines.draft.state import (
     starving,
     without,
 )
+from asyncspec_nodes.machines.draft.width import narrowed, slowest
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Open, Segment
 
@@ -100,7 +101,8 @@ def _send(state: DraftState) -> tuple[DraftState, Effects]:
     """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
     only now that there is credit again had to wait for it."""
     segments: list[Segment] = []
-    idle = 0
+    idle, seconds = 0, slowest(state.times)
+    decoding = sum([session.round > 0 for session in state.sessions.values()])
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
         cut = sending.next_segment(
@@ -111,6 +113,7 @@ def _send(state: DraftState) -> tuple[DraftState, Effects]:
         else:
             idle = 0
             session, message = cut
+            session = narrowed(session, message.ids, decoding, seconds)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.dry else message)
         state = put(without(state, session.session), session)

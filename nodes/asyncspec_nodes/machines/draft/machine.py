@@ -30,7 +30,16 @@ from asyncspec_nodes.machines.draft.requests import cancelled, fired, stopped, s
 from asyncspec_nodes.machines.draft.state import FIRST, DraftConfig, DraftState, Effects, put
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Closed, Credit, Expand, Expanded, Message, Ready, Verdict
+from asyncspec_protocol.messages import (
+    Closed,
+    Credit,
+    Expand,
+    Expanded,
+    Message,
+    PassTimes,
+    Ready,
+    Verdict,
+)
 
 
 class DraftMachine:
@@ -86,6 +95,8 @@ def _received(
             if up:
                 return complete(replace(state, ready=state.ready | {peer}))
             return broken(replace(state, ready=state.ready - {peer}), now)
+        case PassTimes(rank) if peer == rank:
+            return replace(state, times={**state.times, peer: message}), ()
         case Closed() if peer == message.rank:
             return account(state, message)
         case Expanded() if peer == state.config.source:

@@ -12,6 +12,7 @@ from asyncspec.policy import POLICIES, Policy
 from asyncspec_nodes.machines.draft.counters import Counters
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.messages import PassTimes
 
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
@@ -70,6 +71,8 @@ class DraftState(Struct, frozen=True):
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
+    # What passes take, as the stages have told.
+    times: Mapping[Rank, PassTimes] = {}
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0

@@ -25,7 +25,7 @@ from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import DRAFT, SegmentId, SessionId
-from asyncspec_protocol.messages import Segment, Verdict
+from asyncspec_protocol.messages import PassTimes, Segment, Verdict
 
 
 def idle(state: VerifyState) -> bool:
@@ -102,7 +102,20 @@ def computed(
                 verdicts.append(verdict)
         elif stay:
             state = replace(state, parked=(*state.parked, _done(session, part, own, stay)))
+    if not running.abandoned:
+        state, told = _observe(state, rows, seconds)
+        effects.extend(told)
     return state, (*_together(verdicts), *effects)
+
+
+def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState, Effects]:
+    """A pass has taken so long; the draft node is told what it does not know."""
+    cost = state.cost.observe(rows, seconds)
+    news = cost.news() if DRAFT in state.peers else None
+    state = replace(state, cost=news or cost)
+    if news is None:
+        return state, ()
+    return state, (Send(DRAFT, PassTimes(state.config.rank, *news.table())),)
 
 
 def _results(running: Running, result: object) -> Sequence[object]:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
+from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.verify.credit import grant
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
@@ -23,6 +24,8 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         effects.extend(granted)
     if peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)
+    if peer == DRAFT:
+        state = replace(state, cost=PassCost(state.cost.sizes))
     if peer in (DRAFT, config.after) and DRAFT in state.peers:
         effects.append(Send(DRAFT, _ready(state)))
     return state, tuple(effects)

@@ -8,6 +8,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from asyncspec.actor.machine import Effect
+from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
@@ -32,7 +33,7 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     # Credit there is at most for the latency of the link, however long it is (docs/protocol.md).
     most_window: int = 64
     # Rows of a pass over segments of several sessions.
-    batch_rows: int = 64
+    batch_rows: int = 256
 
     @cached_property
     def last(self) -> bool:
@@ -66,6 +67,8 @@ class VerifyState(Struct, frozen=True):
     expected: int = 0
     # Segments like those of the last pass that fit in one.
     fit: int = 1
+    # What passes have taken.
+    cost: PassCost = PassCost()
     running: Running | None = None
     # Computed, but the next stage has no credit for them yet. While one waits nothing is started.
     parked: tuple[Waiting, ...] = ()
