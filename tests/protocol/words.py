@@ -16,6 +16,7 @@ from asyncspec_protocol.messages import (
     Message,
     Open,
     Output,
+    PassTimes,
     Segment,
     Status,
     Verdict,
