@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import Request, Submitted
 from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
@@ -19,17 +22,28 @@ from asyncspec_nodes.machines.simulated import connect, recorder
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import (
+    DRAFT,
+    Rank,
+    SessionId,
+    draft_rank,
+    first_session,
+    is_draft,
+)
+
+LIFE = 1000
+"""Sessions a draft node opens at most before it is started again."""
 
 
 class Cluster:
-    """One draft node and N stages of a toy model, linked and ready."""
+    """One draft node or several, and N stages of a toy model, linked and ready."""
 
     def __init__(
         self,
         costs: Costs,
         *,
         stages: int = 3,
+        drafts: int = 1,
         model: ToyModel | None = None,
         top: float = 0.65,
         policies: dict[str, Policy] | None = None,
@@ -42,7 +56,8 @@ class Cluster:
         apart: bool = False,
         record: bool = False,
     ) -> None:
-        """``apart``: the token source is a node of its own, unless it reads features."""
+        """``apart``: the token source of draft node 0 is a node of its own, unless it reads
+        features."""
         self.model = model or ToyModel()
         self.stages = stages
         self.top = top
@@ -59,9 +74,13 @@ class Cluster:
             vocab=(model or ToyModel()).vocab,
         )
         self.backends: dict[Rank, ToyStage] = {}
-        # The token source, where it reads features.
-        self.eagle: ToyEagle | None = None
-        actors = {DRAFT: self.draft()}
+        # The token sources, where they read features.
+        self.eagles: dict[Rank, ToyEagle] = {}
+        # The draft nodes that take part; each may leave and come back.
+        self.drafts = {draft_rank(number) for number in range(drafts)}
+        # Fresh draft nodes so far, by rank: session ids grow also over restarts.
+        self.lives: Counter[Rank] = Counter()
+        actors = {rank: self.draft(rank) for rank in sorted(self.drafts)}
         for rank in range(1, stages + 1):
             actors[Rank(rank)] = self.stage(Rank(rank))
         if self.config.source is not None:
@@ -74,13 +93,16 @@ class Cluster:
                 self.recorders[rank] = self.recorder(rank, actor)
         self.connect_all()
 
-    def draft(self) -> Actor:
+    def draft(self, rank: Rank = DRAFT) -> Actor:
         """A fresh draft node."""
-        machine = DraftMachine(self.config)
+        first = SessionId(first_session(rank) + LIFE * self.lives[rank])
+        self.lives[rank] += 1
+        source = self.config.source if rank == DRAFT else None
+        machine = DraftMachine(replace(self.config, first_session=first, source=source))
         if not self.config.features:
             return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
-        self.eagle = ToyEagle(self.model, self.config.features, top=self.top)
-        return Actor(machine, machine.initial(), self.eagle.run, self.eagle)
+        eagle = self.eagles[rank] = ToyEagle(self.model, self.config.features, top=self.top)
+        return Actor(machine, machine.initial(), eagle.run, eagle)
 
     def source_node(self, rank: Rank) -> Actor:
         """A fresh node for the token source."""
@@ -88,7 +110,9 @@ class Cluster:
         return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
 
     def node(self, rank: Rank) -> Actor:
-        """A fresh node behind the draft node."""
+        """A fresh node."""
+        if is_draft(rank):
+            return self.draft(rank)
         return self.source_node(rank) if rank == self.config.source else self.stage(rank)
 
     def stage(self, rank: Rank) -> Actor:
@@ -127,14 +151,19 @@ class Cluster:
         return Trace(header, tuple(line for line in decoded if not isinstance(line, Header)))
 
     def connect_all(self) -> None:
-        """Bring up every link that is down."""
-        connect(self.world, self.stages)
-        if self.config.source is not None:
+        """Bring up every link that is down, of the draft nodes that take part."""
+        connect(self.world, self.stages, sorted(self.drafts))
+        if self.config.source is not None and DRAFT in self.drafts:
             self.world.connect(DRAFT, self.config.source)
 
-    def submit(self, request: Request) -> None:
-        """A user asks, now."""
-        self.world.feed(DRAFT, Submitted(request))
+    def leave(self, rank: Rank) -> None:
+        """A draft node ends, and what its users wanted with it."""
+        self.drafts.discard(rank)
+        self.world.restart(rank, self.draft(rank))
+
+    def submit(self, request: Request, to: Rank = DRAFT) -> None:
+        """A user asks a draft node, now."""
+        self.world.feed(to, Submitted(request))
 
     def expected(self, request: Request) -> tuple[int, ...]:
         """What the sequential reference decoder writes."""

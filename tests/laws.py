@@ -20,7 +20,7 @@ from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.levels import Levels
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, first_session, is_draft, owner
 from asyncspec_protocol.messages import FINAL, Message, PruneIndices
 from cluster import Cluster, ask
 
@@ -134,7 +134,7 @@ def watch_invariants(cluster: Cluster) -> None:
 
 def check_node(cluster: Cluster, rank: Rank) -> None:
     """A machine's own rules. A source has none beside those it refuses a question by."""
-    if rank == 0:
+    if is_draft(rank):
         check_draft(cluster.state(rank))
     elif rank <= cluster.stages:
         check_stage(cluster.state(rank))
@@ -149,15 +149,35 @@ def check_stage(state: Any) -> None:
     for waiting in (*state.queue, *state.parked):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
-    # Sessions open here at any one time are no more than were ever opened.
-    together = max(1, min(state.config.batch_rows, state.opened + 1))
-    assert len(state.queue) <= state.config.window * together + state.longer
-    assert len(state.parked) <= together
+    check_inflows(state)
+    assert len(state.parked) <= max(1, state.config.batch_rows)
+    assert len(state.parked) <= sum(together(state, draft) for draft in state.known)
     assert len({waiting.session for waiting in state.parked}) == len(state.parked)
     if state.running is not None:
         check_pass(state)
     assert state.sent <= state.allowed
-    assert state.received <= state.granted
+
+
+def together(state: Any, draft: Rank) -> int:
+    """Segments of a draft node's sessions in one pass: no more than it has ever opened sessions,
+    which it numbers one by one."""
+    opened = state.known[draft].opened - first_session(draft) + 1
+    return max(1, min(state.config.batch_rows, opened))
+
+
+def check_inflows(state: Any) -> None:
+    """Nobody has sent more than was granted, nor fills more of the queue than is granted at a time;
+    segments come from those that are linked, and sessions are theirs."""
+    config, rank = state.config, state.config.rank
+    assert set(state.inflows) == {peer for peer in state.peers if config.fed_by(peer)}
+    for peer, inflow in state.inflows.items():
+        assert inflow.received <= inflow.granted
+        assert inflow.expected <= inflow.granted - inflow.received
+        drafts = [peer] if rank == 1 else state.known
+        places = config.window * sum(together(state, d) for d in drafts if d in state.known)
+        queued = sum(config.way_of(waiting.session) == peer for waiting in state.queue)
+        assert queued <= max(config.window, places) + inflow.longer
+    assert {owner(session) for session in state.sessions} <= state.peers
 
 
 def check_pass(state: Any) -> None:
@@ -237,12 +257,13 @@ def check_after(cluster: Cluster, asked: list[Request]) -> None:
 
 def check_empty(cluster: Cluster) -> None:
     """No session, segment or slot is left anywhere."""
-    draft = cluster.state(0)
-    assert not draft.sessions
-    assert not draft.endings
-    assert not draft.backlog
-    if cluster.eagle is not None:
-        assert not cluster.eagle.fed
+    for rank in cluster.drafts:
+        draft = cluster.state(rank)
+        assert not draft.sessions
+        assert not draft.endings
+        assert not draft.backlog
+    for rank in cluster.drafts & cluster.eagles.keys():
+        assert not cluster.eagles[rank].fed
     if cluster.config.source is not None:
         assert not cluster.state(cluster.config.source).sessions
     for rank, backend in cluster.backends.items():
@@ -253,5 +274,5 @@ def check_empty(cluster: Cluster) -> None:
         assert not state.queue
         assert not state.parked
         assert state.running is None
-        assert not state.closed_early
+        assert not any(known.closed_early for known in state.known.values())
         assert not backend.slots_held()

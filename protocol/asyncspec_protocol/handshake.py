@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ids import Rank
+from .ids import Rank, is_draft
 from .messages import PROTOCOL_VERSION, Fault, Hello, Role, Welcome
 
 NO_RANK = Rank(-1)
@@ -34,8 +34,8 @@ def client_hello(cluster: str) -> Hello:
 
 
 def role_of(rank: int, stages: int) -> Role:
-    """What a node of a rank is: the draft node, a stage, or behind these the token source."""
-    if rank == 0:
+    """What a node of a rank is: a draft node, a stage, or behind these the token source."""
+    if is_draft(rank):
         return "draft"
     return "verify" if rank <= stages else "source"
 
@@ -66,7 +66,8 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
     if me.role == "client":
         return None
     who = f"rank {peer.rank}"
-    if peer.rank == me.rank or not 0 <= peer.rank <= me.stages + 1:
+    placed = is_draft(peer.rank) or 0 < peer.rank <= me.stages + 1
+    if peer.rank == me.rank or not placed or (is_draft(peer.rank) and is_draft(me.rank)):
         return f"{who} does not fit here: rank {me.rank} of {me.stages} stages needs other ranks"
     if peer.role != role_of(peer.rank, me.stages):
         return f"{who} has the role {peer.role}: rank 0 drafts, 1 to {me.stages} verify"

@@ -341,17 +341,17 @@ def test_a_link_that_lets_the_stage_run_dry_gets_longer() -> None:
     assert limits(second) == [3, 4]
     # The stage was busy when this one came: the window was large enough.
     assert limits(only.feed(waited(2))) == []
-    assert only.state.longer == 1
+    assert only.state.inflows[DRAFT].longer == 1
 
 
 def test_a_link_that_lets_segments_queue_gets_shorter_again() -> None:
     only = stage(window=1)
     job = passes(only.feed(waited(0)))[0]
-    assert only.state.longer == 1
+    assert only.state.inflows[DRAFT].longer == 1
     only.feed(*(waited(number) for number in (1, 2)))
     started = only.feed(done(job, (7,)))
     # One still waits behind the pass that starts, so that this place is not given back.
-    assert (limits(started), only.state.longer) == ([], 0)
+    assert (limits(started), only.state.inflows[DRAFT].longer) == ([], 0)
     assert limits(only.feed(done(passes(started)[0], (7,)))) == [4]
 
 
@@ -362,7 +362,7 @@ def test_no_link_is_longer_than_memory_allows() -> None:
     for number in range(4):
         effects = only.feed(waited(number))
         only.feed(done(passes(effects)[0], (7,)))
-    assert only.state.longer == 1
+    assert only.state.inflows[DRAFT].longer == 1
 
 
 def test_a_stage_says_which_segments_had_to_wait_for_credit() -> None:

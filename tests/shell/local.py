@@ -21,6 +21,7 @@ from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.replay import settings
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
 
@@ -38,12 +39,13 @@ def bound() -> socket.socket:
 
 def hello(rank: int, stages: int, **changes: Any) -> Hello:
     """What a toy node says of itself."""
-    layers = (0, 0) if rank == 0 else (4 * (rank - 1) // stages, 4 * rank // stages)
+    role = role_of(rank, stages)
+    layers = (4 * (rank - 1) // stages, 4 * rank // stages) if role == "verify" else (0, 0)
     fields: dict[str, Any] = {
         "protocol": PROTOCOL_VERSION,
         "cluster": "toy",
         "rank": Rank(rank),
-        "role": "verify" if rank else "draft",
+        "role": role,
         "stages": stages,
         "layers": layers,
         "dtype": "uint64",

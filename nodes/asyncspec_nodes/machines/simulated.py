@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from msgspec import Struct
@@ -172,10 +172,11 @@ def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
     return Recorder(node, most=MOST_STEPS, clock=lambda: world.now)
 
 
-def connect(world: World, stages: int) -> None:
+def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> None:
     """Bring up every link that is down."""
-    for rank in range(1, stages + 1):
-        world.connect(DRAFT, Rank(rank))
+    for draft in drafts:
+        for rank in range(1, stages + 1):
+            world.connect(draft, Rank(rank))
     for rank in range(1, stages):
         world.connect(Rank(rank), Rank(rank + 1))
 

@@ -1,27 +1,27 @@
-"""Segments that come from the stage before: checked, thinned and queued."""
+"""Segments that come from draft nodes or the stage before: checked, thinned and queued."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
+from asyncspec.actor.machine import Send
 from asyncspec.jobs import Rows
-from asyncspec_nodes.machines.verify.credit import grant, lengthen
+from asyncspec_nodes.machines.verify.credit import grant, lengthen, put
+from asyncspec_nodes.machines.verify.follows import astray
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting, taps, thin
-from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known
+from asyncspec_nodes.machines.verify.sessions import closed
+from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known, check_owner
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT
-from asyncspec_protocol.messages import Segment
+from asyncspec_protocol.ids import Rank, is_draft, owner
+from asyncspec_protocol.messages import Fault, Segment
 
 
 def arrived(
-    state: VerifyState, message: Segment, tensor: object | None
+    state: VerifyState, peer: Rank, message: Segment, tensor: object | None
 ) -> tuple[VerifyState, Effects]:
     """A segment has come. Raises ``RemoteProtocolError`` for one that must not come."""
-    peer = state.config.before
-    if state.received >= state.granted:
-        raise RemoteProtocolError("segment without credit", peer=peer)
-    state = replace(state, received=state.received + 1, expected=message.more)
-    session, first = state.sessions.get(message.session), peer == DRAFT
+    state = _received(state, peer, message)
+    session, first = state.sessions.get(message.session), is_draft(peer)
     ids = message.ids
     if (tensor is None) != first or not _has_tokens(session, message, first) or not ids:
         raise RemoteProtocolError("segment without its rows' input", peer=peer)
@@ -29,7 +29,7 @@ def arrived(
         raise RemoteProtocolError("segment with a token that is not in the vocabulary", peer=peer)
     if session is None:
         check_known(state, message.session, peer)
-        return grant(state)
+        return grant(state, (peer,))
     if message.taps != taps(session, state.config.first_layer):
         raise RemoteProtocolError(f"segment with {message.taps} taps a row", peer=peer)
     waiting = thin(
@@ -45,10 +45,25 @@ def arrived(
         ),
     )
     if waiting is None:
-        return grant(state)
-    _check_parents(state, session, waiting)
-    state = lengthen(state, message)
-    return grant(replace(state, queue=(*state.queue, waiting)))
+        return grant(state, (peer,))
+    before = [w for w in state.queue if w.session == message.session]
+    if wrong := astray(session, before, (waiting,)):
+        return _led_astray(state, peer, message, wrong)
+    state = lengthen(state, peer, message)
+    return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
+
+
+def _received(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
+    """Book a segment of a link. Raises ``RemoteProtocolError`` for one too many, or for more of
+    them announced than there is credit for."""
+    check_owner(message.session, peer)
+    inflow = state.inflows.get(peer)
+    if inflow is None or inflow.received >= inflow.granted:
+        raise RemoteProtocolError("segment without credit", peer=peer)
+    received = inflow.received + 1
+    if message.more > inflow.granted - received:
+        raise RemoteProtocolError("more segments announced than there is credit for", peer=peer)
+    return put(state, peer, replace(inflow, received=received, expected=message.more))
 
 
 def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> bool:
@@ -58,17 +73,17 @@ def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> 
     return bool(message.tokens) == needed or (session is None and not first)
 
 
-def _check_parents(state: VerifyState, session: StageSession, waiting: Waiting) -> None:
-    """A node follows its parent on every link, so a live node's parent is here, and it is not."""
-    held, here = session.slots.seats, {session.slots.tip}
-    for before in state.queue:
-        if before.session == session.session:
-            here.update(before.ids)
-    fresh = held.keys().isdisjoint(waiting.ids)
-    for node, parent in zip(waiting.ids, waiting.parents, strict=True):
-        if not fresh or node in here or not (parent in here or parent in held):
-            raise RemoteProtocolError(
-                f"node {node} of session {session.session} does not follow its parent {parent}",
-                peer=state.config.before,
-            )
-        here.add(node)
+def _led_astray(
+    state: VerifyState, peer: Rank, message: Segment, wrong: str
+) -> tuple[VerifyState, Effects]:
+    """A node follows its parent on every link, so a live node's parent is here, and it is not.
+
+    Where a stage has passed it on it had its parent there: the session's draft node has told the
+    stages different things. Its session ends, and it is told why; the link between the stages is
+    everybody's and stays.
+    """
+    if is_draft(peer):
+        raise RemoteProtocolError(wrong, peer=peer)
+    state, effects = closed(state, message.session)
+    state, granted = grant(state, (peer,))
+    return state, (*effects, *granted, Send(owner(message.session), Fault("protocol", wrong)))

@@ -7,7 +7,7 @@ passed over for ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -22,15 +22,19 @@ Queue = tuple[Waiting, ...]
 
 
 def gather(
-    queue: Queue, sessions: Mapping[SessionId, StageSession], most_rows: int
+    queue: Queue,
+    sessions: Mapping[SessionId, StageSession],
+    most_rows: int,
+    held: Collection[SessionId] = (),
 ) -> tuple[Queue, Queue]:
-    """What of a queue, which is not empty, goes in the next pass, and what is left of it. Only a
-    segment alone may have more than ``most_rows`` rows."""
+    """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
+    more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait."""
     if len(queue) == 1:
         return queue, ()
     heads: dict[SessionId, int] = {}
     for i, waiting in enumerate(queue):
-        heads.setdefault(waiting.session, i)
+        if waiting.session not in held:
+            heads.setdefault(waiting.session, i)
     taken: set[int] = set()
     rows = 0
     for _, i in sorted((_urgency(queue[i], sessions), i) for i in heads.values()):
@@ -39,7 +43,7 @@ def gather(
             taken.add(i)
             rows += count
     left = [
-        replace(w, passed_over=w.passed_over + 1) if heads[w.session] == i else w
+        replace(w, passed_over=w.passed_over + 1) if heads.get(w.session) == i else w
         for i, w in enumerate(queue)
         if i not in taken
     ]

@@ -3,7 +3,8 @@
 Law of this package: structure is decided on the draft node alone. A stage knows parents and what is
 alive, applies a prune the moment it comes (waiting segments lose their dead rows, rows that die
 during a pass are dropped before they are sent on), and never waits for anybody but the next
-stage's credit. Pure: no clock, no sockets, no tensors.
+stage's credit. Several draft nodes may share a stage: each speaks of its own sessions, and what it
+does or leaves undone touches no other's. Pure: no clock, no sockets, no tensors.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, 
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
 from asyncspec_nodes.machines.verify.sessions import closed, opened, raise_floor
-from asyncspec_nodes.machines.verify.state import Effects, VerifyConfig, VerifyState
+from asyncspec_nodes.machines.verify.state import (
+    Effects,
+    VerifyConfig,
+    VerifyState,
+    check_owner,
+)
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import Close, Credit, Floor, Message, Open, PruneIndices, Segment
 
 
@@ -74,19 +80,23 @@ def _received(
 ) -> tuple[VerifyState, Effects]:
     config = state.config
     match message:
-        case Segment() if peer == config.before:
-            return arrived(state, message, tensor)
+        case Segment() if config.fed_by(peer):
+            return arrived(state, peer, message, tensor)
         case Credit() if peer == config.after and not config.last:
             if message.limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
             return send_parked(replace(state, allowed=message.limit), waited=True)
-        case PruneIndices() if peer == DRAFT:
+        case PruneIndices(session) if is_draft(peer):
+            check_owner(session, peer)
             return pruned(state, message)
-        case Open() if peer == config.before:
-            return opened(state, message)
-        case Close() if peer == DRAFT:
-            return closed(state, message.session)
-        case Floor(first) if peer == DRAFT:
-            return raise_floor(state, first)
+        case Open() if config.fed_by(peer):
+            check_owner(message.session, peer)
+            return opened(state, peer, message)
+        case Close(session) if is_draft(peer):
+            check_owner(session, peer)
+            return closed(state, session)
+        case Floor(first) if is_draft(peer):
+            check_owner(first, peer)
+            return raise_floor(state, peer, first)
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from asyncspec_nodes.machines.verify.session import (
 from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.ids import DRAFT, SegmentId, SessionId
+from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
 
 
@@ -32,7 +33,20 @@ def idle(state: VerifyState) -> bool:
     """Nothing can be served now: after most inputs it is so."""
     if state.parked:
         return state.sent >= state.allowed
-    return state.running is not None or not state.queue or state.expected > 0
+    if state.running is not None or not state.queue:
+        return True
+    held = _held(state)
+    return bool(held) and all(waiting.session in held for waiting in state.queue)
+
+
+def _held(state: VerifyState) -> Collection[SessionId]:
+    """Waiting sessions some of whose link's segments are still to come: these belong in one pass.
+    Nobody but they waits for them."""
+    late = [peer for peer, inflow in state.inflows.items() if inflow.expected]
+    if not late:
+        return ()
+    way = state.config.way_of
+    return {waiting.session for waiting in state.queue if way(waiting.session) in late}
 
 
 def serve(state: VerifyState) -> tuple[VerifyState, Effects]:
@@ -58,7 +72,7 @@ def send_parked(state: VerifyState, *, waited: bool = False) -> tuple[VerifyStat
 def _start(state: VerifyState) -> tuple[VerifyState, Effects]:
     """The first of the queue get their pass, and their places go back to the stage before."""
     config, sessions = state.config, dict(state.sessions)
-    chosen, queue = gather(state.queue, sessions, config.batch_rows)
+    chosen, queue = gather(state.queue, sessions, config.batch_rows, _held(state))
     parts: list[Part] = []
     for waiting in chosen:
         sessions[waiting.session], part = plan(sessions[waiting.session], waiting, last=config.last)
@@ -109,13 +123,14 @@ def computed(
 
 
 def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState, Effects]:
-    """A pass has taken so long; the draft node is told what it does not know."""
-    cost = state.cost.observe(rows, seconds)
-    news = cost.news() if DRAFT in state.peers else None
+    """A pass has taken so long; the draft nodes are told what they do not know."""
+    cost, drafts = state.cost.observe(rows, seconds), state.drafts
+    news = cost.news() if drafts else None
     state = replace(state, cost=news or cost)
     if news is None:
         return state, ()
-    return state, (Send(DRAFT, PassTimes(state.config.rank, *news.table())),)
+    times = PassTimes(state.config.rank, *news.table())
+    return state, tuple(Send(draft, times) for draft in drafts)
 
 
 def _results(running: Running, result: object) -> Sequence[object]:
@@ -158,12 +173,14 @@ def _done(session: StageSession, part: Part, result: object, stay: Sequence[int]
 
 
 def _together(verdicts: Sequence[Send]) -> Sequence[Send]:
-    """Verdicts of one pass, each with the number of those behind it."""
-    last = len(verdicts) - 1
-    return [
-        replace(send, message=replace(send.message, more=last - i)) if i < last else send
-        for i, send in enumerate(verdicts)
-    ]
+    """Verdicts of one pass, each with the number of those behind it on its link."""
+    found: list[Send] = []
+    behind: Counter[Rank] = Counter()
+    for send in reversed(verdicts):
+        more = behind[send.to]
+        found.append(replace(send, message=replace(send.message, more=more)) if more else send)
+        behind[send.to] += 1
+    return found[::-1]
 
 
 def _verdict(session: StageSession, part: Part, result: object, stay: Sequence[int]) -> Send | None:
@@ -195,7 +212,7 @@ def _verdict(session: StageSession, part: Part, result: object, stay: Sequence[i
         log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
         drawn=tuple(more.drawn[i] for i in judged if more.drawn),
     )
-    return Send(DRAFT, message, features)
+    return Send(owner(session.session), message, features)
 
 
 def _onward(state: VerifyState, waiting: Waiting, *, waited: bool, more: int) -> Send:

@@ -1,16 +1,18 @@
-"""Neighbours and the draft node come and go."""
+"""Neighbours and draft nodes come and go."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
 from asyncspec.pass_cost import PassCost
-from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.credit import grant, put
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
-from asyncspec_nodes.machines.verify.state import Effects, VerifyState
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_nodes.machines.verify.state import Effects, Inflow, VerifyState, know
+from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
 from asyncspec_protocol.messages import Ready
 
 
@@ -19,34 +21,57 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     config = state.config
     state = replace(state, peers=state.peers | {peer})
     effects: list[Effect] = []
-    if peer == config.before:
-        state, granted = grant(replace(state, granted=0, received=0, longer=0, expected=0))
+    if config.fed_by(peer):
+        state, granted = grant(put(state, peer, Inflow()), (peer,))
         effects.extend(granted)
-    if peer == config.after and not config.last:
-        state = replace(state, allowed=0, sent=0)
-    if peer == DRAFT:
+    if is_draft(peer):
+        # Told once more, to all of them: it is little, and this one knows nothing yet.
         state = replace(state, cost=PassCost(state.cost.sizes))
-    if peer in (DRAFT, config.after) and DRAFT in state.peers:
-        effects.append(Send(DRAFT, _ready(state)))
+        effects.append(_ready(state, peer))
+    elif peer == config.after and not config.last:
+        state = replace(state, allowed=0, sent=0)
+        effects.extend(_ready(state, draft) for draft in state.drafts)
     return state, tuple(effects)
 
 
-def _ready(state: VerifyState) -> Ready:
+def _ready(state: VerifyState, draft: Rank) -> Send:
     up = state.config.last or state.config.after in state.peers
-    return Ready(rank=state.config.rank, up=up)
+    return Send(draft, Ready(rank=state.config.rank, up=up))
 
 
 def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
-    """Without a neighbour or the draft node no session can go on; the draft node, which has the
-    committed path, opens new ones when the pipeline stands again."""
+    """Without its draft node no session can go on, and without a neighbour none at all; the draft
+    nodes, which have the committed paths, open new ones when the pipeline stands again."""
     if peer not in state.peers:
         return state, ()
     config = state.config
-    released = tuple(Compute(Release(session)) for session in state.sessions)
-    state = replace(state, peers=state.peers - {peer}, sessions={}, closing={}, queue=(), parked=())
+    inflows = {rank: inflow for rank, inflow in state.inflows.items() if rank != peer}
+    state = replace(state, peers=state.peers - {peer}, inflows=inflows)
+    if not is_draft(peer):
+        state, dropped = _drop(state, state.sessions.keys() | state.closing.keys())
+    else:
+        of_it = [s for s in (*state.sessions, *state.closing) if owner(s) == peer]
+        state, dropped = _drop(state, frozenset(of_it))
+        if peer in state.known:
+            # What it has closed will not be opened here while it is away, and is over when it is
+            # back (``Floor``).
+            state = know(state, peer, replace(state.known[peer], closed_early=frozenset()))
+    down: Effects = ()
+    if peer == config.after and not config.last:
+        down = tuple(_ready(state, draft) for draft in state.drafts)
+    return state, (*dropped, *down)
+
+
+def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState, Effects]:
+    """Forget sessions of which nobody wants to hear any more, and all that waits of them."""
+    released = tuple(Compute(Release(session)) for session in state.sessions if session in over)
+    state = replace(
+        state,
+        sessions={k: v for k, v in state.sessions.items() if k not in over},
+        closing={k: v for k, v in state.closing.items() if k not in over},
+        queue=tuple([w for w in state.queue if w.session not in over]),
+        parked=tuple([w for w in state.parked if w.session not in over]),
+    )
     state, abandoned = abandon_dead(state)
     state, granted = grant(state)
-    down: Effects = ()
-    if peer == config.after and not config.last and DRAFT in state.peers:
-        down = (Send(DRAFT, _ready(state)),)
-    return state, (*abandoned, *released, *granted, *down)
+    return state, (*abandoned, *released, *granted)

@@ -6,23 +6,29 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Abandon, Compute
 from asyncspec_nodes.machines.verify.credit import grant
+from asyncspec_nodes.machines.verify.follows import astray
 from asyncspec_nodes.machines.verify.session import Waiting, prune, survivors, thin
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known
-from asyncspec_protocol.ids import DRAFT
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import owner
 from asyncspec_protocol.messages import PruneIndices
 
 
 def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
-    """Apply a prune to all there is of its session, at once."""
+    """Apply a prune to all there is of its session, at once. Raises ``RemoteProtocolError`` for one
+    that takes a waiting node's parent away and leaves the node."""
     session = state.sessions.get(message.session)
     if session is None:
-        check_known(state, message.session, DRAFT)
+        check_known(state, message.session, owner(message.session))
         return state, ()
     session, job = prune(session, message)
     state = replace(state, sessions={**state.sessions, message.session: session})
     effects: Effects = () if job is None else (Compute(job),)
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
+    left = [waiting for waiting in state.queue if waiting.session == message.session]
+    if left and (wrong := astray(session, (), left)):
+        raise RemoteProtocolError(wrong, peer=owner(message.session))
     return state, abandoned + effects + granted
 
 

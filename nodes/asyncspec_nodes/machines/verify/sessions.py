@@ -1,4 +1,4 @@
-"""Sessions open and close; each one's account goes to the draft node."""
+"""Sessions open and close; each one's account goes to its draft node."""
 
 from __future__ import annotations
 
@@ -11,30 +11,38 @@ from asyncspec.sampling import Sampling
 from asyncspec_nodes.machines.verify.credit import grant
 from asyncspec_nodes.machines.verify.prunes import abandon_dead, thin_queue
 from asyncspec_nodes.machines.verify.session import StageSession
-from asyncspec_nodes.machines.verify.state import Effects, VerifyState
+from asyncspec_nodes.machines.verify.state import UNKNOWN, Effects, VerifyState, know
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, SessionId
+from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Open
 
 # A bound on what a confused draft node can make a stage remember.
 MOST_CLOSED_EARLY = 4096
 
 
-def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
+def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
     """A session begins here and is announced to the next stage."""
     config, session = state.config, message.session
-    if session <= state.opened and session not in state.closed_early:
+    draft = owner(session)
+    known = state.known.get(draft, UNKNOWN)
+    early = session in known.closed_early
+    if session <= known.opened and not early:
         return state, ()  # over before it came down the pipeline
-    state = replace(state, opened=max(state.opened, session))
-    if not config.last and config.after not in state.peers:
-        # The next stage will never hear of it; that the link is down is on its way to the draft
-        # node, which opens another session when the pipeline stands again.
-        return replace(state, closed_early=state.closed_early - {session}), ()
+    known = replace(
+        known,
+        opened=max(known.opened, session),
+        closed_early=known.closed_early - {session} if early else known.closed_early,
+    )
+    state = know(state, draft, known)
+    if draft not in state.peers or not (config.last or config.after in state.peers):
+        # Its draft node is gone, and would never end it here; or the next stage will never hear of
+        # it: that the link is down is on its way to the draft node. It opens another session when
+        # the pipeline stands again.
+        return state, ()
     onward: Effects = () if config.last else (Send(config.after, message),)
     if max(message.features, default=0) > config.layers:
         raise RemoteProtocolError(
-            f"features of depth {max(message.features)} of {config.layers} layers",
-            peer=config.before,
+            f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
         )
     sampling = Sampling.of(message)
     new = StageSession(
@@ -45,8 +53,7 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         log_probs=message.log_probs,
         tokens_travel=sampling.penalises,
     )
-    if session in state.closed_early:
-        state = replace(state, closed_early=state.closed_early - {session})
+    if early:
         return state, (*onward, report(new))
     asked = message.prompt_length - message.given
     admit = Admit(
@@ -58,7 +65,7 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         tops=message.tops,
         log_probs=message.log_probs,
     )
-    state, granted = grant(replace(state, sessions={**state.sessions, session: new}))
+    state, granted = grant(replace(state, sessions={**state.sessions, session: new}), (peer,))
     return state, (Compute(admit), *onward, *granted)
 
 
@@ -66,10 +73,13 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
     """A session is over; one that has not come yet never begins."""
     session = state.sessions.get(session_id)
     if session is None:
-        if session_id > state.opened:
-            if len(state.closed_early) >= MOST_CLOSED_EARLY:
-                raise RemoteProtocolError("too many sessions closed unopened", peer=DRAFT)
-            state = replace(state, closed_early=state.closed_early | {session_id})
+        draft = owner(session_id)
+        known = state.known.get(draft, UNKNOWN)
+        if session_id > known.opened:
+            early = known.closed_early | {session_id}
+            if len(early) > MOST_CLOSED_EARLY:
+                raise RemoteProtocolError("too many sessions closed unopened", peer=draft)
+            state = know(state, draft, replace(known, closed_early=early))
         return state, ()
     sessions = {k: v for k, v in state.sessions.items() if k != session_id}
     state = replace(state, sessions=sessions)
@@ -84,15 +94,20 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
     return state, (*abandoned, *release, *granted)
 
 
-def raise_floor(state: VerifyState, first: SessionId) -> tuple[VerifyState, Effects]:
-    """Forget every session below ``first``: they ended while the draft node could not say so."""
-    over = tuple(session for session in state.sessions if session < first)
-    state = replace(
-        state,
-        opened=max(state.opened, SessionId(first - 1)),
-        closed_early=frozenset(s for s in state.closed_early if s >= first),
-        sessions={k: v for k, v in state.sessions.items() if k >= first},
+def raise_floor(
+    state: VerifyState, draft: Rank, first: SessionId
+) -> tuple[VerifyState, Effects]:
+    """Forget every session of a draft node below ``first``: they ended while it could not say
+    so."""
+    over = tuple(s for s in state.sessions if s < first and owner(s) == draft)
+    known = state.known.get(draft, UNKNOWN)
+    known = replace(
+        known,
+        opened=max(known.opened, SessionId(first - 1)),
+        closed_early=frozenset(s for s in known.closed_early if s >= first),
     )
+    left = {k: v for k, v in state.sessions.items() if k not in over}
+    state = know(replace(state, sessions=left), draft, known)
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
     return state, (*abandoned, *(Compute(Release(session)) for session in over), *granted)
@@ -101,7 +116,7 @@ def raise_floor(state: VerifyState, first: SessionId) -> tuple[VerifyState, Effe
 def report(session: StageSession) -> Report:
     """The account of a session."""
     return Report(
-        to=DRAFT,
+        to=owner(session.session),
         session=session.session,
         passes=session.passes,
         rows=session.rows,

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect
 from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
 
 Effects = tuple[Effect, ...]
 
@@ -41,14 +42,41 @@ class VerifyConfig(Struct, frozen=True, dict=True):
         return self.rank == self.stages
 
     @cached_property
-    def before(self) -> Rank:
-        """Where segments come from."""
-        return Rank(self.rank - 1)
-
-    @cached_property
     def after(self) -> Rank:
         """Where segments go; meaningless on the last stage."""
         return Rank(self.rank + 1)
+
+    def fed_by(self, peer: Rank) -> bool:
+        """Whether segments come from a peer: to the first stage from every draft node."""
+        return is_draft(peer) if self.rank == 1 else peer == self.rank - 1
+
+    def way_of(self, session: SessionId) -> Rank:
+        """The peer that a session's segments come from."""
+        return owner(session) if self.rank == 1 else Rank(self.rank - 1)
+
+
+class Inflow(Struct, frozen=True):
+    """The segments of one link, since it came up."""
+
+    # Those the peer may have sent in all, and those that came.
+    granted: int = 0
+    received: int = 0
+    # Credit beyond ``config.window``: segments that the link itself holds, by its latency.
+    longer: int = 0
+    # Segments that were sent at once and are still to come: they belong together.
+    expected: int = 0
+
+
+class Known(Struct, frozen=True):
+    """What is known of one draft node's sessions, its links' ups and downs apart."""
+
+    # Highest session id ever opened; what is below and not open is over, and dropped.
+    opened: SessionId = SessionId(-1)
+    # Closed before their ``Open`` had come down the pipeline.
+    closed_early: frozenset[SessionId] = frozenset()
+
+
+UNKNOWN = Known()
 
 
 class VerifyState(Struct, frozen=True):
@@ -58,13 +86,10 @@ class VerifyState(Struct, frozen=True):
     sessions: Mapping[SessionId, StageSession] = {}
     # Closed while their last pass was still in service: the report waits for its end.
     closing: Mapping[SessionId, StageSession] = {}
-    # Highest session id ever opened; what is below and not open is over, and dropped.
-    opened: SessionId = SessionId(-1)
-    # Closed before their ``Open`` had come down the pipeline.
-    closed_early: frozenset[SessionId] = frozenset()
+    # By draft node; also of those that are gone, whose segments may still be under way.
+    known: Mapping[Rank, Known] = {}
+    # In the order in which they came, from whomever.
     queue: tuple[Waiting, ...] = ()
-    # Segments of one pass of the stage before that are still to come: they belong together.
-    expected: int = 0
     # Segments like those of the last pass that fit in one.
     fit: int = 1
     # What passes have taken.
@@ -73,17 +98,31 @@ class VerifyState(Struct, frozen=True):
     # Computed, but the next stage has no credit for them yet. While one waits nothing is started.
     parked: tuple[Waiting, ...] = ()
     peers: frozenset[Rank] = frozenset()
-    # Segments the stage before may have sent in all, and those that came, on this link.
-    granted: int = 0
-    received: int = 0
-    # Credit beyond ``config.window``: segments that the link itself holds, by its latency.
-    longer: int = 0
-    # The same towards the stage after.
+    # By the peer that segments come from, while its link is up.
+    inflows: Mapping[Rank, Inflow] = {}
+    # Segments the stage after allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0
+
+    @property
+    def drafts(self) -> tuple[Rank, ...]:
+        """The draft nodes that are linked, in order."""
+        return tuple(sorted(filter(is_draft, self.peers)))
+
+
+def check_owner(session: SessionId, peer: Rank) -> None:
+    """A draft node speaks of its own sessions only; stages pass on those of all of them."""
+    if is_draft(peer) and owner(session) != peer:
+        raise RemoteProtocolError(f"session {session} is another draft node's", peer=peer)
 
 
 def check_known(state: VerifyState, session: SessionId, peer: Rank) -> None:
     """A session that is over may still be spoken of; one that never was may not."""
-    if session > state.opened and session not in state.closed_early:
+    known = state.known.get(owner(session), UNKNOWN)
+    if session > known.opened and session not in known.closed_early:
         raise RemoteProtocolError(f"session {session} was never opened", peer=peer)
+
+
+def know(state: VerifyState, draft: Rank, known: Known) -> VerifyState:
+    """The state with what is known of a draft node's sessions now."""
+    return replace(state, known={**state.known, draft: known})
