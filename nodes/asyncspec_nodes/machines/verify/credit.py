@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
 from asyncspec_nodes.machines.verify.state import Effects, Inflow, VerifyState
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Credit, Segment
 
 
@@ -66,9 +66,11 @@ def lengthen(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
     return put(state, peer, replace(inflow, longer=inflow.longer + 1))
 
 
-def give_back(state: VerifyState) -> tuple[VerifyState, Effects]:
-    """The credit of segments that have left the queue for their pass, unless enough wait behind."""
-    for peer, inflow in state.inflows.items():
+def give_back(state: VerifyState, started: Iterable[SessionId]) -> tuple[VerifyState, Effects]:
+    """The credit of segments that have left the queue for their pass, which ``started`` are in,
+    unless enough wait behind."""
+    for peer in set(map(state.config.way_of, started)):
+        inflow = state.inflows[peer]
         if inflow.longer and queued(state, peer) >= room(state, peer):
             state = put(state, peer, replace(inflow, longer=inflow.longer - 1))
     return grant(state)

@@ -87,7 +87,7 @@ def _start(state: VerifyState) -> tuple[VerifyState, Effects]:
         sessions=sessions,
         fit=max(1, config.batch_rows // largest),
     )
-    state, granted = give_back(state)
+    state, granted = give_back(state, [waiting.session for waiting in chosen])
     return state, (Compute(job), *granted)
 
 

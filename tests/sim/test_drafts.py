@@ -1,0 +1,155 @@
+"""Several draft nodes on one pipeline: everybody gets the sequential decoder's text, and what one
+of them does, or suffers, is no other's business."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Request
+from asyncspec_protocol.ids import Rank, draft_rank
+from cluster import Cluster
+from laws import check_after, clusters, requests, watch_invariants
+
+BOUND = 200_000.0
+"""More virtual time than any of these small requests can need: a bound on liveness."""
+
+
+class Wish(Struct, frozen=True):
+    """A user's request, of which draft node, and when."""
+
+    request: Request
+    of: Rank
+    when: int
+
+
+class Users:
+    """They ask their draft nodes; what a draft node was asked ends with it."""
+
+    def __init__(self, cluster: Cluster, wishes: list[Wish]) -> None:
+        self.cluster = cluster
+        self.wishes = wishes
+        # By number, with the draft node they are of.
+        self.asked: dict[int, Rank] = {}
+        self.doomed: set[int] = set()
+        for wish in wishes:
+            cluster.world.at(wish.when, self._ask, wish)
+
+    def _ask(self, wish: Wish) -> None:
+        number = wish.request.request
+        if wish.of in self.cluster.drafts:
+            self.asked[number] = wish.of
+            self.cluster.submit(wish.request, wish.of)
+        else:
+            self.doomed.add(number)
+
+    def leave(self, rank: Rank) -> None:
+        """A draft node ends."""
+        finished = self.cluster.world.finished
+        self.doomed |= {n for n, of in self.asked.items() if of == rank and n not in finished}
+        self.cluster.leave(rank)
+
+    def come(self, rank: Rank) -> None:
+        """A draft node begins, or what links it has lost are made again."""
+        self.cluster.drafts.add(rank)
+        self.cluster.connect_all()
+
+    def check(self) -> None:
+        """Nobody was told anything wrong, and all whose draft node has not ended were served."""
+        world = self.cluster.world
+        for wish in self.wishes:
+            told = tuple(world.tokens.get(wish.request.request, ()))
+            assert told == self.cluster.expected(wish.request)[: len(told)]
+        served = [w.request for w in self.wishes if w.request.request not in self.doomed]
+        check_after(self.cluster, served)
+
+    def check_undisturbed(self, drafts: set[Rank]) -> None:
+        """The users of these draft nodes were served in one session each."""
+        for wish in self.wishes:
+            if wish.of in drafts:
+                finish = self.cluster.world.finished[wish.request.request]
+                assert finish.reason in {"stop", "length"}
+                assert finish.stats["sessions"] == 1
+
+
+@st.composite
+def crowds(draw: st.DrawFn, least: int = 1) -> Users:
+    """One to six draft nodes on one to three stages, each with some users."""
+    drafts = draw(st.integers(least, 6))
+    wishes: list[Wish] = []
+    for number in range(drafts):
+        for request in draw(requests(2)):
+            own = replace(request, request=len(wishes))
+            wishes.append(Wish(own, draft_rank(number), draw(st.integers(0, 40))))
+    cluster = draw(clusters(drafts=drafts, stages=draw(st.integers(1, 3))))
+    watch_invariants(cluster)
+    return Users(cluster, wishes)
+
+
+@settings(max_examples=150)
+@given(crowds())
+def test_every_draft_node_gets_the_reference_decoders_text(users: Users) -> None:
+    users.cluster.world.run(until=BOUND)
+    users.check()
+    users.check_undisturbed(users.cluster.drafts)
+
+
+moments = st.integers(0, 60)
+# When, to whom, what (0: it ends; else the link to that stage is cut), and for how long.
+strikes = st.lists(
+    st.tuples(moments, st.integers(0, 5), st.integers(0, 3), st.integers(1, 30)), max_size=6
+)
+
+
+@settings(max_examples=150)
+@given(crowds(least=2), strikes, st.data())
+def test_who_stays_is_untouched_by_the_losses_of_others(
+    users: Users, drawn: list[tuple[int, int, int, int]], data: st.DataObject
+) -> None:
+    """Draft nodes end, come later, come back, or lose a link; some of them only watch."""
+    cluster, world = users.cluster, users.cluster.world
+    ranks = sorted(cluster.drafts)
+    steady = data.draw(st.integers(1, len(ranks) - 1))
+    shaky = ranks[steady:]
+    for rank in shaky:
+        if data.draw(st.booleans()):
+            users.leave(rank)
+            world.at(data.draw(moments), users.come, rank)
+    for when, which, what, pause in drawn:
+        rank, stage = shaky[which % len(shaky)], Rank(what % (cluster.stages + 1))
+        if stage:
+            world.at(when, world.cut, rank, stage)
+        else:
+            world.at(when, users.leave, rank)
+        if stage or which % 2:
+            world.at(when + pause, users.come, rank)
+    world.run(until=BOUND)
+    users.check()
+    users.check_undisturbed(set(ranks[:steady]))
+
+
+@settings(max_examples=100)
+@given(crowds(), strikes)
+def test_lost_stages_end_sessions_never_requests(
+    users: Users, drawn: list[tuple[int, int, int, int]]
+) -> None:
+    """Stages end and come back empty, links between them break, and draft nodes end meanwhile."""
+    cluster, world = users.cluster, users.cluster.world
+    ranks = sorted(cluster.drafts)
+
+    def restart(stage: Rank) -> None:
+        world.restart(stage, cluster.node(stage))
+
+    for when, which, what, pause in drawn:
+        stage = Rank(1 + which % cluster.stages)
+        if what == 0:
+            world.at(when, users.leave, ranks[which % len(ranks)])
+        elif what == 1 and stage < cluster.stages:
+            world.at(when, world.cut, stage, Rank(stage + 1))
+        else:
+            world.at(when, restart, stage)
+        world.at(when + pause, cluster.connect_all)
+    world.run(until=BOUND)
+    users.check()
