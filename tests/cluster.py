@@ -55,6 +55,7 @@ class Cluster:
         features: tuple[int, ...] = (),
         apart: bool = False,
         record: bool = False,
+        world: type[World] = World,
     ) -> None:
         """``apart``: the token source of draft node 0 is a node of its own, unless it reads
         features."""
@@ -87,7 +88,7 @@ class Cluster:
             actors[self.config.source] = self.source_node(self.config.source)
         # One for each node where the run is recorded.
         self.recorders: dict[Rank, Recorder] = {}
-        self.world = World(actors, costs, self.recorders)
+        self.world = world(actors, costs, self.recorders)
         if record:
             for rank, actor in actors.items():
                 self.recorders[rank] = self.recorder(rank, actor)

@@ -133,7 +133,10 @@ def watch_invariants(cluster: Cluster) -> None:
 
 
 def check_node(cluster: Cluster, rank: Rank) -> None:
-    """A machine's own rules. A source has none beside those it refuses a question by."""
+    """A machine's own rules. A source has none beside those it refuses a question by, a liar
+    (``liar.py``) none at all."""
+    if cluster.state(rank) is None:
+        return
     if is_draft(rank):
         check_draft(cluster.state(rank))
     elif rank <= cluster.stages:

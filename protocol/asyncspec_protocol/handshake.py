@@ -66,8 +66,10 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
     if me.role == "client":
         return None
     who = f"rank {peer.rank}"
-    placed = is_draft(peer.rank) or 0 < peer.rank <= me.stages + 1
-    if peer.rank == me.rank or not placed or (is_draft(peer.rank) and is_draft(me.rank)):
+    drafts = is_draft(peer.rank)
+    if drafts and is_draft(me.rank):
+        return f"{who} dials rank {me.rank}: draft nodes are linked to stages, not to each other"
+    if peer.rank == me.rank or not (drafts or 0 < peer.rank <= me.stages + 1):
         return f"{who} does not fit here: rank {me.rank} of {me.stages} stages needs other ranks"
     if peer.role != role_of(peer.rank, me.stages):
         return f"{who} has the role {peer.role}: rank 0 drafts, 1 to {me.stages} verify"

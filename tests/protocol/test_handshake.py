@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec_protocol.handshake import answer, client_hello
+from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Fault, Welcome
 from shell.local import hello
 
@@ -20,6 +21,18 @@ def test_neighbours_and_the_draft_node_are_welcome() -> None:
         assert isinstance(reply, Welcome)
         assert (reply.rank, reply.layers) == (ME.rank, ME.layers)
         assert isinstance(answer(hello(rank, 3), reply), Welcome)
+
+
+def test_any_draft_node_is_welcome_at_a_stage_and_at_no_other_draft_node() -> None:
+    for number in (1, 7, 1023):
+        rank = draft_rank(number)
+        reply = answer(ME, hello(rank, 3))
+        assert isinstance(reply, Welcome)
+        assert isinstance(answer(hello(rank, 3), reply), Welcome)
+        for other in (0, draft_rank(5)):
+            refusal = answer(hello(other, 3), hello(rank, 3))
+            assert isinstance(refusal, Fault)
+            assert "draft nodes are linked to stages, not to each other" in refusal.text
 
 
 def test_a_client_needs_only_the_cluster() -> None:

@@ -3,15 +3,18 @@ of them does, or suffers, is no other's business."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Request
-from asyncspec_protocol.ids import Rank, draft_rank
+from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from cluster import Cluster
 from laws import check_after, clusters, requests, watch_invariants
+from liar import Court, deaf, lies, opening
 
 BOUND = 200_000.0
 """More virtual time than any of these small requests can need: a bound on liveness."""
@@ -75,7 +78,7 @@ class Users:
 
 
 @st.composite
-def crowds(draw: st.DrawFn, least: int = 1) -> Users:
+def crowds(draw: st.DrawFn, least: int = 1, **fixed: Any) -> Users:
     """One to six draft nodes on one to three stages, each with some users."""
     drafts = draw(st.integers(least, 6))
     wishes: list[Wish] = []
@@ -83,7 +86,7 @@ def crowds(draw: st.DrawFn, least: int = 1) -> Users:
         for request in draw(requests(2)):
             own = replace(request, request=len(wishes))
             wishes.append(Wish(own, draft_rank(number), draw(st.integers(0, 40))))
-    cluster = draw(clusters(drafts=drafts, stages=draw(st.integers(1, 3))))
+    cluster = draw(clusters(drafts=drafts, stages=draw(st.integers(1, 3)), **fixed))
     watch_invariants(cluster)
     return Users(cluster, wishes)
 
@@ -153,3 +156,33 @@ def test_lost_stages_end_sessions_never_requests(
         world.at(when + pause, cluster.connect_all)
     world.run(until=BOUND)
     users.check()
+
+
+@settings(max_examples=300)
+@given(crowds(least=2, world=Court), st.data())
+def test_a_liar_is_refused_and_the_others_are_served(users: Users, data: st.DataObject) -> None:
+    """It speaks of others' sessions, sends more than it may, announces what never comes, tells
+    stages different things; and dials again."""
+    cluster = users.cluster
+    world = cluster.world
+    assert isinstance(world, Court)
+    honest = sorted(cluster.drafts)
+    liar = draft_rank(len(honest))
+    world.liars = frozenset((liar,))
+    world.actors[liar] = deaf()
+    cluster.drafts.add(liar)
+    cluster.connect_all()
+    foreign = [first_session(rank) for rank in honest]
+    for life in range(data.draw(st.integers(1, 5))):
+        session = SessionId(first_session(liar) + life)
+        world.at(15 * life, cluster.connect_all)
+        world.at(15 * life, world.lie, liar, Rank(1), opening(session))
+        for when in sorted(data.draw(st.lists(st.integers(0, 14), max_size=8))):
+            stage, lie = data.draw(lies(session, foreign, cluster.stages))
+            world.at(15 * life + when, world.lie, liar, stage, lie)
+    world.at(1000, cluster.drafts.discard, liar)
+    for rank in range(1, cluster.stages + 1):
+        world.at(1000, world.cut, liar, Rank(rank))
+    world.run(until=BOUND)
+    users.check()
+    users.check_undisturbed(set(honest))

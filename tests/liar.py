@@ -1,0 +1,123 @@
+"""A draft node that tells the stages whatever Hypothesis thinks of, and a world that answers as the
+runtime does: with a closed link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import Effect, Input, Received, Send
+from asyncspec.jobs import Job
+from asyncspec.sim.world import Actor, World
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Fault,
+    Floor,
+    Message,
+    Open,
+    PruneIndices,
+    Segment,
+)
+
+
+class Deaf:
+    """A machine that reacts to nothing."""
+
+    def step(self, state: Any, event: Input, now: float) -> tuple[Any, tuple[Effect, ...]]:
+        return state, ()
+
+
+def deaf() -> Actor:
+    """A node that never says anything by itself."""
+    return Actor(Deaf(), None, no_device)
+
+
+def no_device(job: Job) -> None:
+    raise AssertionError("nothing is computed here")
+
+
+class Court(World):
+    """Where a liar is heard: who says what it must not loses that link, and nobody else may."""
+
+    liars: frozenset[Rank] = frozenset()
+    # What was answered to whom.
+    refused: list[tuple[Rank, str]]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.refused = []
+
+    def feed(self, rank: Rank, event: Input) -> None:
+        try:
+            super().feed(rank, event)
+        except RemoteProtocolError as error:
+            peer = error.peer
+            if peer is None and isinstance(event, Received):
+                peer = event.peer
+            if peer not in self.liars:
+                raise
+            self.refused.append((Rank(peer), error.text))
+            self.cut(rank, Rank(peer))
+        else:
+            if isinstance(event, Received) and isinstance(event.message, Fault):
+                self.refused.append((rank, event.message.text))
+                self.cut(event.peer, rank)
+
+    def lie(self, liar: Rank, stage: Rank, message: Message) -> None:
+        """``liar`` says something to a stage, if that still listens."""
+        self._send(liar, self.actors[liar], Send(stage, message))
+
+
+small = st.integers(0, 3)
+nodes = st.integers(0, 9)
+several = st.lists(nodes, max_size=4).map(tuple)
+mores = st.sampled_from([0, 0, 0, 1, 2, 9])
+
+
+@st.composite
+def segments(draw: st.DrawFn, session: int) -> Segment:
+    """Any nodes."""
+    ids = draw(st.lists(nodes, min_size=1, max_size=4, unique=True))
+    parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
+    tokens = tuple(n % 8 for n in ids)
+    return Segment(session, 0, draw(small), tuple(ids), parents, tokens, more=draw(mores))  # type: ignore[arg-type]
+
+
+@st.composite
+def chains(draw: st.DrawFn, session: int) -> Segment:
+    """Two nodes that follow what an honest draft node would have sent before."""
+    start = draw(st.sampled_from((0, 0, 2, 4)))
+    ids, parents = (start, start + 1), (start - 1, start)
+    return Segment(session, start, 0, ids, parents, (1, 2), more=draw(mores))  # type: ignore[arg-type]
+
+
+def opening(session: int) -> Open:
+    """A session that begins as it should."""
+    return Open(session, 1, 20, 0, 0.0, 0, 1.0)  # type: ignore[arg-type]
+
+
+@st.composite
+def lies(
+    draw: st.DrawFn, session: int, foreign: Sequence[int], stages: int
+) -> tuple[Rank, Message]:
+    """Something about a session, most often its own, and whom it is told."""
+    about: Any = draw(st.sampled_from((session,) * 12 + tuple(foreign)))
+    stage = Rank(draw(st.integers(1, stages)))
+    prunes = st.builds(PruneIndices, st.just(about), small, nodes, several, several)
+    to_first = st.one_of(chains(about), chains(about), segments(about), st.just(opening(about)))
+    to_all = st.one_of(
+        prunes,
+        prunes,
+        st.builds(Close, st.just(about)),
+        st.builds(Floor, st.just(about)),
+        st.builds(Credit, small),
+        segments(about),
+    )
+    if draw(st.booleans()):
+        return Rank(1), draw(to_first)
+    return stage, draw(to_all)

@@ -1,0 +1,200 @@
+"""A stage that several draft nodes share: an account for each, and nobody touches another's."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Compute, Effect, Input, Joined, Lost, Received, Send
+from asyncspec.jobs import Admit, Batch, Release
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SessionId, Version, draft_rank, first_session
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Fault,
+    Floor,
+    Message,
+    PassTimes,
+    PruneIndices,
+    Ready,
+    Segment,
+    Verdict,
+)
+from nodes.drive import Driven, done, opening, passes, segment, sent, stage
+
+OTHER = draft_rank(7)
+THEIRS = first_session(OTHER)
+
+
+def shared(rank: int = 1, stages: int = 1, window: int = 8) -> Driven:
+    """A stage with session 0 of draft node 0 and the first session of another."""
+    driven = stage(rank, stages, window=window)
+    driven.feed(Joined(OTHER))
+    before = OTHER if rank == 1 else Rank(rank - 1)
+    driven.feed(Received(before, opening(1, THEIRS)))
+    return driven
+
+
+def own(number: int, nodes: dict[int, int], more: int = 0) -> Received:
+    return Received(DRAFT, replace(segment(number, nodes), more=more))
+
+
+def theirs(number: int, nodes: dict[int, int], more: int = 0) -> Received:
+    return Received(OTHER, replace(segment(number, nodes, session=THEIRS), more=more))
+
+
+def pruning(session: SessionId, horizon: int, *accepted: int) -> PruneIndices:
+    return PruneIndices(session, Version(1), NodeId(horizon), tuple(map(NodeId, accepted)), ())
+
+
+def sessions(effects: list[Effect]) -> list[int]:
+    """Of the passes that were started."""
+    jobs = [e.job for e in effects if isinstance(e, Compute)]
+    together = [one.session for job in jobs if isinstance(job, Batch) for one in job.passes]
+    return together + [one.session for one in passes(effects)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        opening(1, 1),
+        segment(0, {0: -1}),
+        pruning(SessionId(0), 5),
+        Close(SessionId(0)),
+        Floor(SessionId(5)),
+        Floor(SessionId(THEIRS + (1 << 42))),
+    ],
+)
+def test_a_draft_node_speaks_of_its_own_sessions(message: Message) -> None:
+    only = shared()
+    before = only.state
+    with pytest.raises(RemoteProtocolError, match="is another draft node's") as caught:
+        only.feed(Received(OTHER, message))
+    assert caught.value.peer == OTHER
+    assert only.state is before
+
+
+def test_sessions_of_several_draft_nodes_share_a_pass_and_each_hears_of_its_own() -> None:
+    only = shared()
+    only.feed(Received(DRAFT, opening(1, session=1)))
+    (first,) = passes(only.feed(own(0, {0: -1})))
+    only.feed(theirs(0, {0: -1}), own(1, {1: 0}))
+    only.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
+    effects = only.feed(done(first, (5,)))
+    assert sessions(effects) == [THEIRS, 0, 1]
+    job = only.state.running.job
+    verdicts = [
+        (e.to, e.message.session, e.message.more)
+        for e in only.feed(done(job, ((5,), (6,), (7,))))
+        if isinstance(e, Send) and isinstance(e.message, Verdict)
+    ]
+    assert verdicts == [(OTHER, THEIRS, 0), (DRAFT, 0, 1), (DRAFT, 1, 0)]
+
+
+def test_each_has_credit_of_its_own() -> None:
+    only = shared(window=2)
+    only.feed(own(0, {0: -1}), own(1, {1: 0}), own(2, {2: 1}))
+    with pytest.raises(RemoteProtocolError, match="without credit") as caught:
+        only.feed(own(3, {3: 2}))
+    assert caught.value.peer == DRAFT
+    # The queue is full of the one's; the other has all of its places.
+    effects = only.feed(theirs(0, {0: -1}), theirs(1, {1: 0}))
+    assert sent(effects, Credit) == []
+    assert [w.session for w in only.state.queue] == [0, 0, THEIRS, THEIRS]
+
+
+def test_nobody_waits_for_what_another_has_announced() -> None:
+    only = shared()
+    assert sessions(only.feed(theirs(0, {0: -1}, more=1))) == []
+    for number in range(3):
+        effects = only.feed(own(number, {number: number - 1}))
+        assert sessions(effects) == [0]
+        effects = only.feed(done(passes(effects)[0], (5,)))
+        assert sessions(effects) == []
+    assert [(w.session, w.passed_over) for w in only.state.queue] == [(THEIRS, 0)]
+    assert sessions(only.feed(theirs(1, {1: 0}))) == [THEIRS]
+
+
+def test_more_cannot_be_announced_than_may_be_sent() -> None:
+    only = shared(window=2)
+    with pytest.raises(RemoteProtocolError, match="more segments announced") as caught:
+        only.feed(theirs(0, {0: -1}, more=2))
+    assert caught.value.peer == OTHER
+
+
+def test_losing_one_ends_its_sessions_alone() -> None:
+    middle = shared(1, 2)
+    (job,) = passes(middle.feed(theirs(0, {0: -1})))
+    middle.feed(own(0, {0: -1}), theirs(1, {1: 0}))
+    effects = middle.feed(Lost(OTHER))
+    released = [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Release)]
+    assert released == [Release(THEIRS)]
+    assert sent(effects, Ready) == []
+    assert set(middle.state.sessions) == {0}
+    # Its pass comes to its end and brings nothing; the other's turn is next.
+    effects = middle.feed(done(job, object()))
+    assert sent(effects, Segment) == []
+    assert sessions(effects) == [0]
+    granted = middle.feed(Joined(OTHER))
+    assert Send(OTHER, Credit(8, 8)) in granted
+    assert Send(OTHER, Ready(Rank(1), True)) in granted
+
+
+def test_all_are_told_of_the_next_stage_and_of_what_passes_take() -> None:
+    first = shared(1, 2)
+    effects = first.feed(Lost(Rank(2)))
+    for draft in (DRAFT, OTHER):
+        assert Send(draft, Ready(Rank(1), False)) in effects
+    assert not first.state.sessions
+    only, told = shared(), []
+    for number in range(9):
+        effects = only.feed(theirs(number, {number: number - 1}))
+        told += [e for e in only.feed(done(passes(effects)[0], (5,))) if isinstance(e, Send)]
+    assert {e.to for e in told if isinstance(e.message, PassTimes)} == {DRAFT, OTHER}
+
+
+def test_nothing_is_opened_for_a_draft_node_that_is_gone() -> None:
+    """Nobody would ever close it here; and what comes of it is known to be over."""
+    last = shared(2, 2)
+    last.feed(Lost(OTHER))
+    late = segment(0, {0: -1}, tokens=False, session=THEIRS + 1)
+    effects = last.feed(
+        Received(Rank(1), opening(1, THEIRS + 1)), Received(Rank(1), late, object())
+    )
+    assert [e for e in effects if isinstance(e, Compute) and isinstance(e.job, Admit)] == []
+    assert set(last.state.sessions) == {0}
+
+
+def test_who_tells_stages_different_things_ends_its_session_and_no_link_between_them() -> None:
+    last = shared(2, 2)
+    first = segment(0, {0: -1, 1: 0}, tokens=False, session=THEIRS)
+    (job,) = passes(last.feed(Received(Rank(1), first, object())))
+    last.feed(done(job, (1, 2)))
+    # The first stage was not told that node 1 is dead, and sends on its child.
+    last.feed(Received(OTHER, pruning(THEIRS, 2)))
+    child = segment(1, {2: 1}, tokens=False, session=THEIRS)
+    effects = last.feed(Received(Rank(1), child, object()))
+    (fault,) = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Fault)]
+    assert fault.to == OTHER
+    assert "node 2" in fault.message.text  # type: ignore[union-attr]
+    assert "does not follow its parent 1" in fault.message.text  # type: ignore[union-attr]
+    assert set(last.state.sessions) == {0}
+    assert last.state.inflows[Rank(1)].received == 2
+    ours: Input = Received(Rank(1), segment(0, {0: -1}, tokens=False), object())
+    assert sessions(last.feed(ours)) == [0]
+
+
+@pytest.mark.parametrize("accepted", [(), (2,)])
+def test_a_prune_must_not_leave_what_waits_without_its_parent(accepted: tuple[int, ...]) -> None:
+    """The stage would find no place for it."""
+    only = shared()
+    (job,) = passes(only.feed(theirs(0, {0: -1, 1: 0, 2: 0})))
+    only.feed(done(job, (5, 5, 5)))
+    only.feed(own(0, {0: -1}))
+    only.feed(theirs(1, {3: 1}))
+    before = only.state
+    with pytest.raises(RemoteProtocolError, match="node 3 .* its parent 1") as caught:
+        only.feed(Received(OTHER, pruning(THEIRS, 3, *accepted)))
+    assert caught.value.peer == OTHER
+    assert only.state is before

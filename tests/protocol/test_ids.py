@@ -1,0 +1,61 @@
+"""Ranks and session ids say which draft node is meant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.ids import (
+    DRAFT,
+    MOST_DRAFTS,
+    SessionId,
+    draft_number,
+    draft_rank,
+    first_session,
+    is_draft,
+    owner,
+)
+
+numbers = st.integers(0, MOST_DRAFTS - 1)
+# Milliseconds of a clock that shows the year 2100, and what comes before them.
+counters = st.integers(0, 4_102_444_800_000)
+
+
+@given(numbers, numbers, counters, counters)
+def test_a_session_names_its_draft_node(one: int, other: int, count: int, more: int) -> None:
+    mine = SessionId(first_session(draft_rank(one)) + count)
+    theirs = SessionId(first_session(draft_rank(other)) + more)
+    assert owner(mine) == draft_rank(one)
+    assert (mine == theirs) == ((one, count) == (other, more))
+    assert mine < 2**53
+
+
+@given(numbers)
+def test_a_number_and_a_rank_are_one(number: int) -> None:
+    rank = draft_rank(number)
+    assert draft_number(rank) == number
+    assert is_draft(rank)
+    assert role_of(rank, 64) == "draft"
+
+
+def test_number_0_is_as_it_was_before_there_were_others() -> None:
+    assert draft_rank(0) == DRAFT == owner(SessionId(0)) == owner(SessionId(12345))
+    assert first_session(DRAFT) == 0
+
+
+@given(st.integers(1, 65))
+def test_no_stage_and_no_source_is_a_draft_node(rank: int) -> None:
+    assert not is_draft(rank)
+
+
+@given(st.one_of(st.integers(max_value=-1), st.integers(min_value=MOST_DRAFTS << 42)))
+def test_what_nobody_can_issue_is_nobodys(session: int) -> None:
+    assert not is_draft(owner(SessionId(session)))
+
+
+@pytest.mark.parametrize("number", [-1, MOST_DRAFTS])
+def test_there_are_so_many_and_no_more(number: int) -> None:
+    with pytest.raises(ValueError, match="they are 0 to 1023"):
+        draft_rank(number)
