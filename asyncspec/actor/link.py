@@ -79,6 +79,11 @@ class Link(asyncio.BufferedProtocol):
         """The peer's rank; -1 for a client or before the handshake."""
         return Rank(-1) if self.peer is None else self.peer.rank
 
+    @property
+    def asks(self) -> bool:
+        """Whether the peer asks for traces and how this node is, rather than answers."""
+        return self.peer is not None and self.peer.role in ("client", "draft")
+
     # --- asyncio's side -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,8 +1,9 @@
 """Who is linked to whom: listening, dialling, handshakes, and dialling again.
 
-Rank 0 dials every stage and the token source, where that is a node of its own,
-and stage k dials stage k+1; clients dial rank 0. Each node listens on one
-port. A second link of a rank replaces the first only when that one is dead.
+Draft nodes dial every stage (and number 0 the token source, where that is a node of its own),
+stage k dials stage k+1; clients dial draft nodes. Each node listens on one port. A stage takes any
+draft node that shakes hands, listed or not. A second link of a rank replaces the first only when
+that one is dead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from asyncspec.actor.link import Link, LinkOptions
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import answer
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank, draft_number, is_draft
 from asyncspec_protocol.messages import Fault, Hello, Welcome
 
 Address = tuple[str, int]
@@ -52,7 +53,7 @@ class Security(Struct, frozen=True):
 def dialled(me: Hello, peers: Collection[Rank]) -> tuple[Rank, ...]:
     """The ranks this node dials, of those there are."""
     if me.role == "draft":
-        return tuple(sorted(rank for rank in peers if rank != me.rank))
+        return tuple(sorted(rank for rank in peers if not is_draft(rank)))
     return (Rank(me.rank + 1),) if me.role == "verify" and me.rank < me.stages else ()
 
 
@@ -119,7 +120,7 @@ class Mesh:
         reply = answer(self._me, hello)
         if isinstance(reply, Welcome) and hello.role != "client":
             reply = self._place_for(hello.rank) or reply
-        elif isinstance(reply, Welcome) and self._me.rank != DRAFT:
+        elif isinstance(reply, Welcome) and self._me.role != "draft":
             reply = Fault("handshake", "clients are served by rank 0: dial the draft node")
         if isinstance(reply, Fault):
             link.refuse(reply)
@@ -129,6 +130,12 @@ class Mesh:
 
     def _place_for(self, rank: Rank) -> Fault | None:
         """A rank has one link here, and it is the peer's part to dial."""
+        if rank in self.links and is_draft(rank):
+            return Fault(
+                "handshake",
+                f"draft node {draft_number(rank)} is connected already: give each draft node a "
+                "number of its own (--rank)",
+            )
         if rank in self.links:
             return Fault("handshake", f"rank {rank} is connected already: give each rank once")
         if rank in dialled(self._me, self._peers):

@@ -39,7 +39,7 @@ from asyncspec.backend.base import Tensors, WireTensor
 from asyncspec.jobs import Job, Rows
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import (
     Cancel,
     Closed,
@@ -336,8 +336,8 @@ class Runtime(Generic[S]):
             self.feed(Received(link.rank, message, self._unpack(frame)))
 
     def _trace(self, link: Link, message: Collect | Events, frame: Frame) -> None:
-        """Traces are asked for by clients and by the draft node, and given by stages."""
-        if isinstance(message, Events) == (link.rank <= DRAFT):
+        """Traces are asked for by clients and by draft nodes, and given by stages."""
+        if isinstance(message, Events) == link.asks:
             raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
         if isinstance(message, Events):
             if self._courier is not None:
@@ -348,8 +348,8 @@ class Runtime(Generic[S]):
             link.send(Events(message.collection, self.rank, True, "this node keeps no trace"))
 
     def _inspect(self, link: Link, message: Inspect | Status) -> None:
-        """Clients and the draft node ask, the other nodes answer."""
-        if isinstance(message, Status) == (link.rank <= DRAFT):
+        """Clients and draft nodes ask, the other nodes answer."""
+        if isinstance(message, Status) == link.asks:
             raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
         if self._inspector is None:
             raise RemoteProtocolError("this node does not say how it is")

@@ -12,7 +12,7 @@ from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
 from asyncspec.sim.sizes import Sizes
 from asyncspec.sim.stage_cost import StageCost
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import (
     Expand,
     Message,
@@ -67,7 +67,7 @@ class Pricing:
                 return seconds
             first = job.passes[0] if isinstance(job, Batch) else job
             return seconds * cost.jitter.factor(2, rank, first.session, first.segment)
-        if isinstance(job, Expand) and rank == DRAFT:
+        if isinstance(job, Expand) and is_draft(rank):
             return cost.draft.seconds(job) * cost.jitter.factor(
                 3, job.session, job.version, job.base
             )

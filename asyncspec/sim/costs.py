@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.jobs import Batch, Forward, Job
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import Expand, Message
 
 
@@ -26,6 +26,6 @@ class EqualTurns(Struct, frozen=True):
         """One turn a pass; a draft by its depth."""
         if isinstance(job, Forward | Batch):
             return 1.0
-        if isinstance(job, Expand) and rank == DRAFT:
+        if isinstance(job, Expand) and is_draft(rank):
             return min(1.0, self.draft_level * job.depth)
         return 0.0

@@ -18,7 +18,7 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.trace import records
 from asyncspec.trace.recorder import Recorder
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import Collect, Events
 
 FLUSH_SECONDS = 0.2
@@ -110,13 +110,13 @@ class Courier:
     @property
     def _stages(self) -> Mapping[Rank, Link]:
         links = self._runtime.links
-        return links if self._runtime.rank == DRAFT else {}
+        return links if is_draft(self._runtime.rank) else {}
 
     # --- the runtime's side ---------------------------------------------------------------------
 
     def joined(self, link: Link) -> None:
         """See ``Courier`` in the runtime: a new peer is asked for its clock and its lines."""
-        if self._recorder is None or self._runtime.rank != DRAFT:
+        if self._recorder is None or not is_draft(self._runtime.rank):
             return
         self._probe(BURST)
         for collection in self._collections:

@@ -268,6 +268,13 @@ def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     [
         (["--role", "verify", "--rank", "0"], "rank 0 is not a verify node"),
         (["--role", "draft", "--rank", "1"], "rank 1 is not a draft node"),
+        (["--role", "draft", "--rank", "7"], "where draft node 7 listens: give --listen HOST:PORT"),
+        (["--role", "draft", "--rank", "1024"], "--rank is 1024; draft nodes are 0 to 1023"),
+        (["--role", "draft", "--rank", "-1"], "--rank is -1; draft nodes are 0 to 1023"),
+        (["--role", "draft", "--rank", "7", "--listen", "7700"], "--listen 7700 is not HOST:PORT"),
+        (["--role", "draft", "--rank", "7", "--listen", "10.0.0.9:7"], "add a [security] table"),
+        (["--role", "verify", "--rank", "1", "--listen", "h:1"], "--listen is for draft nodes"),
+        (["--role", "verify", "--rank", "1", "--source", "none"], "--source is for draft nodes"),
         (["--role", "verify", "--rank", "2"], "has ranks 0 to 1, not 2"),
         (["--role", "serve", "--rank", "1"], "invalid choice: 'serve'"),
         (["--role", "verify", "--rank", "1", "--listen-fd", "999"], "--listen-fd 999 is no socket"),
@@ -277,6 +284,25 @@ def test_a_node_that_is_started_wrongly(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], says: str
 ) -> None:
     assert says in node_complaint(capsys, tmp_path, 7701, *argv)
+
+
+def test_a_source_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ["--role", "draft", "--rank", "7", "--listen", "127.0.0.1:7709", "--source", "/nowhere"]
+    (tmp_path / "cluster.toml").write_text(
+        CLUSTER.format(port=7701).replace('"model"', f'"{BUNDLED_TARGET}"')
+    )
+    config = ["--config", str(tmp_path / "cluster.toml")]
+    assert "there is no directory /nowhere" in _line(capsys, node_cli.main, [*argv, *config])
+
+
+def test_stages_alone_have_no_draft_node_to_ask(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(port=7701).replace("rank = 0", "rank = 2"))
+    assert complaint(capsys, "--config", str(file), "--prompt", "a") == (
+        "asyncspec: the cluster file has no draft node; give --connect HOST:PORT of one\n"
+    )
 
 
 def test_the_parent_never_imports_torch() -> None:

@@ -51,6 +51,14 @@ def test_a_good_file_has_defaults() -> None:
     assert config.at(2).port == 7702
 
 
+def test_draft_nodes_need_no_table() -> None:
+    """Stages alone are a cluster: draft nodes come as they like."""
+    config = parse(GOOD.replace("rank = 0", "rank = 3"))
+    assert config.stages == 3
+    assert config.find(0) is None
+    assert parse(to_toml(config)) == config
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -62,7 +70,6 @@ def test_a_good_file_has_defaults() -> None:
         (("port = 7701", "port = 70000"), "(at node[1].port)"),
         (("port = 7701", "port = 7700"), "both have the address 127.0.0.1:7700"),
         (("rank = 2", "rank = 3"), "no [[node]] table has rank 2 (a verify stage)"),
-        (("rank = 0", "rank = 3"), "no [[node]] table has rank 0 (the draft node)"),
         (("rank = 2", "rank = 1"), "two [[node]] tables have rank 1"),
         (('name = "home"', 'name = "home"\nstages = 3'), "stages = 3, but 2"),
         (('"localhost"', '"192.168.1.7"'), "add a [security] table"),

@@ -8,7 +8,15 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Compute, Effect, Input, Joined, Lost, Received, Send
 from asyncspec.jobs import Admit, Batch, Release
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SessionId, Version, draft_rank, first_session
+from asyncspec_protocol.ids import (
+    DRAFT,
+    NodeId,
+    Rank,
+    SessionId,
+    Version,
+    draft_rank,
+    first_session,
+)
 from asyncspec_protocol.messages import (
     Close,
     Credit,
@@ -194,7 +202,7 @@ def test_a_prune_must_not_leave_what_waits_without_its_parent(accepted: tuple[in
     only.feed(own(0, {0: -1}))
     only.feed(theirs(1, {3: 1}))
     before = only.state
-    with pytest.raises(RemoteProtocolError, match="node 3 .* its parent 1") as caught:
+    with pytest.raises(RemoteProtocolError, match=r"node 3 .* its parent 1") as caught:
         only.feed(Received(OTHER, pruning(THEIRS, 3, *accepted)))
     assert caught.value.peer == OTHER
     assert only.state is before

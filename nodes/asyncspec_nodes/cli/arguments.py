@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import NoReturn
 
+from asyncspec.errors import UserError
+
 
 class Parser(argparse.ArgumentParser):
     """No usage dump, no guessing of abbreviated options."""
@@ -18,3 +20,11 @@ class Parser(argparse.ArgumentParser):
         """See ``argparse``."""
         sys.stderr.write(f"{self.prog}: {message}\n")
         sys.exit(2)
+
+
+def host_and_port(option: str, text: str) -> tuple[str, int]:
+    """What an option of the form HOST:PORT says. Raises ``UserError``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"{option} {text} is not HOST:PORT")
+    return host.strip("[]"), int(port)

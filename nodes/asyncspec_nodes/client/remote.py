@@ -8,11 +8,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncspec.errors import UserError
-from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.arguments import Parser, host_and_port
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import load
 from asyncspec_nodes.cluster.config_tables import ClusterTable, Config, SecurityTable
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_protocol.ids import DRAFT
 
 
 class Remote(Struct, frozen=True):
@@ -59,8 +60,8 @@ def _address(text: str | None, config: Config | None) -> tuple[str, int]:
     if text is None:
         if config is None:
             raise UserError("which cluster? give --connect HOST:PORT or --config FILE")
-        return config.at(0).host, config.at(0).port
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"--connect {text} is not HOST:PORT")
-    return host.strip("[]"), int(port)
+        draft = config.find(DRAFT)
+        if draft is None:
+            raise UserError("the cluster file has no draft node; give --connect HOST:PORT of one")
+        return draft.host, draft.port
+    return host_and_port("--connect", text)

@@ -8,6 +8,7 @@ from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.source_names import EAGLE, HYBRID, parts
+from asyncspec_protocol.ids import is_draft
 
 
 def check(config: Config) -> None:
@@ -32,10 +33,10 @@ def _check_ranks(config: Config) -> None:
     for rank in ranks:
         if ranks.count(rank) > 1:
             raise UserError(f"two [[node]] tables have rank {rank}; give each rank to one node")
-    missing = [rank for rank in range(max([*ranks, 1]) + 1) if rank not in ranks]
+    # Draft nodes need no table: they come as they like.
+    missing = [rank for rank in range(1, max([*ranks, 1]) + 1) if rank not in ranks]
     if missing:
-        kind = "the draft node" if missing[0] == 0 else "a verify stage"
-        raise UserError(f"no [[node]] table has rank {missing[0]} ({kind}); add it")
+        raise UserError(f"no [[node]] table has rank {missing[0]} (a verify stage); add it")
     stages = config.cluster.stages
     if stages is not None and stages != config.stages:
         raise UserError(
@@ -54,16 +55,23 @@ def _check_addresses(config: Config) -> None:
             raise UserError(
                 f"ranks {other} and {node.rank} both have the address {node.host}:{node.port}"
             )
-        if not (config.security or config.cluster.insecure or is_loopback(node.host)):
-            raise UserError(
-                f"{node.host} (rank {node.rank}) is not a loopback address: add a [security] table "
-                "(nodes/README.md), or set insecure = true in [cluster] on a network you trust"
-            )
+        check_reach(config, node.host, f"rank {node.rank}")
+
+
+def check_reach(config: Config, host: str, whose: str) -> None:
+    """Who listens beyond this machine needs keys, or a word that nobody does. Raises
+    ``UserError``."""
+    if not (config.security or config.cluster.insecure or is_loopback(host)):
+        raise UserError(
+            f"{host} ({whose}) is not a loopback address: add a [security] table "
+            "(nodes/README.md), or set insecure = true in [cluster] on a network you trust"
+        )
 
 
 def _check_layers(config: Config) -> None:
     verify = sorted((n for n in config.node if n.rank), key=lambda n: n.rank)
-    if config.at(0).layers is not None:
+    draft = config.find(0)
+    if draft is not None and draft.layers is not None:
         raise UserError("the draft node (rank 0) holds no target layers; remove its layers key")
     given = [n for n in verify if n.layers is not None]
     if given and len(given) < len(verify):
@@ -84,7 +92,7 @@ def _check_layers(config: Config) -> None:
 
 def _check_pace(config: Config) -> None:
     for rank in config.pace:
-        if rank not in {node.rank for node in config.nodes}:
+        if config.find(rank) is None and not is_draft(rank):
             raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
 
 

@@ -61,7 +61,8 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
 class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[[node]]``"""
 
-    # 0 is the draft node, 1..N are the verify stages in pipeline order.
+    # 0 is the draft node (left out: those that come are not listed, docs/dipsd.md), 1..N are the
+    # verify stages in pipeline order.
     rank: Annotated[int, Meta(ge=0, le=MOST_STAGES)]
     # Address this node listens on and the others reach it at.
     host: Annotated[str, Meta(min_length=1)]
@@ -141,13 +142,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     trace: TraceTable = TraceTable()
     security: SecurityTable | None = None
     source: SourceTable | None = None
-    # By rank.
+    # By rank; of draft node d > 0 that is 1000 + d.
     pace: dict[int, PaceTable] = {}
 
     @property
     def stages(self) -> int:
         """Number of verify stages."""
-        return len(self.node) - 1
+        return sum(node.rank > 0 for node in self.node)
 
     @property
     def nodes(self) -> tuple[NodeTable, ...]:
@@ -157,5 +158,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return (*self.node, NodeTable(self.stages + 1, self.source.host, self.source.port))
 
     def at(self, rank: int) -> NodeTable:
-        """The node of a rank."""
+        """The node of a rank there is."""
         return next(node for node in self.nodes if node.rank == rank)
+
+    def find(self, rank: int) -> NodeTable | None:
+        """The node of a rank; None where the file has none: draft nodes need no table."""
+        return next((node for node in self.nodes if node.rank == rank), None)

@@ -7,7 +7,6 @@ import asyncio
 from asyncspec.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.errors import ApiError
-from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Status
 
 ANSWER_SECONDS = 5.0
@@ -26,7 +25,7 @@ async def statuses(engine: Engine) -> tuple[Status, ...]:
 async def trouble(engine: Engine) -> str:
     """Why no request can be served now; empty where one can."""
     try:
-        draft = next((s for s in await statuses(engine) if s.rank == DRAFT), None)
+        draft = next((s for s in await statuses(engine) if s.role == "draft"), None)
     except AsyncSpecError as error:
         return str(error)
     return "the draft node does not answer" if draft is None else draft.missing
@@ -38,7 +37,7 @@ async def state(engine: Engine) -> dict[str, object]:
         nodes = await statuses(engine)
     except AsyncSpecError as error:
         raise ApiError(503, str(error), code="unavailable", retry_after=1) from None
-    draft = next(node for node in nodes if node.rank == DRAFT)
+    draft = next(node for node in nodes if node.role == "draft")
     return {
         "model": draft.model,
         "context_length": draft.context_length,

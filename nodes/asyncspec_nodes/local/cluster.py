@@ -28,6 +28,7 @@ from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.ids import DRAFT
 
 START_SECONDS = 600.0
 """A cluster that has not loaded its models by then is given up."""
@@ -69,7 +70,7 @@ def local_config(
 
 
 class LocalCluster:
-    """Use it as an asynchronous context: inside, every node has loaded and serves."""
+    """Use it as an asynchronous context: inside, every node of the file has loaded and serves."""
 
     def __init__(
         self, config: Config, progress: Callable[[Report], None], logs: Path | None = None
@@ -86,7 +87,8 @@ class LocalCluster:
     @property
     def address(self) -> tuple[str, int]:
         """Where the draft node serves clients."""
-        return self.config.node[0].host, self.config.node[0].port
+        draft = self.config.at(DRAFT)
+        return draft.host, draft.port
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -138,7 +140,7 @@ class LocalCluster:
             self.config = _with_ports(self.config, [s.getsockname()[1] for s in sockets])
             file = folder / "cluster.toml"
             file.write_text(to_toml(self.config), encoding="utf-8")
-            for rank, sock in enumerate(sockets):
+            for rank, sock in zip([n.rank for n in self.config.nodes], sockets, strict=True):
                 role = role_of(rank, self.config.stages)
                 child = await Child.start(rank, role, file, sock, logs / f"rank-{rank}.log")
                 self._children.append(child)

@@ -15,6 +15,7 @@ import msgspec
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
+from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
 
 STOP_SECONDS = 5.0
@@ -48,7 +49,8 @@ class Child:
         """Start a node that serves on ``sock``; this process's end of it is closed."""
         # -P: a file in the user's directory must not stand in for a module.
         command = [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", role]
-        command += ["--rank", str(rank), "--config", str(config), "--supervised"]
+        number = draft_number(Rank(rank)) if role == "draft" else rank
+        command += ["--rank", str(number), "--config", str(config), "--supervised"]
         command += ["--listen-fd", str(sock.fileno())]
         with log.open("wb") as stderr, sock:
             process = await asyncio.create_subprocess_exec(

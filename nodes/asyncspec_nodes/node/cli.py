@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec.errors import AsyncSpecError, UserError
@@ -18,19 +17,13 @@ from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config import load
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
-from asyncspec_nodes.node import listen
+from asyncspec_nodes.node import listen, place
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_protocol.handshake import role_of
 
 
 def _parser() -> Parser:
     parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
-    parser.add_argument("--role", required=True, choices=["draft", "verify", "source"])
-    parser.add_argument(
-        "--rank", required=True, type=int, help="0 drafts, 1..N verify, N+1 is the source"
-    )
-    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="cluster file")
-    parser.add_argument("--listen-fd", type=int, metavar="N", help="inherited listening socket")
+    place.add_arguments(parser)
     parser.add_argument(
         "--supervised",
         action="store_true",
@@ -53,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 stopped by a signal, 2 a user's mistake, 1 anything else."""
     one_quiet_thread()
     arguments = _parser().parse_args(argv)
-    reporter = Reporter(arguments.rank, sys.stdout if arguments.supervised else None)
+    reporter = Reporter(place.rank(arguments), sys.stdout if arguments.supervised else None)
     try:
         _serve(arguments, reporter)
     except UserError as error:
@@ -70,23 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
-    config, rank = load(arguments.config), arguments.rank
-    last = len(config.nodes) - 1
-    if not 0 <= rank <= last:
-        raise UserError(f"{arguments.config} has ranks 0 to {last}, not {rank}")
-    role = role_of(rank, config.stages)
-    if arguments.role != role:
-        raise UserError(f"rank {rank} is not a {arguments.role} node; use --role {role}")
-    if arguments.listen_fd is None:
-        at = config.at(rank)
-        sock = listen.bind(at.host, at.port, whose=f"rank {rank}")
-    else:
-        sock = listen.inherited(arguments.listen_fd)
-    http = None if arguments.http is None else _http(arguments, role)
+    at = place.take(arguments, load(arguments.config))
+    http = None if arguments.http is None else _http(arguments, arguments.role)
     from asyncspec.actor.loop import run
     from asyncspec_nodes.node.process import serve
 
-    run(serve(config, rank, sock, reporter, supervised=arguments.supervised, http=http))
+    supervised = arguments.supervised
+    run(serve(at.config, at.rank, at.sock, reporter, supervised=supervised, http=http))
 
 
 def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
 from asyncspec_nodes.node.memory import resident_bytes
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Hello, Inspect, Status
 
 
@@ -70,7 +70,7 @@ class Inspector:
 
     def inspect(self, link: Link, message: Inspect) -> None:
         """See ``Inspector`` of the runtime."""
-        if self._me.rank == DRAFT:
+        if self._me.role == "draft":
             self.ask(link, message.question)
         else:
             link.send(self._status(message.question))
@@ -79,7 +79,7 @@ class Inspector:
         """Somebody asks the draft node for all of them."""
         asker.send(self._status(number))
         key, self._next = self._next, self._next + 1
-        others = {rank: link for rank, link in self._runtime.links.items() if rank != DRAFT}
+        others = self._runtime.links
         self._questions[key] = _Question(asker, number, set(others))
         for link in others.values():
             link.send(Inspect(key))

@@ -29,7 +29,7 @@ from asyncspec_nodes.node.sources import ELSEWHERE, load_source, short
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextCodec
 from asyncspec_protocol.handshake import role_of
-from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
 
 
@@ -56,7 +56,7 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     if role == "source":
         loaded = _load_source(config, rank, reporter)
     elif role == "draft":
-        loaded = _load_draft(config, reporter)
+        loaded = _load_draft(config, Rank(rank), reporter)
     else:
         loaded = _load_stage(config, rank, reporter)
     return _paced(loaded, config.pace[rank]) if rank in config.pace else loaded
@@ -113,7 +113,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     )
 
 
-def _load_draft(config: Config, reporter: Reporter) -> Loaded:
+def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
     reporter.loading("torch")
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec_nodes.serving.tokenizer import load_tokenizer
@@ -136,11 +136,11 @@ def _load_draft(config: Config, reporter: Reporter) -> Loaded:
             max_sessions=config.limits.sessions,
             rejoin_seconds=config.limits.rejoin_seconds,
             features=source.features,
-            first_session=SessionId(time.time_ns() // 1_000_000),
+            first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
         )
     )
     return Loaded(
-        me=_hello(config, DRAFT, "draft", (0, 0), target),
+        me=_hello(config, rank, "draft", (0, 0), target),
         machine=machine,
         initial=machine.initial(),
         run_job=source.run,

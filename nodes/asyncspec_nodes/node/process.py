@@ -33,7 +33,7 @@ from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
 from asyncspec_nodes.serving.service import TextService
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Cancel, Submit
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ async def serve(
     reporter.serving(
         Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds, loaded.weights)
     )
+    if loaded.me.role == "verify" and config.find(DRAFT) is None:
+        reporter.log.info("no draft node in the cluster file: those that come are served")
     async with AsyncExitStack() as stack:
         server = None
         if http is not None and engine is not None:

@@ -94,9 +94,7 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
     return state, (*abandoned, *release, *granted)
 
 
-def raise_floor(
-    state: VerifyState, draft: Rank, first: SessionId
-) -> tuple[VerifyState, Effects]:
+def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[VerifyState, Effects]:
     """Forget every session of a draft node below ``first``: they ended while it could not say
     so."""
     over = tuple(s for s in state.sessions if s < first and owner(s) == draft)
