@@ -39,7 +39,7 @@ from asyncspec.backend.base import Tensors, WireTensor
 from asyncspec.jobs import Job, Rows
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import (
     Cancel,
     Closed,
@@ -310,6 +310,9 @@ class Runtime(Generic[S]):
         if link.rank < 0:
             self._shell.client_gone(link)
             return
+        if is_draft(link.rank):
+            for other in self._mesh.links.values():
+                other.forget(link.rank)  # of its sessions no account will be asked for
         self._shell.changed(link.rank, False, reason)
         self.feed(Lost(link.rank, reason))
 

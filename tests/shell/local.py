@@ -22,8 +22,9 @@ from asyncspec_nodes.machines.replay import settings
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.handshake import role_of
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session, is_draft
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
+from cluster import LIFE
 
 QUICK = LinkOptions(
     heartbeat_seconds=0.05, timeout_seconds=2.0, hello_seconds=2.0, redial_seconds=(0.01, 0.05)
@@ -102,10 +103,12 @@ class LocalCluster:
         *,
         traced: bool | None = None,
         features: tuple[int, ...] = (),
+        drafts: int = 1,
     ) -> None:
         """``traced``: record always; False: only what is asked for; None: never. ``features``:
         what the token source reads of the target."""
         self.stages = stages
+        self.drafts = [draft_rank(number) for number in range(drafts)]
         self.features = features
         self.traced = traced
         self.couriers: dict[int, Courier] = {}
@@ -116,12 +119,15 @@ class LocalCluster:
         self.backends: dict[int, ToyStage] = {}
         self.ports: dict[Rank, tuple[str, int]] = {}
         self._socks: dict[int, socket.socket] = {}
+        # Session ids grow also over restarts.
+        self._begun = 0
 
     async def __aenter__(self) -> LocalCluster:
-        for rank in range(self.stages + 1):
+        ranks = [*self.drafts, *range(1, self.stages + 1)]
+        for rank in ranks:
             self._socks[rank] = bound()
             self.ports[Rank(rank)] = self._socks[rank].getsockname()
-        for rank in range(self.stages + 1):
+        for rank in ranks:
             self.start(rank)
         return self
 
@@ -138,10 +144,16 @@ class LocalCluster:
         machine: Machine[Any]
         run: Any
         tensors: Tensors | None = None
-        if rank == 0:
+        if is_draft(rank):
             machine = DraftMachine(
-                DraftConfig(stages=self.stages, rejoin_seconds=20.0, features=self.features)
+                DraftConfig(
+                    stages=self.stages,
+                    rejoin_seconds=20.0,
+                    features=self.features,
+                    first_session=SessionId(first_session(Rank(rank)) + self._begun),
+                )
             )
+            self._begun += LIFE
             run = ToySource(self.model).run
             if self.features:
                 tensors = eagle = ToyEagle(self.model, self.features)
@@ -186,7 +198,7 @@ class LocalCluster:
 
         def recorder(whole: bool) -> Recorder:
             config = settings(runtime._machine.config)  # type: ignore[attr-defined]
-            role = "verify" if rank else "draft"
+            role = role_of(rank, self.stages)
             at = time.monotonic()
             return Recorder(Node(rank, at, at, role, self.stages, config=config, whole=whole))
 
@@ -201,8 +213,8 @@ class LocalCluster:
         node.stop()
         await self.tasks.pop(rank)
 
-    async def ask(self, request: Request) -> Finish:
-        """Submit a request and wait for its end."""
+    async def ask(self, request: Request, of: int = 0) -> Finish:
+        """Submit a request to a draft node and wait for its end."""
         await asyncio.sleep(0)  # let the nodes' tasks begin
-        self.nodes[0].feed(Submitted(request))
-        return await self.shells[0].end(request.request)
+        self.nodes[of].feed(Submitted(request))
+        return await self.shells[of].end(request.request)
