@@ -1,0 +1,170 @@
+"""Six draft nodes as real processes on two stages that list none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from asyncspec.errors import ClusterError
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import to_toml
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.node.reports import Serving, Trouble, read_report
+from asyncspec_protocol.messages import Finished, Output, Submit
+from nodes.background import START, Background
+from nodes.test_processes import generate
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch]
+
+TOKENS = 20
+# What proposes tokens at each of them; None: what the cluster file says.
+SOURCES = (None, "ngram", "eagle:", "hybrid", "ngram", None)
+PROMPTS = (
+    "Once upon a time there was a little fox",
+    "Tom and Lily went to the park. They saw",
+    "The cat sat",
+    "One day, a boy named Ben found a big",
+    "def add(a, b):",
+    "Mia liked to sing. Every day she",
+)
+
+
+class DraftNode:
+    """``asyncspec-node --role draft`` with a port of its own."""
+
+    def __init__(self, number: int, file: Path, source: str | None) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            self.port = sock.getsockname()[1]
+        argv = ["--role", "draft", "--rank", str(number), "--config", str(file), "--supervised"]
+        argv += ["--listen", f"127.0.0.1:{self.port}"]
+        argv += [] if source is None else ["--source", source]
+        self._log = (file.parent / f"draft-{number}.log").open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+
+    def wait(self) -> None:
+        """Until it serves."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            report = read_report(line)
+            assert not isinstance(report, Trouble), report.text
+            if isinstance(report, Serving):
+                return
+        raise AssertionError(f"it has ended with code {self.process.wait(START)}")
+
+    def close(self) -> None:
+        """The end of its stdin is its own."""
+        self.process.communicate(timeout=START)
+        self._log.close()
+
+
+class Shared:
+    """Two stages and six draft nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        config = local_config(
+            TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT)), 2, 2
+        )
+        stages = tuple(node for node in config.node if node.rank)
+        self.background = Background(msgspec.structs.replace(config, node=stages))
+        self.cluster = self.background.name
+        file = folder / "cluster.toml"
+        file.write_text(to_toml(self.background.cluster.config))
+        self.drafts = [DraftNode(number, file, source) for number, source in enumerate(SOURCES)]
+        for draft in self.drafts:
+            draft.wait()
+        # Of the last answer of each.
+        self.tokens: dict[int, list[int]] = {}
+
+    async def ask(self, number: int, prompt: str, count: int, seen: asyncio.Event) -> Finished:
+        """The end of an answer of one of them; its tokens go to ``tokens``. ``seen``: it has some."""
+        client = await Client.connect("127.0.0.1", self.drafts[number].port, self.cluster)
+        self.tokens[number] = []
+        try:
+            async for event in client.ask(submit(prompt, count)):
+                if isinstance(event, Finished):
+                    return event
+                assert isinstance(event, Output)
+                self.tokens[number].extend(event.token_ids)
+                seen.set()
+        finally:
+            await client.close()
+        raise AssertionError("there was no end")
+
+    def close(self) -> None:
+        for draft in self.drafts:
+            draft.close()
+        self.background.close()
+
+
+def submit(prompt: str, count: int) -> Submit:
+    return Submit(0, prompt, count, 0, 0.0, 0, 1.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    found = Shared(tmp_path_factory.mktemp("shared"))
+    yield found
+    found.close()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_each_of_six_gets_the_text_it_would_get_alone(shared: Shared) -> None:
+    async def main() -> None:
+        seen = asyncio.Event()
+        ends = await asyncio.gather(
+            *(shared.ask(n, prompt, TOKENS, seen) for n, prompt in enumerate(PROMPTS))
+        )
+        assert [end.reason for end in ends] == ["length"] * 6
+        # They worked, and nobody disturbed them.
+        assert [end.stats["sessions"] for end in ends] == [1] * 6
+        assert all(end.stats["drafted_nodes"] > 0 for end in ends)
+
+    asyncio.run(main())
+    for number, prompt in enumerate(PROMPTS):
+        assert shared.tokens[number] == generate(BUNDLED_TARGET, prompt, TOKENS)[0]
+
+
+def test_the_commands_ask_any_of_them(shared: Shared, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 3):
+        where = ["--connect", f"127.0.0.1:{shared.drafts[number].port}"]
+        argv = ["--cluster", shared.cluster, "--prompt", PROMPTS[0], "--json"]
+        assert cli.main(["run", *where, *argv, "--max-new-tokens", "8"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], TOKENS)[0][:8]
+
+
+def test_one_that_is_killed_takes_nobody_with_it(shared: Shared) -> None:
+    async def main() -> None:
+        begun, seen = asyncio.Event(), asyncio.Event()
+        doomed = asyncio.create_task(shared.ask(5, PROMPTS[5], 1500, begun))
+        others = [
+            asyncio.create_task(shared.ask(n, PROMPTS[n], 2 * TOKENS, seen)) for n in range(5)
+        ]
+        await asyncio.gather(begun.wait(), seen.wait())
+        shared.drafts[5].process.kill()
+        with pytest.raises(ClusterError, match="is gone"):
+            await doomed
+        for end in await asyncio.gather(*others):
+            assert (end.reason, end.stats["sessions"]) == ("length", 1)
+
+    asyncio.run(main())
+    for number in range(5):
+        expected = generate(BUNDLED_TARGET, PROMPTS[number], 2 * TOKENS)[0]
+        assert shared.tokens[number] == expected
