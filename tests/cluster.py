@@ -96,14 +96,18 @@ class Cluster:
 
     def draft(self, rank: Rank = DRAFT) -> Actor:
         """A fresh draft node."""
-        first = SessionId(first_session(rank) + LIFE * self.lives[rank])
-        self.lives[rank] += 1
-        source = self.config.source if rank == DRAFT else None
-        machine = DraftMachine(replace(self.config, first_session=first, source=source))
+        machine = DraftMachine(self.draft_config(rank))
         if not self.config.features:
             return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
         eagle = self.eagles[rank] = ToyEagle(self.model, self.config.features, top=self.top)
         return Actor(machine, machine.initial(), eagle.run, eagle)
+
+    def draft_config(self, rank: Rank) -> DraftConfig:
+        """How a fresh draft node works; its session ids are above those of its lives before."""
+        first = SessionId(first_session(rank) + LIFE * self.lives[rank])
+        self.lives[rank] += 1
+        source = self.config.source if rank == DRAFT else None
+        return replace(self.config, first_session=first, source=source)
 
     def source_node(self, rank: Rank) -> Actor:
         """A fresh node for the token source."""

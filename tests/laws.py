@@ -164,8 +164,9 @@ def check_stage(state: Any) -> None:
 def together(state: Any, draft: Rank) -> int:
     """Segments of a draft node's sessions in one pass: no more than it has ever opened sessions,
     which it numbers one by one."""
-    opened = state.known[draft].opened - first_session(draft) + 1
-    return max(1, min(state.config.batch_rows, opened))
+    opened: int = state.known[draft].opened - first_session(draft) + 1
+    most: int = state.config.batch_rows
+    return max(1, min(most, opened))
 
 
 def check_inflows(state: Any) -> None:

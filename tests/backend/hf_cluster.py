@@ -13,7 +13,7 @@ from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_nodes.node.sources import Source
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster
 
 
@@ -55,8 +55,8 @@ class HFCluster(Cluster):
         self.source = source
         super().__init__(costs, features=source.features, **options)
 
-    def draft(self) -> Actor:
-        machine = DraftMachine(self.config)
+    def draft(self, rank: Rank = DRAFT) -> Actor:
+        machine = DraftMachine(self.draft_config(rank))
         return Actor(machine, machine.initial(), self.source.run, self.source.tensors)
 
     def stage(self, rank: Rank) -> Actor:

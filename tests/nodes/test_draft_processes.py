@@ -93,7 +93,7 @@ class Shared:
         self.tokens: dict[int, list[int]] = {}
 
     async def ask(self, number: int, prompt: str, count: int, seen: asyncio.Event) -> Finished:
-        """The end of an answer of one of them; its tokens go to ``tokens``. ``seen``: it has some."""
+        """The end of an answer; its tokens go to ``tokens``. ``seen``: there are some."""
         client = await Client.connect("127.0.0.1", self.drafts[number].port, self.cluster)
         self.tokens[number] = []
         try:

@@ -56,7 +56,7 @@ def pruning(session: SessionId, horizon: int, *accepted: int) -> PruneIndices:
     return PruneIndices(session, Version(1), NodeId(horizon), tuple(map(NodeId, accepted)), ())
 
 
-def sessions(effects: list[Effect]) -> list[int]:
+def sessions(effects: list[Effect]) -> list[SessionId]:
     """Of the passes that were started."""
     jobs = [e.job for e in effects if isinstance(e, Compute)]
     together = [one.session for job in jobs if isinstance(job, Batch) for one in job.passes]
