@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from asyncspec.trace import records
 from asyncspec.trace.causes import Cause, Key, causes
 from asyncspec.trace.log import Life, Log, LogStep
+from asyncspec_protocol.ids import Rank, draft_number, is_draft
 
 
 class Piece(Struct, frozen=True):
@@ -40,9 +41,10 @@ class Piece(Struct, frozen=True):
 
 
 def name(rank: int, stages: int) -> str:
-    """D0, V1, V2, ... and, behind the stages, a token source with a node of its own."""
-    if not rank:
-        return "D0"
+    """D0, V1, V2, ..., further draft nodes D1, D2, ... and, behind the stages, a token source with a
+    node of its own."""
+    if is_draft(rank):
+        return f"D{draft_number(Rank(rank))}"
     return f"V{rank}" if rank <= stages else "source"
 
 

@@ -14,6 +14,7 @@ from asyncspec.trace import records
 from asyncspec.trace.clocks import estimate
 from asyncspec.trace.records import Node, Record
 from asyncspec.trace.timeline import Clock
+from asyncspec_protocol.ids import is_draft
 
 
 class LogStep(Struct, frozen=True, gc=False):
@@ -120,5 +121,5 @@ def _life(log: Log, number: int, lines: Sequence[Record]) -> Life:
                 pass
             case _:
                 others.append(line)
-    unknown = Node(rank, 0.0, 0.0, "verify" if rank else "draft", 0)
+    unknown = Node(rank, 0.0, 0.0, "draft" if is_draft(rank) else "verify", 0)
     return Life(rank, number, node or unknown, steps, runs, issued, others)

@@ -14,7 +14,7 @@ from asyncspec.errors import UserError
 from asyncspec.trace.records import Node, Received, Record, Step, Stopped, Trace
 from asyncspec_nodes.machines.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Credit, Verdict
 from cluster import Cluster, ask
 from laws import FEATURES, SMALL, Shaken
@@ -26,16 +26,24 @@ from reader import Reader
     st.sampled_from(sorted(SMALL)),
     st.integers(1, 4),
     st.sampled_from(FEATURES),
+    st.integers(1, 2),
 )
 def test_same_inputs_same_effects(
-    delays: list[int], policy: str, stages: int, features: tuple[int, ...]
+    delays: list[int], policy: str, stages: int, features: tuple[int, ...], drafts: int
 ) -> None:
-    cluster = Cluster(Shaken(delays), stages=stages, policies=SMALL, record=True, features=features)
+    cluster = Cluster(
+        Shaken(delays),
+        stages=stages,
+        drafts=drafts,
+        policies=SMALL,
+        record=True,
+        features=features,
+    )
     for number in range(2):
-        cluster.submit(ask(number, policy=policy))
+        cluster.submit(ask(number, policy=policy), draft_rank(number % drafts))
     cluster.world.run()
     found = replay(cluster.trace().lines, SMALL)
-    assert [node.rank for node in found] == list(range(stages + 1))
+    assert [node.rank for node in found] == sorted({*cluster.drafts, *range(1, stages + 1)})
     assert sum(node.steps for node in found) == cluster.world.steps
     assert all(node.difference is None for node in found)
 

@@ -20,6 +20,7 @@ from asyncspec.trace.timeline import Timeline
 from asyncspec.trace.view import page
 from asyncspec.trace.view.model import KINDS, model
 from asyncspec.trace.view.page import SCRIPTS, embed
+from asyncspec_protocol.ids import draft_rank
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 
@@ -58,6 +59,23 @@ def test_a_token_source_on_its_own_node_is_called_so() -> None:
     assert warning.startswith("source: 1 lines")
     titles = re.findall(rb'"args":\{"name":"(D0|V\d|source)', export(line))
     assert titles == [b"D0", b"V1", b"V2", b"source"]
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_what_one_of_several_draft_nodes_has_collected(asked: int) -> None:
+    """Its own lines and the stages', which speak of the others' sessions too."""
+    cluster = Cluster(Shaken([1, 2]), stages=2, drafts=2, policies=SMALL, record=True)
+    for number in range(2):
+        cluster.submit(ask(number), draft_rank(number))
+    cluster.world.run()
+    trace = cluster.trace()
+    mine = tuple(line for line in trace.lines if line.rank in (draft_rank(asked), 1, 2))
+    reading = read(replace(trace, lines=mine))
+    line = timeline(reading)
+    assert [request.request for request in line.requests] == [asked]
+    assert len(line.tokens) == len(cluster.world.tokens[asked])
+    found = model(line, summarise(reading, line))
+    assert sorted(lane.name for lane in found.lanes) == [f"D{asked}", "V1", "V2"]
 
 
 def test_what_the_page_is_told_of_segments_and_losses() -> None:
