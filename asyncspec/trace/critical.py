@@ -41,8 +41,8 @@ class Piece(Struct, frozen=True):
 
 
 def name(rank: int, stages: int) -> str:
-    """D0, V1, V2, ..., further draft nodes D1, D2, ... and, behind the stages, a token source with a
-    node of its own."""
+    """D0, V1, V2, ..., further draft nodes D1, D2, ..., and a token source with a node of its
+    own."""
     if is_draft(rank):
         return f"D{draft_number(Rank(rank))}"
     return f"V{rank}" if rank <= stages else "source"

@@ -22,7 +22,8 @@ from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.reports import Serving, Trouble, read_report
-from asyncspec_protocol.messages import Finished, Output, Submit
+from asyncspec_protocol.ids import draft_rank
+from asyncspec_protocol.messages import Finished, Output, Status, Submit
 from nodes.background import START, Background
 from nodes.test_processes import generate
 
@@ -148,6 +149,20 @@ def test_the_commands_ask_any_of_them(shared: Shared, capsys: pytest.CaptureFixt
         assert cli.main(["run", *where, *argv, "--max-new-tokens", "8"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], TOKENS)[0][:8]
+
+
+def test_each_says_how_the_stages_are(shared: Shared) -> None:
+    async def main() -> tuple[Status, ...]:
+        client = await Client.connect("127.0.0.1", shared.drafts[3].port, shared.cluster)
+        try:
+            return await client.nodes()
+        finally:
+            await client.close()
+
+    draft, first, second = sorted(asyncio.run(main()), key=lambda status: status.role)
+    assert (draft.rank, draft.role, draft.missing) == (draft_rank(3), "draft", "")
+    everybody = {draft_rank(number) for number in range(6)}
+    assert {*first.peers, *second.peers} == everybody | {1, 2}
 
 
 def test_one_that_is_killed_takes_nobody_with_it(shared: Shared) -> None:

@@ -11,8 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Request
+from asyncspec.jobs import Batch, Forward, Job
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
-from cluster import Cluster
+from asyncspec_protocol.messages import Expand, Message
+from cluster import Cluster, ask
 from laws import check_after, clusters, requests, watch_invariants
 from liar import Court, deaf, lies, opening
 
@@ -97,6 +99,33 @@ def test_every_draft_node_gets_the_reference_decoders_text(users: Users) -> None
     users.cluster.world.run(until=BOUND)
     users.check()
     users.check_undisturbed(users.cluster.drafts)
+
+
+class Passes:
+    """A pass takes a turn whatever is in it, a draft and a hop a fraction of one."""
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        return 0.05
+
+    def device(self, rank: Rank, job: Job) -> float:
+        if isinstance(job, Expand):
+            return 0.3
+        return 1.0 if isinstance(job, Forward | Batch) else 0.0
+
+
+def test_sessions_of_several_draft_nodes_share_passes_as_those_of_one_do() -> None:
+    """No draft node knows of another, and yet a stage is not busier than it has to be."""
+    passes: list[int] = []
+    for drafts in (1, 6):
+        cluster = Cluster(Passes(), drafts=drafts, max_sessions=6, batch_rows=256)
+        asked = [ask(number, max_new_tokens=40) for number in range(6)]
+        for number, request in enumerate(asked):
+            cluster.submit(request, draft_rank(number % drafts))
+        cluster.world.run(until=BOUND)
+        check_after(cluster, asked)
+        passes.append(cluster.world.actors[Rank(1)].passes)
+    one, several = passes
+    assert several <= 1.1 * one
 
 
 moments = st.integers(0, 60)
