@@ -114,6 +114,7 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "window": draw(st.integers(1, 3)),
         "prefill_rows": draw(st.integers(1, 5)),
         "max_sessions": draw(st.integers(1, 5)),
+        "share_from": draw(st.sampled_from((1, 3, 1000))),
         # 0: no bound; or room for one session, or for two.
         "slots": draw(st.sampled_from((0, 448, 900))),
         "batch_rows": draw(st.sampled_from((1, 4, 9, 64))),
@@ -157,6 +158,8 @@ def check_stage(state: Any) -> None:
     assert len(state.parked) <= together
     assert len({waiting.session for waiting in state.parked}) == len(state.parked)
     used = sum(session.slots.used for session in state.sessions.values())
+    used += sum(state.kept.values())
+    assert state.kept.keys().isdisjoint(state.sessions)
     assert not state.config.slots or used <= state.config.slots
     if state.running is not None:
         check_pass(state)
@@ -258,4 +261,6 @@ def check_empty(cluster: Cluster) -> None:
         assert not state.parked
         assert state.running is None
         assert not state.closed_early
-        assert not backend.slots_held()
+        # But for the prompts that are kept for others, on all stages the same.
+        assert state.kept == {one.session: len(one.prefix) for one in draft.kept}
+        assert set(backend.slots_held()) == set(state.kept)

@@ -26,6 +26,7 @@ from asyncspec.jobs import (
     Rows,
     SourceJob,
     StageJob,
+    Trim,
 )
 from asyncspec.rng import mix, uniform, uniforms
 from asyncspec.sampling import Sampling
@@ -162,11 +163,16 @@ class ToyStage:
         match job:
             case Admit(session, _, sampling, prompt_length, features, tops, log_probs):
                 caches: list[list[int]] = [[] for _ in self._layers]
+                if job.shared:
+                    caches = [cache[: job.shared] for cache in self._sessions[job.like].caches]
                 last = self._layers.stop == self._model.layers
                 tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
                 self._sessions[session] = _Session(
                     caches, sampling, features, tokens, tops, log_probs
                 )
+            case Trim(session, slots):
+                for cache in self._sessions[session].caches:
+                    del cache[slots:]
             case Release(session):
                 self._sessions.pop(session, None)
             case Compact(session, start, keep):

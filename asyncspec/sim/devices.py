@@ -20,6 +20,7 @@ from asyncspec.jobs import (
     Rows,
     SourceJob,
     StageJob,
+    Trim,
 )
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
@@ -56,10 +57,12 @@ class PathStage:
             case Compact(session, start, keep):
                 cache = self._caches[session]
                 cache[start:] = [cache[slot] for slot in keep]
-            case Admit(session):
-                self._caches[session] = []
+            case Admit(session, like=like, shared=shared):
+                self._caches[session] = self._caches[like][:shared] if shared else []
                 if job.tops:
                     self._tops[session] = job.tops
+            case Trim(session, slots):
+                del self._caches[session][slots:]
             case Release(session):
                 self._caches.pop(session, None)
                 self._tops.pop(session, None)

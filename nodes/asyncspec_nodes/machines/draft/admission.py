@@ -34,8 +34,10 @@ def slots_in_all(state: DraftState) -> int | None:
 
 
 def slots_taken(state: DraftState) -> int:
-    """What the sessions that are open may come to, and those whose end not every stage has told."""
-    return sum(slots_needed(request, state.config.stages) for request in _holders(state))
+    """What the sessions that are open may come to, those whose end not every stage has told, and
+    the prompts that are kept."""
+    kept = sum(-(-len(one.prefix) // BLOCK) * BLOCK for one in state.kept)
+    return kept + sum(slots_needed(request, state.config.stages) for request in _holders(state))
 
 
 def fits(state: DraftState, request: Request) -> bool:

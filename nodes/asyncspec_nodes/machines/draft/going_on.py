@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 
 from asyncspec.actor.machine import Compute, Effect, Emit, Send
-from asyncspec_nodes.machines.draft import admission, asking, dispatch, drafting, verdicts
-from asyncspec_nodes.machines.draft.ends import end, unserved
+from asyncspec_nodes.machines.draft import admission, asking, dispatch, drafting, sharing, verdicts
+from asyncspec_nodes.machines.draft.ends import end, give_up, unserved
 from asyncspec_nodes.machines.draft.session import DraftSession, open_session
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
@@ -60,6 +60,9 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         elif admission.fits(state, job.request):
             state, opened = _open(state, now)
             effects += opened
+        elif state.kept:  # a request that waits is worth more than one that may come
+            state, given_up = give_up(state, state.kept[:1])
+            effects += given_up
         else:
             break
     return state, effects
@@ -70,6 +73,12 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     request, sampling = job.request, job.request.sampling
     policy = config.policies[request.policy]
     features = config.features if policy.drafts else ()
+    start = sharing.best_start(
+        state,
+        request.prompt + job.given,
+        featured=bool(features),
+        penalises=sampling.penalises,
+    )
     session = open_session(
         state.next_session,
         request,
@@ -78,6 +87,8 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         job.given,
         job.counters.opened_at(now),
         featured=bool(features),
+        shared=start.shared,
+        features=start.features,
     )
     message = Open(
         session=session.session,
@@ -87,6 +98,8 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         features=features,
         tops=session.tops,
         log_probs=request.log_probs,
+        like=start.like,
+        shared=start.shared,
         **asdict(sampling),
     )
     state = replace(

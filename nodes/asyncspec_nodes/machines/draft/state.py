@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Request
+from asyncspec.jobs import Rows
 from asyncspec.policy import POLICIES, Policy
 from asyncspec_nodes.machines.draft.counters import Counters
 from asyncspec_nodes.machines.draft.session import DraftSession
@@ -28,6 +29,9 @@ class DraftConfig(Struct, frozen=True):
     # Tokens are below this.
     vocab: int = 2**31
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
+    # Prompts of ended sessions that the stages keep, and the tokens from which on that is worth it.
+    kept: int = 8
+    share_from: int = 64
     # Prompt nodes per segment.
     prefill_rows: int = 64
     # Requests that are processed at a time, where there is room for them; others wait their turn.
@@ -59,6 +63,15 @@ class Ending(Struct, frozen=True):
     missing: frozenset[Rank]
 
 
+class Kept(Struct, frozen=True):
+    """A prompt that the stages hold, by the session that has read it."""
+
+    session: SessionId
+    prefix: tuple[int, ...]
+    # Of all of its positions but the last, in order; None where nobody asked for any.
+    features: tuple[Rows, ...] | None = None
+
+
 class DraftState(Struct, frozen=True):
     """Everything the draft node knows. Mappings are never changed in place."""
 
@@ -68,6 +81,8 @@ class DraftState(Struct, frozen=True):
     # In order of service: the first to have credit is the one that has waited longest.
     sessions: Mapping[SessionId, DraftSession] = {}
     endings: Mapping[SessionId, Ending] = {}
+    # Prompts of sessions that are over, the oldest first.
+    kept: tuple[Kept, ...] = ()
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()

@@ -85,7 +85,7 @@ def _received(
         case Open() if peer == config.before:
             return opened(state, message)
         case Close() if peer == DRAFT:
-            return closed(state, message.session)
+            return closed(state, message)
         case Floor(first) if peer == DRAFT:
             return raise_floor(state, first)
         case _:

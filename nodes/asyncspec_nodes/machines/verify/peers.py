@@ -42,8 +42,10 @@ def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     if peer not in state.peers:
         return state, ()
     config = state.config
-    released = tuple(Compute(Release(session)) for session in state.sessions)
-    state = replace(state, peers=state.peers - {peer}, sessions={}, closing={}, queue=(), parked=())
+    released = tuple(Compute(Release(s)) for s in (*state.sessions, *state.kept))
+    state = replace(
+        state, peers=state.peers - {peer}, sessions={}, closing={}, kept={}, queue=(), parked=()
+    )
     state, abandoned = abandon_dead(state)
     state, granted = grant(state)
     down: Effects = ()

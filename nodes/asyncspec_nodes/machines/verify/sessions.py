@@ -5,16 +5,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Report, Send
-from asyncspec.jobs import Admit, Release
+from asyncspec.jobs import Admit, Release, Trim
 from asyncspec.liveness import Liveness
 from asyncspec.sampling import Sampling
+from asyncspec.slots import Slots
 from asyncspec_nodes.machines.verify.credit import grant
 from asyncspec_nodes.machines.verify.prunes import abandon_dead, thin_queue
 from asyncspec_nodes.machines.verify.session import StageSession
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, SessionId
-from asyncspec_protocol.messages import Open
+from asyncspec_protocol.ids import DRAFT, NodeId, SessionId
+from asyncspec_protocol.messages import Close, Open
 
 # A bound on what a confused draft node can make a stage remember.
 MOST_CLOSED_EARLY = 4096
@@ -30,6 +31,8 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         # The next stage will never hear of it; that the link is down is on its way to the draft
         # node, which opens another session when the pipeline stands again.
         return replace(state, closed_early=state.closed_early - {session}), ()
+    if message.shared and not _holds(state, message):
+        return state, ()  # lost with a peer, as the draft node is about to learn
     onward: Effects = () if config.last else (Send(config.after, message),)
     if max(message.features, default=0) > config.layers:
         raise RemoteProtocolError(
@@ -44,6 +47,7 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         tops=message.tops,
         log_probs=message.log_probs,
         tokens_travel=sampling.penalises,
+        slots=Slots(message.shared, NodeId(message.shared - 1)),
     )
     if session in state.closed_early:
         state = replace(state, closed_early=state.closed_early - {session})
@@ -57,14 +61,36 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         features=message.features,
         tops=message.tops,
         log_probs=message.log_probs,
+        like=message.like,
+        shared=message.shared,
     )
     state, granted = grant(replace(state, sessions={**state.sessions, session: new}))
     return state, (Compute(admit), *onward, *granted)
 
 
-def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effects]:
+def _holds(state: VerifyState, message: Open) -> bool:
+    """Whether the prompt that a session begins with is here. Raises ``RemoteProtocolError`` where
+    the older session's prompt is not so long."""
+    older = state.sessions.get(message.like)
+    if older is None and message.like not in state.kept:
+        return False
+    length = state.kept[message.like] if older is None else older.slots.committed
+    if message.shared > length:
+        raise RemoteProtocolError(
+            f"session {message.session} shares {message.shared} tokens with session "
+            f"{message.like}, which has {length}",
+            peer=state.config.before,
+        )
+    return True
+
+
+def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
     """A session is over; one that has not come yet never begins."""
+    session_id = message.session
     session = state.sessions.get(session_id)
+    if session_id in state.kept:
+        left = {k: v for k, v in state.kept.items() if k != session_id}
+        return replace(state, kept=left), (Compute(Release(session_id)),)
     if session is None:
         if session_id > state.opened:
             if len(state.closed_early) >= MOST_CLOSED_EARLY:
@@ -73,7 +99,12 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
         return state, ()
     sessions = {k: v for k, v in state.sessions.items() if k != session_id}
     state = replace(state, sessions=sessions)
-    release: Effects = (Compute(Release(session_id)),)
+    length = session.liveness.prompt_length
+    if message.keep and session.slots.committed >= length:
+        state = replace(state, kept={**state.kept, session_id: length})
+        release: Effects = (Compute(Trim(session_id, length)),)
+    else:
+        release = (Compute(Release(session_id)),)
     running = state.running
     if running is not None and running.of(session_id):
         state = replace(state, closing={**state.closing, session_id: session})
@@ -86,12 +117,13 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
 
 def raise_floor(state: VerifyState, first: SessionId) -> tuple[VerifyState, Effects]:
     """Forget every session below ``first``: they ended while the draft node could not say so."""
-    over = tuple(session for session in state.sessions if session < first)
+    over = tuple(session for session in (*state.sessions, *state.kept) if session < first)
     state = replace(
         state,
         opened=max(state.opened, SessionId(first - 1)),
         closed_early=frozenset(s for s in state.closed_early if s >= first),
         sessions={k: v for k, v in state.sessions.items() if k >= first},
+        kept={k: v for k, v in state.kept.items() if k >= first},
     )
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)

@@ -62,6 +62,8 @@ class VerifyState(Struct, frozen=True):
     closing: Mapping[SessionId, StageSession] = {}
     # Highest session id ever opened; what is below and not open is over, and dropped.
     opened: SessionId = SessionId(-1)
+    # Sessions that are over and whose prompts are kept, with the length of each.
+    kept: Mapping[SessionId, int] = {}
     # Closed before their ``Open`` had come down the pipeline.
     closed_early: frozenset[SessionId] = frozenset()
     queue: tuple[Waiting, ...] = ()
