@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from asyncspec.jobs import Forward, Job
+from asyncspec.jobs import Forward, Job, drafts
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
@@ -14,7 +14,6 @@ from asyncspec.sim.sizes import Sizes
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import (
-    Expand,
     Message,
     PruneIndices,
     Segment,
@@ -66,10 +65,10 @@ class Pricing:
             if not cost.jitter.share:
                 return seconds
             return seconds * cost.jitter.factor(2, rank, job.session, job.segment)
-        if isinstance(job, Expand) and rank == DRAFT:
-            return cost.draft.seconds(job) * cost.jitter.factor(
-                3, job.session, job.version, job.base
-            )
+        if rank == DRAFT and (trees := drafts(job)):
+            first = trees[0]
+            factor = cost.jitter.factor(3, first.session, first.version, first.base)
+            return cost.draft.seconds(*trees) * factor
         return 0.0
 
 

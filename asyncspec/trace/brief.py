@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from asyncspec.actor import machine
-from asyncspec.jobs import Feed, Forward, Job, Judged
+from asyncspec.jobs import Drafting, Feed, Forward, Job, Judged
 from asyncspec.trace import records
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -43,6 +43,8 @@ def _computed(event: machine.Computed, job: int) -> records.Computed:
     result = event.result
     if isinstance(result, Expanded):
         return records.Computed(job, event.seconds, expanded=result)
+    if isinstance(event.job, Drafting):
+        return records.Computed(job, event.seconds, drafted=result)  # type: ignore[arg-type]
     if isinstance(result, Judged):
         featured = result.features is not None
         return records.Computed(
@@ -61,7 +63,7 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
         return _issued(effect.job, number)
     match effect:
         case machine.Abandon(job):
-            return records.Abandoned(kind_of_job(job), job.session, getattr(job, "segment", -1))
+            return records.Abandoned(kind_of_job(job), session_of(job), getattr(job, "segment", -1))
         case machine.Emit(request, tokens, hits, session):
             return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):
@@ -90,7 +92,7 @@ def _issued(work: Job, job: int) -> records.Issued:
     return records.Issued(
         job,
         kind_of_job(work),
-        work.session,
+        session_of(work),
         getattr(work, "segment", -1),
         rows(work),
         zlib.crc32(_PACK(_without_handles(work))),
@@ -114,8 +116,18 @@ def nodes(message: Message) -> int:
 
 
 def kind_of_job(job: Job) -> str:
-    """admit, forward, compact, release, expand or feed."""
+    """admit, forward, compact, release, expand, drafting or feed."""
     return type(job).__name__.lower()
+
+
+def session_of(job: Job) -> int:
+    """Whose job it is; -1: of several."""
+    return -1 if isinstance(job, Drafting) else job.session
+
+
+def trees(job: Job) -> tuple[tuple[int, int], ...]:
+    """Of a batch of trees, whose they are and how many nodes each is asked for."""
+    return tuple((x.session, x.count) for x in job.jobs) if isinstance(job, Drafting) else ()
 
 
 def rows(job: Job) -> int:
@@ -125,6 +137,8 @@ def rows(job: Job) -> int:
             return len(computed)
         case Expand(count=count):
             return count
+        case Drafting(jobs):
+            return sum(tree.count for tree in jobs)
         case Feed(rows=fed):
             return sum(len(some.rows) for some in fed)
         case _:

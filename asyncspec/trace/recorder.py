@@ -14,7 +14,14 @@ from itertools import islice
 from asyncspec.actor import machine
 from asyncspec.jobs import Job
 from asyncspec.trace import records
-from asyncspec.trace.brief import effect_record, input_record, kind_of_job, rows
+from asyncspec.trace.brief import (
+    effect_record,
+    input_record,
+    kind_of_job,
+    rows,
+    session_of,
+    trees,
+)
 from asyncspec_protocol.ids import Rank
 
 MOST = 200_000
@@ -67,9 +74,10 @@ class Recorder:
             kind_of_job(job),
             at,
             until,
-            job.session,
+            session_of(job),
             getattr(job, "segment", -1),
             rows(job),
+            trees(job),
         )
         self._ran += 1
         self._add(line)

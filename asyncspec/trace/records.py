@@ -71,6 +71,8 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probabilities of the tokens, where they were wanted.
     drawn: tuple[float, ...] = ()
+    # What came of a batch of trees, in its order.
+    drafted: tuple[Expanded, ...] = ()
 
 
 class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):
@@ -212,7 +214,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event", omit_defaults=Tru
 
 
 class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True, gc=False):
-    """The device worked on the ``job``-th job. ``rows``: of a pass; of a draft, nodes asked for."""
+    """The device worked on the ``job``-th job. ``rows``: of a pass; of a draft, nodes asked for.
+    A batch of trees is of no session (-1); ``trees`` says session and nodes of each."""
 
     rank: int
     job: int
@@ -222,6 +225,7 @@ class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True,
     session: int = -1
     segment: int = -1
     rows: int = 0
+    trees: tuple[tuple[int, int], ...] = ()
 
 
 class Blocked(Struct, frozen=True, tag="blocked", tag_field="event", gc=False):

@@ -26,7 +26,8 @@ def read_spans(
     for life in log.lives:
         spans += _steps(life)
         spans += _network(log, life)
-        spans += [_job(life.rank, run) for run in life.runs.values() if run.kind != "forward"]
+        for run in life.runs.values():
+            spans += _job(life.rank, run)
         if life.node.role == "draft":
             spans += _starved(life)
     for view in stages:
@@ -42,9 +43,13 @@ def _steps(life: Life) -> Iterator[Span]:
         yield Span(life.rank, "step", step.at, step.until)
 
 
-def _job(rank: int, run: LogRun) -> Span:
+def _job(rank: int, run: LogRun) -> Iterator[Span]:
+    """Passes are visits. The time of a batch of trees is the time of each of its sessions."""
+    if run.kind == "forward":
+        return
     kind = "cache" if run.kind in _CACHE else "draft"
-    return Span(rank, kind, run.at, run.until, run.session, run.segment, run.rows)
+    for session, rows in run.trees or ((run.session, run.rows),):
+        yield Span(rank, kind, run.at, run.until, session, run.segment, rows)
 
 
 def _network(log: Log, life: Life) -> Iterator[Span]:

@@ -172,6 +172,8 @@ class _Player:
     def _result(self, source: records.Computed) -> object:
         if source.expanded is not None:
             return source.expanded
+        if source.drafted:
+            return source.drafted
         if source.tokens is None:
             return self._handle()
         if not source.featured and not source.likely and not source.drawn:

@@ -40,10 +40,8 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if stopped := drafting.stop_asking(session):
             state = put(state, stopped[0])
             effects.append(asking.stop(state, stopped[1]))
-        elif asked := drafting.ask(session, starving=starving(state)):
-            state = put(state, asked[0])
-            effects.append(asking.ask(state, asked[1]))
-    return state, tuple(effects)
+    state, asked = asking.ask(state)
+    return state, (*effects, *asked)
 
 
 def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
