@@ -31,7 +31,7 @@ def _gist(event: Input) -> object:
         case Received(peer, message):
             return Received(peer, message)
         case Computed(job, _, seconds):
-            return type(job).__name__, getattr(job, "session", -1), seconds
+            return type(job).__name__, getattr(job, "session", "several"), seconds
         case _:
             return event
 

@@ -40,19 +40,23 @@ def input_record(event: machine.Input, job: int) -> records.Input:
 
 
 def _computed(event: machine.Computed, job: int) -> records.Computed:
-    result = event.result
+    if isinstance(event.job, Drafting) and isinstance(event.result, tuple):
+        parts = tuple(_result(own, job, 0.0) for own in event.result)
+        return records.Computed(job, event.seconds, parts=parts)
+    return _result(event.result, job, event.seconds)
+
+
+def _result(result: object, job: int, seconds: float) -> records.Computed:
     if isinstance(result, Expanded):
-        return records.Computed(job, event.seconds, expanded=result)
-    if isinstance(event.job, Drafting):
-        return records.Computed(job, event.seconds, drafted=result)  # type: ignore[arg-type]
+        return records.Computed(job, seconds, expanded=result)
     if isinstance(result, Judged):
         featured = result.features is not None
         return records.Computed(
-            job, event.seconds, result.tokens, None, featured, result.likely, result.drawn
+            job, seconds, result.tokens, None, featured, result.likely, result.drawn
         )
     # Drawn tokens; toy stages have tuples as handles too.
     plain = isinstance(result, tuple) and all(type(token) is int for token in result)
-    return records.Computed(job, event.seconds, tokens=result if plain else None)  # type: ignore[arg-type]
+    return records.Computed(job, seconds, tokens=result if plain else None)  # type: ignore[arg-type]
 
 
 def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.Effect:
@@ -63,7 +67,7 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
         return _issued(effect.job, number)
     match effect:
         case machine.Abandon(job):
-            return records.Abandoned(kind_of_job(job), session_of(job), getattr(job, "segment", -1))
+            return records.Abandoned(kind_of_job(job), *names(job))
         case machine.Emit(request, tokens, hits, session):
             return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):
@@ -92,10 +96,12 @@ def _issued(work: Job, job: int) -> records.Issued:
     return records.Issued(
         job,
         kind_of_job(work),
-        session_of(work),
-        getattr(work, "segment", -1),
+        *names(work),
         rows(work),
         zlib.crc32(_PACK(_without_handles(work))),
+        tuple([(*names(tree), rows(tree)) for tree in work.jobs])
+        if isinstance(work, Drafting)
+        else (),
     )
 
 
@@ -120,14 +126,9 @@ def kind_of_job(job: Job) -> str:
     return type(job).__name__.lower()
 
 
-def session_of(job: Job) -> int:
-    """Whose job it is; -1: of several."""
-    return -1 if isinstance(job, Drafting) else job.session
-
-
-def trees(job: Job) -> tuple[tuple[int, int], ...]:
-    """Of a batch of trees, whose they are and how many nodes each is asked for."""
-    return tuple((x.session, x.count) for x in job.jobs) if isinstance(job, Drafting) else ()
+def names(job: Job) -> tuple[int, int]:
+    """A job's session and segment; -1 where it has none, or more than one."""
+    return getattr(job, "session", -1), getattr(job, "segment", -1)
 
 
 def rows(job: Job) -> int:
@@ -138,7 +139,7 @@ def rows(job: Job) -> int:
         case Expand(count=count):
             return count
         case Drafting(jobs):
-            return sum(tree.count for tree in jobs)
+            return sum([tree.count for tree in jobs])
         case Feed(rows=fed):
             return sum(len(some.rows) for some in fed)
         case _:

@@ -39,8 +39,6 @@ class LogRun(Struct, frozen=True, gc=False):
     session: int
     segment: int
     rows: int
-    # Of a batch: session and nodes of each tree.
-    trees: tuple[tuple[int, int], ...] = ()
 
 
 class Life(Struct, frozen=True):
@@ -115,9 +113,9 @@ def _life(log: Log, number: int, lines: Sequence[Record]) -> Life:
                 for effect in effects:
                     if isinstance(effect, records.Issued):
                         issued[effect.job] = index
-            case records.Ran(_, job, kind, at, until, session, segment, rows, trees):
+            case records.Ran(_, job, kind, at, until, session, segment, rows):
                 at, until = log.time(rank, at), log.time(rank, until)
-                runs[job] = LogRun(job, kind, at, until, session, segment, rows, trees)
+                runs[job] = LogRun(job, kind, at, until, session, segment, rows)
             case Node():
                 pass
             case _:

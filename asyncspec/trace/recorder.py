@@ -14,14 +14,7 @@ from itertools import islice
 from asyncspec.actor import machine
 from asyncspec.jobs import Job
 from asyncspec.trace import records
-from asyncspec.trace.brief import (
-    effect_record,
-    input_record,
-    kind_of_job,
-    rows,
-    session_of,
-    trees,
-)
+from asyncspec.trace.brief import effect_record, input_record, kind_of_job, names, rows
 from asyncspec_protocol.ids import Rank
 
 MOST = 200_000
@@ -74,10 +67,8 @@ class Recorder:
             kind_of_job(job),
             at,
             until,
-            session_of(job),
-            getattr(job, "segment", -1),
+            *names(job),
             rows(job),
-            trees(job),
         )
         self._ran += 1
         self._add(line)

@@ -71,8 +71,8 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probabilities of the tokens, where they were wanted.
     drawn: tuple[float, ...] = ()
-    # What came of a batch of trees, in its order.
-    drafted: tuple[Expanded, ...] = ()
+    # What each pass of a batch gave, or each tree.
+    parts: tuple[Computed, ...] = ()
 
 
 class Fired(Struct, frozen=True, array_like=True, tag="fired", gc=False):
@@ -145,6 +145,9 @@ class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
     segment: int
     rows: int
     check: int
+    # Session, segment and rows of each pass of a batch, or of each tree: a batch has no session of
+    # its own.
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 class Emitted(Struct, frozen=True, array_like=True, tag="emit", gc=False):
@@ -214,8 +217,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event", omit_defaults=Tru
 
 
 class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True, gc=False):
-    """The device worked on the ``job``-th job. ``rows``: of a pass; of a draft, nodes asked for.
-    A batch of trees is of no session (-1); ``trees`` says session and nodes of each."""
+    """The device worked on the ``job``-th job. ``rows``: of a pass; of a draft, nodes asked for."""
 
     rank: int
     job: int
@@ -225,7 +227,6 @@ class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True,
     session: int = -1
     segment: int = -1
     rows: int = 0
-    trees: tuple[tuple[int, int], ...] = ()
 
 
 class Blocked(Struct, frozen=True, tag="blocked", tag_field="event", gc=False):

@@ -27,7 +27,8 @@ def read_spans(
         spans += _steps(life)
         spans += _network(log, life)
         for run in life.runs.values():
-            spans += _job(life.rank, run)
+            if run.kind != "forward":
+                spans += _job(life, run)
         if life.node.role == "draft":
             spans += _starved(life)
     for view in stages:
@@ -43,13 +44,21 @@ def _steps(life: Life) -> Iterator[Span]:
         yield Span(life.rank, "step", step.at, step.until)
 
 
-def _job(rank: int, run: LogRun) -> Iterator[Span]:
-    """Passes are visits. The time of a batch of trees is the time of each of its sessions."""
-    if run.kind == "forward":
-        return
+def _job(life: Life, run: LogRun) -> Iterator[Span]:
+    """The time of a batch of trees is the time of each of its sessions."""
     kind = "cache" if run.kind in _CACHE else "draft"
-    for session, rows in run.trees or ((run.session, run.rows),):
-        yield Span(rank, kind, run.at, run.until, session, run.segment, rows)
+    for session, segment, rows in _parts(life, run):
+        yield Span(life.rank, kind, run.at, run.until, session, segment, rows)
+
+
+def _parts(life: Life, run: LogRun) -> tuple[tuple[int, int, int], ...]:
+    """Session, segment and rows of a job, or of each tree of a batch: only its issue says them."""
+    index = life.issued.get(run.job)
+    if run.kind == "drafting" and index is not None:
+        for effect in life.steps[index].effects:
+            if isinstance(effect, records.Issued) and effect.job == run.job:
+                return effect.parts
+    return ((run.session, run.segment, run.rows),)
 
 
 def _network(log: Log, life: Life) -> Iterator[Span]:

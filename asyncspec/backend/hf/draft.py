@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from asyncspec.backend.hf.attention import FastAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.side_by_side import side_by_side
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.jobs import Drafted, Drafting, Release, Row, SourceJob
 from asyncspec.source.given_up import GivenUp
@@ -46,15 +45,10 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPass:
-    """What one session needs of a forward pass: nodes that hang in its trie already."""
+class ModelPass(DraftPass):
+    """See ``DraftPass``, of a session of a draft model."""
 
     session: _Session
-    committed: int
-    rows: Sequence[Row]
-    tokens: Sequence[int]
-    # The last rows are these nodes, whose successors are wanted.
-    nodes: Sequence[NodeId]
 
 
 class HFDraft:
@@ -101,7 +95,7 @@ class HFDraft:
             lambda: self._given_up.has(job),
         )
 
-    def levels(self, job: Expand) -> tuple[TrieGrower, Prepare[DraftPass]]:
+    def levels(self, job: Expand) -> tuple[TrieGrower, Prepare[ModelPass]]:
         """See ``Model``."""
         session, grower = self._sessions[job.session], self.grower(job)
         return grower, passes(grower, lambda wanted: _hang(session, wanted))
@@ -116,12 +110,12 @@ class HFDraft:
             session.trie.check()
             session.cache.check(session.trie.length)
 
-    def _course(self, job: Expand) -> Course[DraftPass, Expanded]:
+    def _course(self, job: Expand) -> Course[ModelPass, Expanded]:
         length = yield from self.reading(job)
         grower, prepare = self.levels(job)
         return (yield from answering(grower, job, length, prepare))
 
-    def reading(self, job: Expand) -> Course[DraftPass, int]:
+    def reading(self, job: Expand) -> Course[ModelPass, int]:
         """See ``Model``. The tip's successors are known after."""
         known = self._sessions.get(job.session)
         length = 0 if known is None else known.length
@@ -142,27 +136,19 @@ class HFDraft:
             yield from _remember_more(session, job.width)
         return session.length
 
-    def compute(self, passes: Sequence[DraftPass]) -> None:
+    def compute(self, passes: Sequence[ModelPass]) -> None:
         """See ``Model``: what was wanted is in the sessions' tries after."""
-        rows = [row for one in passes for row in one.rows]
-        self.rows_computed += len(rows)
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
         known = self.shard.facts.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]
-        judge: list[int] = []
-        end = 0
-        for one in passes:
-            end += len(one.rows)
-            judge += range(end - len(one.nodes), end)
         with torch.inference_mode():
-            tree = side_by_side(
-                [FastAttention(x.session.cache, x.committed, x.rows) for x in passes]
-            )
-            positions = torch.tensor([row.position for row in rows])
-            if not judge:
-                self.shard.hidden(torch.tensor(tokens), positions, tree)
+            shared = SharedPass(passes)
+            self.rows_computed += shared.count
+            where = (torch.tensor(tokens), shared.positions, shared.tree)
+            if not shared.wanted:
+                self.shard.hidden(*where)
                 return
-            logits = self.shard.logits(torch.tensor(tokens), positions, tree, torch.tensor(judge))
+            logits = self.shard.logits(*where, torch.tensor(shared.wanted))
             most = max(one.session.remembered for one in passes)
             proposals = iter(best_successors(logits[:, : self.vocab], most))
         for one in passes:
@@ -170,7 +156,7 @@ class HFDraft:
                 one.session.trie.learn(node, next(proposals))
 
 
-def _commit(session: _Session, tokens: Sequence[int]) -> Iterator[DraftPass]:
+def _commit(session: _Session, tokens: Sequence[int]) -> Iterator[ModelPass]:
     """Bring a session's committed path up to date."""
     trie = session.trie
     start = trie.length
@@ -184,10 +170,10 @@ def _commit(session: _Session, tokens: Sequence[int]) -> Iterator[DraftPass]:
         committed = trie.length
         rows = trie.append(chunk)
         last = i + CHUNK >= len(fresh)
-        yield DraftPass(session, committed, rows, chunk, [trie.tip] if last else [])
+        yield _part(session, committed, rows, chunk, [trie.tip] if last else [])
 
 
-def _remember_more(session: _Session, width: int) -> Iterator[DraftPass]:
+def _remember_more(session: _Session, width: int) -> Iterator[ModelPass]:
     """Start the tree again with longer memories: the tip's row is run once more."""
     session.remembered = width
     trie = session.trie
@@ -195,13 +181,23 @@ def _remember_more(session: _Session, width: int) -> Iterator[DraftPass]:
     if trie.length:
         slot = trie.length - 1
         row = Row(slot=slot, position=slot, visible=(slot,))
-        yield DraftPass(session, slot, (row,), [session.tip_token], [trie.tip])
+        yield _part(session, slot, (row,), [session.tip_token], [trie.tip])
 
 
-def _hang(session: _Session, wanted: Wanted) -> DraftPass:
+def _part(
+    session: _Session,
+    committed: int,
+    rows: Sequence[Row],
+    tokens: Sequence[int],
+    nodes: Sequence[NodeId],
+) -> ModelPass:
+    return ModelPass(session.cache, committed, rows, tokens, nodes, session)
+
+
+def _hang(session: _Session, wanted: Wanted) -> ModelPass:
     committed = session.trie.length
     ids, rows = session.trie.hang(wanted)
-    return DraftPass(session, committed, rows, [token for _, token in wanted], ids)
+    return _part(session, committed, rows, [token for _, token in wanted], ids)
 
 
 def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None = None) -> HFDraft:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from asyncspec.backend.hf.attention import NAME, register
+from asyncspec.backend.hf.attention import NAME, TreeAttention, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.elementwise import swap_elementwise
@@ -21,7 +21,7 @@ from asyncspec.backend.hf.matrices import Wanted, fill
 from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
 from asyncspec.backend.hf.quiet import quiet_transformers
 from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
-from asyncspec.backend.hf.side_by_side import Attends
+from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.errors import CheckpointError, UserError
 
 
@@ -40,7 +40,9 @@ class Shard:
         # The layers whose products are ours, in the model's order; filled by ``load_shard``.
         self.linears: list[RowwiseLinear] = []
 
-    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Attends) -> torch.Tensor:
+    def hidden(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
+    ) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
         Returns hidden states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
@@ -50,7 +52,7 @@ class Shard:
         self,
         inputs: torch.Tensor,
         positions: torch.Tensor,
-        tree: Attends,
+        tree: TreeAttention | TogetherAttention,
         rows: torch.Tensor,
     ) -> torch.Tensor:
         """As ``hidden``, but the logits [len(rows), vocab] of some rows, by the family's own
@@ -64,7 +66,7 @@ class Shard:
         return cast("torch.Tensor", out.logits[0, :count])
 
     def _inputs(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: Attends
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
     ) -> dict[str, Any]:
         name = "input_ids" if self.embeds else "inputs_embeds"
         return {

@@ -170,10 +170,10 @@ class _Player:
                 assert_never(source)
 
     def _result(self, source: records.Computed) -> object:
+        if source.parts:
+            return tuple(map(self._result, source.parts))
         if source.expanded is not None:
             return source.expanded
-        if source.drafted:
-            return source.drafted
         if source.tokens is None:
             return self._handle()
         if not source.featured and not source.likely and not source.drawn:

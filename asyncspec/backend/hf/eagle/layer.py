@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from asyncspec.backend.hf.attention import TreeAttention
 from asyncspec.backend.hf.eagle.geometry import Geometry
 from asyncspec.backend.hf.eagle.weights import Weights
-from asyncspec.backend.hf.side_by_side import Attends
+from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.errors import CheckpointError
 
 
@@ -38,7 +39,7 @@ class HeadLayer:
         x: torch.Tensor,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        tree: Attends,
+        tree: TreeAttention | TogetherAttention,
     ) -> torch.Tensor:
         """x [n, what attention takes], residual [n, H], positions [n] -> [n, H]."""
         hidden = residual + self._attend(x, positions, tree)
@@ -47,7 +48,9 @@ class HeadLayer:
         out: torch.Tensor = hidden + self._down(gated)
         return out
 
-    def _attend(self, x: torch.Tensor, positions: torch.Tensor, tree: Attends) -> torch.Tensor:
+    def _attend(
+        self, x: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
+    ) -> torch.Tensor:
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         rows = len(x)

@@ -14,17 +14,16 @@ from pathlib import Path
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.attention import FastAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft import CHUNK, REMEMBER
+from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head
 from asyncspec.backend.hf.eagle.taps import Features
-from asyncspec.backend.hf.side_by_side import side_by_side
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.jobs import Drafted, Drafting, FeatureJob, Feed, Release, Row, Rows
+from asyncspec.jobs import Drafted, Drafting, FeatureJob, Feed, Release, Rows
 from asyncspec.source.given_up import GivenUp
 from asyncspec.source.grow import Grown, Prepare, Shape, answering, beam
 from asyncspec.source.together import Course, together
@@ -45,17 +44,12 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class EaglePass:
-    """What one session needs of a pass of the layer: rows that are in its trie already."""
+class EaglePass(DraftPass):
+    """See ``DraftPass``, of a session of a head."""
 
-    held: _Session
-    committed: int
-    rows: Sequence[Row]
     # [n, H]: true features as the layer takes them, or earlier guesses.
     features: torch.Tensor
-    tokens: Sequence[int]
-    # The last rows are these nodes, whose guesses and successors are wanted.
-    nodes: Sequence[NodeId]
+    held: _Session
 
 
 class HFEagle:
@@ -109,7 +103,7 @@ class HFEagle:
             committed = held.trie.length
             rows = held.trie.append(chunk)
             nodes = [held.trie.tip] if i + CHUNK >= len(tokens) else []
-            yield EaglePass(held, committed, rows, known, chunk, nodes)
+            yield EaglePass(held.cache, committed, rows, chunk, nodes, known, held)
 
     def grow(self, session: SessionId, depth: int, width: int, count: int) -> Grown:
         """The best ``count`` nodes of ``depth`` levels below the tip, by EAGLE-2's beam of
@@ -237,23 +231,16 @@ class HFEagle:
 
     def compute(self, passes: Sequence[EaglePass]) -> None:
         """See ``Model``: what was wanted is in the sessions' books after."""
-        rows = [row for one in passes for row in one.rows]
-        self.rows_computed += len(rows)
-        wanted: list[int] = []
-        end = 0
-        for one in passes:
-            end += len(one.rows)
-            wanted += range(end - len(one.nodes), end)
         with torch.inference_mode():
-            tree = side_by_side([FastAttention(x.held.cache, x.committed, x.rows) for x in passes])
+            shared = SharedPass(passes)
+            self.rows_computed += shared.count
             features = torch.cat([one.features for one in passes])
             tokens = torch.tensor([token for one in passes for token in one.tokens])
-            positions = torch.tensor([row.position for row in rows])
-            guesses = self.head.guess(features, tokens, positions, tree)
-            if not wanted:
+            guesses = self.head.guess(features, tokens, shared.positions, shared.tree)
+            if not shared.wanted:
                 return
             # A copy, or rows that nobody asks about would be kept.
-            guesses = guesses[wanted]
+            guesses = guesses[shared.wanted]
             most = max(one.held.remembered for one in passes)
             found = iter(zip(guesses, self.head.successors(guesses, most), strict=True))
         for one in passes:
@@ -266,7 +253,7 @@ def _hang(held: _Session, wanted: Wanted) -> EaglePass:
     committed = held.trie.length
     ids, rows = held.trie.hang(wanted)
     features = torch.stack([held.guesses[parent] for parent, _ in wanted])
-    return EaglePass(held, committed, rows, features, [token for _, token in wanted], ids)
+    return EaglePass(held.cache, committed, rows, [t for _, t in wanted], ids, features, held)
 
 
 def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> HFEagle:
