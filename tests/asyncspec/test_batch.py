@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,13 +124,13 @@ def test_trees_grown_together_are_those_grown_alone(
                 assert {(number, node) for node in nodes} <= known
                 return super().propose(nodes, width)
 
-        grower = Strict(lambda path, width: children(seed, path, width))
+        grower = Strict(partial(children, seed))
         return growing(grower, Shape(depth, width, count), Start(), prepare)
 
     passes: list[Any] = []
     found = together([course(i) for i in range(len(shapes))], passes.append)
     for (depth, width, count, seed), grown in zip(shapes, found, strict=True):
-        alone = PathGrower(lambda path, width, seed=seed: children(seed, path, width))
+        alone = PathGrower(partial(children, seed))
         assert grown == beam(alone, Shape(depth, width, count))
     assert len(passes) == max(shape[0] for shape in shapes)
 
