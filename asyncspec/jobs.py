@@ -70,6 +70,25 @@ class Forward(Struct, frozen=True):
     hidden: Rows | None = None
     judge: tuple[int, ...] = ()
 
+    @property
+    def row_count(self) -> int:
+        """Rows of the pass."""
+        return len(self.rows)
+
+
+class Batch(Struct, frozen=True):
+    """Passes of several sessions as one (SpecPipe 4.4): linear layers see all their rows at once,
+    attention each session's own slots. No session is in it twice. The result is a tuple with the
+    result of each pass, the same as of the pass by itself.
+    """
+
+    passes: tuple[Forward, ...]
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all passes."""
+        return sum([len(one.rows) for one in self.passes])
+
 
 class Judged(Struct, frozen=True):
     """What the last stage makes of a pass in a session that wants more than tokens."""
@@ -121,11 +140,11 @@ class Drafting(Struct, frozen=True):
     jobs: tuple[Expand, ...]
 
 
-StageJob = Admit | Forward | Compact | Release
+StageJob = Admit | Forward | Batch | Compact | Release
 SourceJob = Expand | Drafting | Release
 FeatureJob = SourceJob | Feed
 """Of a source that reads the target's features beside its tokens."""
-Job = Admit | Forward | Compact | Release | Expand | Drafting | Feed
+Job = Admit | Forward | Batch | Compact | Release | Expand | Drafting | Feed
 
 
 Drafted = Expanded | tuple[Expanded, ...]

@@ -34,6 +34,7 @@ class Cluster:
         top: float = 0.65,
         policies: dict[str, Policy] | None = None,
         window: int = 2,
+        batch_rows: int = 64,
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
@@ -46,6 +47,7 @@ class Cluster:
         self.stages = stages
         self.top = top
         self.window = window
+        self.batch_rows = batch_rows
         self.config = DraftConfig(
             stages=stages,
             policies=policies or POLICIES,
@@ -95,7 +97,16 @@ class Cluster:
         first, end = layers * (rank - 1) // stages, layers * rank // stages
         backend = ToyStage(self.model, first, end)
         self.backends[rank] = backend
-        config = VerifyConfig(rank, stages, self.window, self.model.vocab, first, end, layers)
+        config = VerifyConfig(
+            rank,
+            stages,
+            self.window,
+            self.model.vocab,
+            first,
+            end,
+            layers,
+            batch_rows=self.batch_rows,
+        )
         machine = VerifyMachine(config)
         return Actor(machine, machine.initial(), backend.run, backend)
 

@@ -113,7 +113,8 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "policies": SMALL,
         "window": draw(st.integers(1, 3)),
         "prefill_rows": draw(st.integers(1, 5)),
-        "max_sessions": draw(st.integers(1, 3)),
+        "max_sessions": draw(st.integers(1, 5)),
+        "batch_rows": draw(st.sampled_from((1, 4, 9, 64))),
         "features": draw(st.sampled_from(FEATURES)),
         "apart": draw(st.booleans()),
     }
@@ -148,10 +149,23 @@ def check_stage(state: Any) -> None:
     for waiting in (*state.queue, *state.parked):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
-    assert len(state.queue) <= state.config.window + state.longer
-    assert len(state.parked) <= 1
+    # Sessions open here at any one time are no more than were ever opened.
+    together = max(1, min(state.config.batch_rows, state.opened + 1))
+    assert len(state.queue) <= state.config.window * together + state.longer
+    assert len(state.parked) <= together
+    assert len({waiting.session for waiting in state.parked}) == len(state.parked)
+    if state.running is not None:
+        check_pass(state)
     assert state.sent <= state.allowed
     assert state.received <= state.granted
+
+
+def check_pass(state: Any) -> None:
+    """A pass has one segment of a session, and only one alone may have too many rows."""
+    parts = state.running.parts
+    assert len({part.waiting.session for part in parts}) == len(parts)
+    rows = sum(len(part.job.rows) for part in parts)
+    assert len(parts) == 1 or rows <= state.config.batch_rows
 
 
 def check_prune_applied(state: Any, event: Input) -> None:

@@ -32,7 +32,7 @@ class StageBackend(Tensors, Protocol):
     """A block of target layers with its tree cache. Jobs run on one thread only."""
 
     def run(self, job: StageJob) -> object | None:
-        """Perform a job. Only ``Forward`` has a result."""
+        """Perform a job. Only ``Forward`` and ``Batch`` have a result."""
 
     def abandon(self, job: StageJob) -> None:
         """The result of a job that was given out is of no use: end it soon, with whatever result.

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.jobs import Drafting, Forward, Job, Release, drafts
+from asyncspec.jobs import Batch, Drafting, Forward, Job, Release, drafts
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.draft_levels import KnownLevels
 from asyncspec.sim.stage_cost import StageCost
@@ -35,8 +35,8 @@ class Pace(Struct, frozen=True):
         """Seconds the job takes, and the equal steps in which it does: a job that is given up ends
         with the step it is in."""
         match job:
-            case Forward(rows=rows):
-                return self.stage.seconds(len(rows)), self.layers
+            case Forward() | Batch():
+                return self.stage.seconds(job.row_count), self.layers
             case Expand() | Drafting():
                 trees = drafts(job)
                 levels = (max(1, tree.depth) if tree.count else 1 for tree in trees)

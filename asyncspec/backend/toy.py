@@ -18,6 +18,7 @@ from asyncspec.backend.toy_wire import feature, pack, unpack
 from asyncspec.draw import NOTHING, Seen, choose, seen
 from asyncspec.jobs import (
     Admit,
+    Batch,
     Compact,
     Drafted,
     Drafting,
@@ -178,6 +179,8 @@ class ToyStage:
                     tokens.compact(start, keep)
             case Forward():
                 return self._forward(job)
+            case Batch(passes):
+                return tuple(self._forward(one) for one in passes)
         return None
 
     def _forward(self, job: Forward) -> object:

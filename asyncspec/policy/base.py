@@ -20,6 +20,9 @@ Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
+MOST_ROWS = 4096
+"""More than any policy sends in a segment."""
+
 
 class View(Struct, frozen=True):
     """A session as a policy sees it. The prompt has been processed: the root is a new token."""
@@ -43,6 +46,9 @@ class View(Struct, frozen=True):
     starving: bool
     # Levels below the root that can still become part of the answer.
     room: int
+    # Rows that a segment should have at most: where many sessions share passes, a row must be
+    # worth its time (``asyncspec.pass_cost``).
+    rows: int = MOST_ROWS
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:

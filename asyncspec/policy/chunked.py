@@ -38,7 +38,7 @@ class Chunked(Usual, frozen=True):
     def cut(self, view: View) -> tuple[NodeId, ...]:
         if not view.drafts and view.room:
             return ()  # the round starts with its tree
-        return next_piece(view, self.segment, self.pieces, scored=self.early)
+        return next_piece(view, min(self.segment, view.rows), self.pieces, scored=self.early)
 
 
 def next_piece(view: View, longest: int, pieces: int = 0, *, scored: bool) -> tuple[NodeId, ...]:

@@ -38,10 +38,16 @@ class FlowSpec(Usual, frozen=True):
         if not view.room:
             return None
         if not view.drafts:
-            return self._growth(view, self.d_init, self.l_init, self.l_init)
+            first = min(self.l_init, self._pieces * view.rows)
+            return self._growth(view, self.d_init, first, first)
         if view.news:
-            return self._growth(view, self.d_exp, self.l_exp, self.l_exp)
+            return self._growth(view, self.d_exp, self.l_exp, min(self.l_exp, view.rows))
         return self._deeper(view)
+
+    @property
+    def _pieces(self) -> int:
+        """Segments of a round's first tree."""
+        return -(-self.l_init // self.l_seg)
 
     def _deeper(self, view: View) -> Growth | None:
         """Score-aware expansion: the same context, more levels, the best nodes not yet known."""
@@ -57,8 +63,8 @@ class FlowSpec(Usual, frozen=True):
     def cut(self, view: View) -> tuple[NodeId, ...]:
         if not view.drafts and view.room:
             return ()  # the round starts with its tree
-        pieces = -(-self.l_init // self.l_seg)
-        if view.segments < pieces and view.drafts <= 1:
-            return next_piece(view, self.l_seg, pieces, scored=self.sbd)
+        if view.segments < self._pieces and view.drafts <= 1:
+            longest = min(self.l_seg, view.rows)
+            return next_piece(view, longest, self._pieces, scored=self.sbd)
         order = (by_score if self.sbd else by_level)(view.tree, view.drafted)
-        return (*view.fresh_root, *order[: self.l_exp])
+        return (*view.fresh_root, *order[: min(self.l_exp, view.rows)])

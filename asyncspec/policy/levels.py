@@ -51,8 +51,8 @@ class Levels(Usual, frozen=True):
         room = min(self.depth or view.stages * self.levels, view.room) - view.levels
         if view.drafted or room <= 0:
             return None
-        levels = min(self.levels, room)
-        shape = Shape(levels, self.children, levels * self.width, self.width, fixed_width=True)
+        levels, width = min(self.levels, room), self._width(view)
+        shape = Shape(levels, self.children, levels * width, width, fixed_width=True)
         return Growth(shape, adopt=shape.count, frontier=view.deepest)
 
     def cut(self, view: View) -> tuple[NodeId, ...]:
@@ -61,5 +61,9 @@ class Levels(Usual, frozen=True):
         nodes = view.tree.nodes
         end = min(nodes[n].position for n in view.drafted) + self.levels
         level = (n for n in view.drafted if nodes[n].position < end)
-        part = -(-self.levels * self.width // self.parts)
+        part = -(-self.levels * self._width(view) // self.parts)
         return by_score(view.tree, level)[:part]
+
+    def _width(self, view: View) -> int:
+        """Of a level, where its segments are to have so many rows at most."""
+        return max(1, min(self.width, view.rows * self.parts // self.levels))

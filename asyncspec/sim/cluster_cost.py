@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from asyncspec.jobs import Forward, Job, drafts
+from asyncspec.jobs import Batch, Forward, Job, drafts
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
@@ -60,11 +60,12 @@ class Pricing:
     def device(self, rank: Rank, job: Job) -> float:
         """A pass or a draft; what only changes tables is free."""
         cost = self._cost
-        if isinstance(job, Forward):
-            seconds = cost.stage.seconds(len(job.rows)) * cost.slow.get(rank, 1.0)
+        if isinstance(job, Forward | Batch):
+            seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
             if not cost.jitter.share:
                 return seconds
-            return seconds * cost.jitter.factor(2, rank, job.session, job.segment)
+            one = job.passes[0] if isinstance(job, Batch) else job
+            return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
         if rank == DRAFT and (trees := drafts(job)):
             first = trees[0]
             factor = cost.jitter.factor(3, first.session, first.version, first.base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.jobs import Forward, Job, drafts
+from asyncspec.jobs import Batch, Forward, Job, drafts
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Message
 
@@ -24,7 +24,7 @@ class EqualTurns(Struct, frozen=True):
 
     def device(self, rank: Rank, job: Job) -> float:
         """One turn a pass; a draft by its depth."""
-        if isinstance(job, Forward):
+        if isinstance(job, Forward | Batch):
             return 1.0
         if rank == DRAFT and (trees := drafts(job)):
             return min(1.0, self.draft_level * max(tree.depth for tree in trees))

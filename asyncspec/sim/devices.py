@@ -11,6 +11,7 @@ from typing import cast
 
 from asyncspec.jobs import (
     Admit,
+    Batch,
     Compact,
     Drafted,
     Drafting,
@@ -53,6 +54,8 @@ class PathStage:
         match job:
             case Forward():
                 return self._forward(job, self._caches[job.session])
+            case Batch(passes):
+                return tuple([self._forward(one, self._caches[one.session]) for one in passes])
             case Compact(session, start, keep):
                 cache = self._caches[session]
                 cache[start:] = [cache[slot] for slot in keep]

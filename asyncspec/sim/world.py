@@ -35,7 +35,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import Tensors
-from asyncspec.jobs import Drafting, Forward, Job, Rows, drafts
+from asyncspec.jobs import Batch, Drafting, Forward, Job, Rows, drafts
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId
@@ -294,7 +294,7 @@ class World:
         start = max(actor.busy_until, self.now)
         end = start + self._costs.device(rank, job)
         actor.busy_until = end
-        actor.passes += isinstance(job, Forward)
+        actor.passes += isinstance(job, Forward | Batch)
         number = self.at(end, self._ran, rank, actor)
         actor.underway.append(Underway(job, start, end, number, actor.life))
         return 0

@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from asyncspec.actor import machine
-from asyncspec.jobs import Drafting, Feed, Forward, Job, Judged
+from asyncspec.jobs import Batch, Drafting, Feed, Forward, Job, Judged
 from asyncspec.trace import records
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -40,7 +40,7 @@ def input_record(event: machine.Input, job: int) -> records.Input:
 
 
 def _computed(event: machine.Computed, job: int) -> records.Computed:
-    if isinstance(event.job, Drafting) and isinstance(event.result, tuple):
+    if isinstance(event.job, Batch | Drafting) and isinstance(event.result, tuple):
         parts = tuple(_result(own, job, 0.0) for own in event.result)
         return records.Computed(job, event.seconds, parts=parts)
     return _result(event.result, job, event.seconds)
@@ -99,9 +99,7 @@ def _issued(work: Job, job: int) -> records.Issued:
         *names(work),
         rows(work),
         zlib.crc32(_PACK(_without_handles(work))),
-        tuple([(*names(tree), rows(tree)) for tree in work.jobs])
-        if isinstance(work, Drafting)
-        else (),
+        tuple([(*names(one), rows(one)) for one in parts(work)]),
     )
 
 
@@ -122,7 +120,7 @@ def nodes(message: Message) -> int:
 
 
 def kind_of_job(job: Job) -> str:
-    """admit, forward, compact, release, expand, drafting or feed."""
+    """admit, forward, batch, compact, release, expand, drafting or feed."""
     return type(job).__name__.lower()
 
 
@@ -134,8 +132,8 @@ def names(job: Job) -> tuple[int, int]:
 def rows(job: Job) -> int:
     """Rows of a pass; nodes that a draft is asked for; positions whose features it is given."""
     match job:
-        case Forward(rows=computed):
-            return len(computed)
+        case Forward() | Batch():
+            return job.row_count
         case Expand(count=count):
             return count
         case Drafting(jobs):
@@ -146,7 +144,16 @@ def rows(job: Job) -> int:
             return 0
 
 
+def parts(job: Job) -> tuple[Forward | Expand, ...]:
+    """The passes of a batch, or its trees; none of any other job."""
+    if isinstance(job, Batch):
+        return job.passes
+    return job.jobs if isinstance(job, Drafting) else ()
+
+
 def _without_handles(job: Job) -> object:
+    if isinstance(job, Batch):
+        return tuple(map(_without_handles, job.passes))
     if isinstance(job, Feed):
         return (job.session, job.start, tuple(some.rows for some in job.rows))
     if not isinstance(job, Forward):

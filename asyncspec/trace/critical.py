@@ -18,7 +18,7 @@ from asyncspec.trace import records
 from asyncspec.trace.causes import Cause, Key, causes
 from asyncspec.trace.log import Life, Log, LogStep
 
-_KINDS = {"forward": "compute", "expand": "draft", "drafting": "draft"}
+_KINDS = {"forward": "compute", "batch": "compute", "expand": "draft", "drafting": "draft"}
 
 
 class Piece(Struct, frozen=True):

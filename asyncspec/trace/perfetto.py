@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from asyncspec.trace.critical import name
+from asyncspec.trace.side_by_side import side_by_side
 from asyncspec.trace.timeline import Journey, Mark, Span, Timeline
 
 Event = dict[str, object]
@@ -45,7 +46,7 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 
 
 def _events(timeline: Timeline) -> Iterator[Event]:
-    for i, span in enumerate(timeline.spans):
+    for i, span in enumerate(side_by_side(timeline.spans)):
         yield from _span(i, span)
     for i, journey in enumerate(timeline.journeys):
         yield from _flow(i, journey)

@@ -72,13 +72,19 @@ def _share(rank: int, device: str, spans: Sequence[Span], windows: Sequence[Inte
 
 def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, float]:
     """Shares of the time of passes that went into useful and into dead rows."""
-    passes = [s for s in spans if s.kind == "compute" and s.rows]
-    times = [length(cut([(s.at, s.until)], windows)) for s in passes]
+    # Rows in all, useful and dead ones of each pass, by its time: sessions may share one.
+    passes: dict[Interval, tuple[int, int, int]] = {}
+    for span in spans:
+        if span.kind == "compute" and span.rows:
+            rows, useful, dead = passes.get((span.at, span.until), (0, 0, 0))
+            own = (rows + span.rows, useful + span.useful, dead + span.dead)
+            passes[span.at, span.until] = own
+    times = [length(cut([interval], windows)) for interval in passes]
     total = sum(times) or 1.0
-    useful = sum(t * s.useful / s.rows for t, s in zip(times, passes, strict=True)) / total
-    dead = sum(t * s.dead / s.rows for t, s in zip(times, passes, strict=True)) / total
+    useful_time = sum(t * of[1] / of[0] for t, of in zip(times, passes.values(), strict=True))
+    dead_time = sum(t * of[2] / of[0] for t, of in zip(times, passes.values(), strict=True))
     # Without passes nothing is wrong either.
-    return (useful, dead) if passes else (1.0, 0.0)
+    return (useful_time / total, dead_time / total) if passes else (1.0, 0.0)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

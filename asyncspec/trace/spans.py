@@ -12,6 +12,7 @@ from asyncspec.trace.stages import StageView, Visit
 from asyncspec.trace.timeline import Journey, Span
 from asyncspec_protocol.messages import Credit
 
+_PASSES = ("forward", "batch")
 _CACHE = ("admit", "compact", "release", "feed")
 
 
@@ -27,7 +28,7 @@ def read_spans(
         spans += _steps(life)
         spans += _network(log, life)
         for run in life.runs.values():
-            if run.kind != "forward":
+            if run.kind not in _PASSES:
                 spans += _job(life, run)
         if life.node.role == "draft":
             spans += _starved(life)

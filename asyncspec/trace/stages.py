@@ -46,7 +46,7 @@ class StageView:
     # Prompt lengths of the sessions it heard of.
     prompts: dict[int, int] = field(default_factory=dict)
     _alive: dict[int, Liveness] = field(default_factory=dict)
-    _jobs: dict[int, Name] = field(default_factory=dict)
+    _jobs: dict[int, list[Name]] = field(default_factory=dict)
 
 
 def read_stage(life: Life) -> StageView:
@@ -63,7 +63,9 @@ def read_stage(life: Life) -> StageView:
         for effect in step.effects:
             match effect:
                 case records.Issued(job, "forward", session, segment):
-                    _issued(view, job, (session, segment))
+                    _issued(view, job, [(session, segment)])
+                case records.Issued(job, "batch", parts=parts):
+                    _issued(view, job, [(session, segment) for session, segment, _ in parts])
                 case records.Sent(_, "segment" | "verdict", session, segment, count):
                     if (visit := view.visits.get((session, segment))) is not None:
                         visit.sent, visit.went = step.at, count
@@ -91,22 +93,22 @@ def _heard(view: StageView, message: object, step: LogStep) -> None:
             pass
 
 
-def _issued(view: StageView, job: int, name: Name) -> None:
-    visit = view.visits.get(name)
-    if visit is None:
-        return
-    view._jobs[job] = name
-    visit.ids = _living(view, name[0], visit.message.ids)
+def _issued(view: StageView, job: int, names: list[Name]) -> None:
+    """A pass begins, over one segment or several."""
     run = view.life.runs.get(job)
-    if run is not None:
-        visit.started, visit.ended = run.at, run.until
+    view._jobs[job] = [name for name in names if name in view.visits]
+    for name in view._jobs[job]:
+        visit = view.visits[name]
+        visit.ids = _living(view, name[0], visit.message.ids)
+        if run is not None:
+            visit.started, visit.ended = run.at, run.until
 
 
 def _told(view: StageView, job: int, step: LogStep) -> None:
-    visit = view.visits.get(view._jobs.get(job, (-1, -1)))
-    if visit is not None:
+    for name in view._jobs.get(job, ()):
+        visit = view.visits[name]
         visit.told = step.at
-        living = _living(view, visit.message.session, visit.ids)
+        living = _living(view, name[0], visit.ids)
         visit.dead = frozenset(visit.ids).difference(living)
 
 

@@ -14,6 +14,7 @@ from .limits import (
     MOST_FEATURES,
     MOST_NODES,
     MOST_TENSOR_BYTES,
+    MOST_TOGETHER,
     MOST_TOKEN,
     MOST_TOPS,
 )
@@ -26,6 +27,7 @@ from .messages import (
     Message,
     Open,
     Output,
+    PassTimes,
     PruneIndices,
     Segment,
     Status,
@@ -79,7 +81,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
 
 def _check_message(message: Message) -> None:
     match message:
-        case Segment(_, _, applied, ids, parents, tokens, taps):
+        case Segment(_, _, applied, ids, parents, tokens, taps, _, more):
             _require(0 < len(ids) <= MOST_NODES, "a segment has 1 to 4096 nodes")
             _require(len(parents) == len(ids), "every node of a segment has a parent")
             _require(len(tokens) in (0, len(ids)), "every node of a segment has a token, or none")
@@ -91,7 +93,9 @@ def _check_message(message: Message) -> None:
             _require(applied >= 0 and min(tokens, default=0) >= 0, "numbers do not go below 0")
             _require(0 <= taps <= MOST_FEATURES, "a row has at most 64 features")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
-        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn):
+            _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 segments")
+        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn, more):
+            _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 verdicts")
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
             _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
             _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
@@ -123,6 +127,11 @@ def _check_message(message: Message) -> None:
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
+        case PassTimes(_, rows, seconds):
+            _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
+            _require(all(map(math.isfinite, (*rows, *seconds))), "numbers are finite")
+            _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
+            _require(min(seconds) >= 0, "time does not go back")
         case Status(peers=peers, round_trips=round_trips, sent=sent) as status:
             _require(len(peers) == len(round_trips) == len(sent), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)

@@ -12,6 +12,8 @@ MOST_TENSOR_BYTES = 256 * 1024 * 1024
 MOST_TOKEN = 2**31 - 1
 # A segment is one forward pass; prompts are cut into chunks far below this.
 MOST_NODES = 4096
+# Segments of one pass; a receiver waits for all of them.
+MOST_TOGETHER = 4096
 # EAGLE-3 reads three depths; more than a deep target has layers is nobody's wish.
 MOST_FEATURES = 64
 # More likeliest tokens a node than any client or policy asks for.

@@ -45,6 +45,9 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     # It had to wait for credit. If the receiver was idle meanwhile, its window is too small for the
     # latency of the link.
     waited: bool = False
+    # So many segments of the same pass, of other sessions, follow at once on this link: an idle
+    # receiver that did not wait for them would need another pass for them, at every stage anew.
+    more: int = 0
 
 
 class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
@@ -69,6 +72,8 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     # Those of ``tokens`` themselves, where ``Open.log_probs`` asks for them: a drawn token need not
     # be one of the likeliest.
     drawn: tuple[float, ...] = ()
+    # So many verdicts of the same pass follow at once: what they allow to send goes out together.
+    more: int = 0
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
@@ -252,6 +257,19 @@ class Credit(Struct, array_like=True, frozen=True, tag="credit", gc=False):
     """The receiver of segments allows ``limit`` of them on this link since it came up."""
 
     limit: int
+    # Segments that may wait at the receiver now, those that the link itself holds not counted: it
+    # follows the number of sessions that share a pass. 0: as many as the first ``limit``.
+    room: int = 0
+
+
+class PassTimes(Struct, array_like=True, frozen=True, tag="times"):
+    """A stage tells the draft node what its passes take, when it has changed: what rows cost
+    decides how many are worth sending where many sessions share passes."""
+
+    rank: Rank
+    # Rows, ascending, and the mean seconds of passes over about so many.
+    rows: tuple[float, ...]
+    seconds: tuple[float, ...]
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False):
@@ -426,6 +444,7 @@ Message = (
     | Close
     | Closed
     | Credit
+    | PassTimes
     | Heartbeat
     | Clock
     | Fault

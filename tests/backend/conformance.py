@@ -7,15 +7,15 @@ random and on each stage at another time, must lead to the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows
+from asyncspec.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
@@ -25,6 +25,10 @@ MakeStages = Callable[[int], Sequence[StageBackend]]
 
 Prune = tuple[frozenset[NodeId], frozenset[NodeId], int]
 """Committed nodes, live nodes below them, and the first node nothing is said of."""
+
+T = TypeVar("T")
+Steps = Generator[tuple[int, Forward], object, T]
+"""Something that wants one pass after the other, each on a stage, and in the end gives a ``T``."""
 
 SESSION = SessionId(3)
 CHUNK = 64
@@ -36,6 +40,35 @@ class Knowledge:
 
     slots: Slots = field(default_factory=Slots)
     committed: frozenset[NodeId] = frozenset()
+
+
+def alone(stages: Sequence[StageBackend], steps: Steps[T]) -> T:
+    """Run every pass by itself."""
+    try:
+        stage, job = next(steps)
+        while True:
+            stage, job = steps.send(stages[stage].run(job))
+    except StopIteration as end:
+        return cast("T", end.value)
+
+
+def together(stages: Sequence[StageBackend], many: Sequence[Steps[T]], random: Random) -> list[T]:
+    """Run passes of several sessions as batches, put together at random."""
+    found: dict[int, T] = {}
+    wanted = {i: next(steps) for i, steps in enumerate(many)}
+    while wanted:
+        stage = random.choice([stage for stage, _ in wanted.values()])
+        ready = [i for i, (where, _) in wanted.items() if where == stage]
+        chosen = random.sample(ready, random.randint(1, len(ready)))
+        batch = Batch(tuple(wanted[i][1] for i in chosen))
+        results = cast("tuple[object, ...]", stages[stage].run(batch))
+        for i, result in zip(chosen, results, strict=True):
+            try:
+                wanted[i] = many[i].send(result)
+            except StopIteration as end:
+                found[i] = cast("T", end.value)
+                del wanted[i]
+    return [found[i] for i in range(len(many))]
 
 
 class Pipeline:
@@ -69,6 +102,16 @@ class Pipeline:
         judge: Sequence[int],
     ) -> tuple[int, ...]:
         """One segment through all stages; the token drawn for each row in ``judge``."""
+        return alone(self.stages, self.steps(ids, parents, tokens, judge))
+
+    def steps(
+        self,
+        ids: Sequence[NodeId],
+        parents: Sequence[NodeId],
+        tokens: Sequence[int],
+        judge: Sequence[int],
+    ) -> Steps[tuple[int, ...]]:
+        """The same, but somebody else runs its passes."""
         self._segment += 1
         hidden: Rows | None = None
         result: object = None
@@ -76,17 +119,16 @@ class Pipeline:
             committed = known.slots.committed
             known.slots, rows = place(known.slots, ids, parents, known.committed.__contains__)
             last = i == len(self.stages) - 1
-            result = stage.run(
-                Forward(
-                    session=self.session,
-                    segment=SegmentId(self._segment),
-                    committed=committed,
-                    rows=rows,
-                    tokens=tuple(tokens) if i == 0 or (last and self._penalises) else (),
-                    hidden=hidden,
-                    judge=tuple(judge) if last else (),
-                )
+            job = Forward(
+                session=self.session,
+                segment=SegmentId(self._segment),
+                committed=committed,
+                rows=rows,
+                tokens=tuple(tokens) if i == 0 or (last and self._penalises) else (),
+                hidden=hidden,
+                judge=tuple(judge) if last else (),
             )
+            result = yield i, job
             if not last:
                 wire = stage.pack(Rows(result, tuple(range(len(ids)))))
                 hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
@@ -171,8 +213,17 @@ class Walk:
 
     def run(self, stages: Sequence[StageBackend], sampling: Sampling | None = None) -> list[int]:
         """What is drawn after each of ``tokens[prompt:]``, on the way."""
+        return alone(stages, self.steps(stages, sampling))
+
+    def steps(
+        self,
+        stages: Sequence[StageBackend],
+        sampling: Sampling | None = None,
+        session: SessionId = SESSION,
+    ) -> Steps[list[int]]:
+        """The same, but somebody else runs its passes. The prompt is read at once."""
         pipeline = Pipeline(
-            stages, sampling=sampling, prompt_length=self.prompt, features=self.features
+            stages, session, sampling=sampling, prompt_length=self.prompt, features=self.features
         )
         pipeline.read(self.tokens[: self.prompt])
         self._next = self.prompt
@@ -185,7 +236,7 @@ class Walk:
         while self._next < len(self.tokens):
             ids, parents, tokens, path_rows = self._segment()
             self.watch(path_rows)
-            judged = pipeline.send(ids, parents, tokens, range(len(ids)))
+            judged = yield from pipeline.steps(ids, parents, tokens, range(len(ids)))
             drawn |= {position: judged[row] for position, row in path_rows.items()}
             if self.random.random() < self.prunes:
                 pending = [self._prune()] * len(stages)
@@ -268,6 +319,31 @@ def check_sessions_apart(make: MakeStages, vocab: int) -> None:
         for pipeline, text, drawn in zip(pipelines, texts, got, strict=True):
             drawn += pipeline.send([NodeId(i)], [NodeId(i - 1)], [text[i]], [0])
     assert got == want
+
+
+def check_batches_equal_sequential(
+    make: MakeStages, vocab: int, seed: int, samplings: Sequence[Sampling], *, length: int = 25
+) -> None:
+    """The law: a token drawn in a pass that other sessions share is the token drawn alone. Some
+    sessions have features, some have not."""
+    random, stages = Random(seed), make(2)
+    prompts = [random.randint(1, 2 * length) for _ in samplings]
+    texts = [[random.randrange(vocab) for _ in range(prompt + length)] for prompt in prompts]
+    want = [
+        sequential(stages, text, prompt, sampling)
+        for text, prompt, sampling in zip(texts, prompts, samplings, strict=True)
+    ]
+    walks = [
+        Walk(text, prompt, vocab, Random(seed + i), features=random.choice([(), (1, 3)]))
+        for i, (text, prompt) in enumerate(zip(texts, prompts, strict=True))
+    ]
+    steps = [
+        walk.steps(stages, sampling, SessionId(20 + i))
+        for i, (walk, sampling) in enumerate(zip(walks, samplings, strict=True))
+    ]
+    assert together(stages, steps, random) == want
+    for walk in walks:
+        assert len(walk.featured) == (len(walk.tokens) if walk.features else 0)
 
 
 def check_prompt_needs_no_verdict(make: MakeStages, vocab: int) -> None:

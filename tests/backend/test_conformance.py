@@ -67,6 +67,21 @@ def test_sessions_apart(make: MakeStages) -> None:
     conformance.check_sessions_apart(make, VOCAB)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_equals_each_alone(make: MakeStages, seed: int) -> None:
+    conformance.check_batches_equal_sequential(make, VOCAB, seed, tuple(DRAWS.values()))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "phi3", "qwen3"])
+def test_a_batch_equals_each_alone_with_windows_and_caps(
+    tiny: Callable[..., Path], family: str
+) -> None:
+    checkpoint = open_checkpoint(tiny(family))
+    conformance.check_batches_equal_sequential(
+        lambda count: cut(checkpoint, count), VOCAB, 0, (Sampling(), SAMPLED, Sampling()), length=90
+    )
+
+
 def test_prompt_needs_no_verdict(make: MakeStages) -> None:
     conformance.check_prompt_needs_no_verdict(make, VOCAB)
 

@@ -92,7 +92,7 @@ def test_trap_an_emptied_segment_vanishes_and_gives_its_place_back() -> None:
     first.feed(Received(DRAFT, segment(1, {1: 0, 2: 0})))
     effects = first.feed(prune(1, 4, (3,), ()))
     assert first.state.queue == ()
-    assert sent(effects, Credit) == [Credit(10)]
+    assert sent(effects, Credit) == [Credit(10, 8)]
     effects = first.feed(done(job, object()))
     assert passes(effects) == []
 
@@ -185,7 +185,7 @@ def test_close_may_overtake_open() -> None:
     effects = last.feed(Received(DRAFT, opening(1, session=1)))
     assert [e for e in effects if isinstance(e, Compute)] == []
     assert [e.session for e in effects if isinstance(e, Report)] == [1]
-    assert last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))) == [Send(DRAFT, Credit(9))]
+    assert last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))) == [Send(DRAFT, Credit(9, 8))]
 
 
 def test_floor_ends_what_the_draft_node_could_not_close() -> None:
@@ -202,7 +202,7 @@ def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_beg
     first.feed(Lost(Rank(2)))
     assert first.feed(Received(DRAFT, opening(1, session=1))) == []
     effects = first.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
-    assert sent(effects, Credit) == [Credit(9)]
+    assert sent(effects, Credit) == [Credit(9, 8)]
     effects = first.feed(Joined(Rank(2)), Received(Rank(2), Credit(2)))
     assert sent(effects, Segment) == []
     assert not first.state.sessions

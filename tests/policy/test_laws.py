@@ -40,6 +40,7 @@ def views(draw: st.DrawFn) -> View:
         last_depth=draw(st.integers(0, 13)),
         starving=draw(st.booleans()),
         room=draw(st.integers(0, 9)),
+        rows=draw(st.sampled_from((1, 2, 5, 4096))),
     )
 
 

@@ -16,6 +16,7 @@ from asyncspec_protocol.messages import (
     Message,
     Open,
     Output,
+    PassTimes,
     Segment,
     Status,
     Verdict,
@@ -135,9 +136,17 @@ def statuses(draw: st.DrawFn) -> Status:
     )
 
 
+@st.composite
+def times(draw: st.DrawFn) -> PassTimes:
+    rows = sorted(draw(st.sets(st.floats(0.5, 4096), min_size=1, max_size=8)))
+    seconds = [draw(st.floats(0, 9)) for _ in rows]
+    return PassTimes(draw(count), tuple(rows), tuple(seconds))
+
+
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
+    PassTimes: times(),
     Expand: questions(),
     Expanded: expansions(),
     Open: openings,

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.attention import Abandoned, FastAttention, TreeAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
-from asyncspec.backend.hf.draw import draw
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.give_back import give_back
-from asyncspec.backend.hf.proposals import best_successors, log_probs_of
 from asyncspec.backend.hf.quantized import check_quantize
 from asyncspec.backend.hf.recipe import Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.stage_session import Output, StageSession
 from asyncspec.backend.hf.tapped import depths_of, tapped
+from asyncspec.backend.hf.together import TogetherAttention, slices
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.jobs import Admit, Compact, Forward, Judged, Release, Row, Rows, StageJob
-from asyncspec.sampling import Sampling
+from asyncspec.jobs import Admit, Batch, Compact, Forward, Release, Rows, StageJob
 from asyncspec_protocol.ids import SessionId
-
-
-@dataclass(slots=True)
-class _Session:
-    cache: TreeCache
-    sampling: Sampling
-    # On the last stage, where draws depend on them.
-    tokens: SlotTokens | None
-    # What the token source reads of the target, and what of it becomes known here.
-    features: tuple[int, ...]
-    depths: tuple[int, ...]
-    # Likeliest tokens that are given beside the drawn one.
-    tops: int
-    log_probs: bool
-    committed: int = 0
-
-    def compact(self, start: int, keep: tuple[int, ...]) -> None:
-        """See ``Compact``."""
-        self.cache.compact(start, keep)
-        if self.tokens is not None:
-            self.tokens.compact(start, keep)
+from asyncspec_protocol.messages import FINAL
 
 
 class HFStage:
@@ -60,7 +39,7 @@ class HFStage:
         # ordinary rounding differences.
         self.guarantee = guarantee
         self._shape = shard.cache_shape(mode)
-        self._sessions: dict[SessionId, _Session] = {}
+        self._sessions: dict[SessionId, StageSession] = {}
         self._useless: StageJob | None = None
 
     def run(self, job: StageJob) -> object | None:
@@ -74,10 +53,9 @@ class HFStage:
                 case Compact(session, start, keep):
                     self._session(session).compact(start, keep)
                 case Forward():
-                    try:
-                        return self._forward(job)
-                    except Abandoned:
-                        return ()
+                    return self._compute(job)[0]
+                case Batch():
+                    return self._compute(job)
         return None
 
     def abandon(self, job: StageJob) -> None:
@@ -117,7 +95,7 @@ class HFStage:
         if job.session in self._sessions:
             raise ValueError(f"session {job.session} is admitted already")
         asked = self.shard.judges and job.sampling.penalises
-        self._sessions[job.session] = _Session(
+        self._sessions[job.session] = StageSession(
             cache=TreeCache(self._shape, job.capacity),
             sampling=job.sampling,
             tokens=SlotTokens(job.prompt_length) if asked else None,
@@ -127,58 +105,68 @@ class HFStage:
             log_probs=job.log_probs,
         )
 
-    def _forward(self, job: Forward) -> torch.Tensor | tuple[int, ...] | Judged:
-        session = self._session(job.session)
-        inputs = self._inputs(job)
-        carried: tuple[torch.Tensor, ...] = ()
-        if inputs.dim() == 3:
-            # The layers get what they would get without taps, to the last stride.
-            carried, inputs = inputs[:, 1:].unbind(1), inputs[:, 0].contiguous()
-        with tapped(self.shard, session.depths) as caught:
-            result = self._pass(job, session, inputs)
-        taps = [*carried, *caught]
-        if isinstance(result, tuple):
-            return Judged(result, torch.cat(taps, dim=1)) if session.features else result
-        if isinstance(result, Judged):
-            return replace(result, features=torch.cat(taps, dim=1) if session.features else None)
-        return torch.stack([result, *taps], dim=1) if taps else result
+    def _compute(self, job: Forward | Batch) -> tuple[object, ...]:
+        """The result of each pass of a job."""
+        passes = job.passes if isinstance(job, Batch) else (job,)
+        sessions = [self._session(one.session) for one in passes]
+        inputs = [self._inputs(one) for one in passes]
+        # The layers get what they would get without taps, to the last stride.
+        carried = [rows[:, 1:].unbind(1) if rows.dim() == 3 else () for rows in inputs]
+        inputs = [rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs]
+        trees = [self._attention(s.cache, one) for s, one in zip(sessions, passes, strict=True)]
+        tree: TreeAttention | TogetherAttention
+        tree = trees[0] if len(trees) == 1 else TogetherAttention(trees)
+        tree.stop = lambda: self._useless is job
+        depths = sorted({depth for session in sessions for depth in session.depths}, key=_late)
+        try:
+            with tapped(self.shard, depths) as caught:
+                outputs = self._pass(
+                    passes, sessions, inputs[0] if len(inputs) == 1 else torch.cat(inputs), tree
+                )
+        except Abandoned:
+            return ((),) * len(passes)
+        seen = dict(zip(depths, caught, strict=True))
+        taps = (
+            [*before, *(seen[depth][own] for depth in session.depths)]
+            for before, session, own in zip(carried, sessions, slices(trees), strict=True)
+        )
+        return tuple(map(StageSession.result, sessions, outputs, taps))
 
     def _pass(
-        self, job: Forward, session: _Session, inputs: torch.Tensor
-    ) -> torch.Tensor | tuple[int, ...] | Judged:
-        """Hidden states [n, H], or on the last stage the tokens that are drawn, and the likeliest
-        ones where they are wanted."""
-        positions = torch.from_numpy(np.array([row.position for row in job.rows], np.int64))
-        tree = self._attention(session.cache, job.committed, job.rows)
-        tree.stop = lambda: self._useless is job
-        session.committed = job.committed
-        if session.tokens is not None:
-            session.tokens.write(job.committed, job.rows, self._tokens(job))
-        if not job.judge:
+        self,
+        passes: Sequence[Forward],
+        sessions: Sequence[StageSession],
+        inputs: torch.Tensor,
+        tree: TreeAttention | TogetherAttention,
+    ) -> Sequence[Output]:
+        """For each session hidden states [n, H], or on the last stage the tokens that are drawn,
+        and the likeliest ones where they are wanted."""
+        rows = [row for one in passes for row in one.rows]
+        positions = torch.from_numpy(np.array([row.position for row in rows], np.int64))
+        for one, session in zip(passes, sessions, strict=True):
+            session.committed = one.committed
+            if session.tokens is not None:
+                session.tokens.write(one.committed, one.rows, self._tokens(one))
+        starts = accumulate((len(one.rows) for one in passes), initial=0)
+        judged = [
+            start + row for one, start in zip(passes, starts, strict=False) for row in one.judge
+        ]
+        if not judged:
             hidden = self.shard.hidden(inputs, positions, tree)
-            return () if self.shard.judges else hidden
+            if self.shard.judges:
+                return [()] * len(passes)
+            return torch.split_with_sizes(hidden, [len(one.rows) for one in passes])
         if not self.shard.judges:
             raise ValueError("only the last stage judges")
-        logits = self.shard.logits(inputs, positions, tree, torch.tensor(job.judge))
-        judged = [job.rows[row] for row in job.judge]
-        new = [row.position + 1 for row in judged]
-        if (seen := session.tokens) is None:
-            tokens = draw(logits, new, session.sampling)
-        else:
-            tokens = draw(logits, new, session.sampling, seen.counts, map(seen.own, judged))
-        if not session.tops and not session.log_probs:
-            return tokens
-        best = best_successors(logits, session.tops) if session.tops else []
-        return Judged(
-            tokens,
-            likely=tuple((tuple(t), tuple(p)) for t, p in best),
-            drawn=log_probs_of(logits, tokens) if session.log_probs else (),
-        )
+        logits = self.shard.logits(inputs, positions, tree, torch.tensor(judged))
+        own = torch.split_with_sizes(logits, [len(one.judge) for one in passes])
+        parts = zip(passes, sessions, own, strict=True)
+        return [session.judge(one, rows) for one, session, rows in parts]
 
-    def _attention(self, cache: TreeCache, committed: int, rows: tuple[Row, ...]) -> TreeAttention:
+    def _attention(self, cache: TreeCache, job: Forward) -> TreeAttention:
         if self.mode == "exact":
-            return ExactAttention(cache, committed, rows, self.recipe)
-        return FastAttention(cache, committed, rows)
+            return ExactAttention(cache, job.committed, job.rows, self.recipe)
+        return FastAttention(cache, job.committed, job.rows)
 
     def _inputs(self, job: Forward) -> torch.Tensor:
         """Tokens [n] or hidden states [n, H] or [n, 1 + taps, H], as they come to this stage."""
@@ -197,7 +185,7 @@ class HFStage:
             raise ValueError(f"a token that is not in the vocabulary of {vocab}")
         return job.tokens
 
-    def _session(self, session: SessionId) -> _Session:
+    def _session(self, session: SessionId) -> StageSession:
         if session not in self._sessions:
             raise ValueError(f"session {session} was never admitted")
         return self._sessions[session]
@@ -230,3 +218,8 @@ def load_stage(
         if recipe is None:
             recipe = choose_recipe(shard)
         return HFStage(shard, mode, recipe, confirm(shard, recipe))
+
+
+def _late(depth: int) -> float:
+    """Orders depths as they become known: the final norm comes last."""
+    return float("inf") if depth == FINAL else depth

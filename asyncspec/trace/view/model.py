@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from asyncspec.trace.critical import name
 from asyncspec.trace.records import Node
+from asyncspec.trace.side_by_side import side_by_side
 from asyncspec.trace.timeline import Journey, Mark, Round, Span, Timeline, Token
 
 KINDS = (
@@ -66,7 +67,10 @@ def model(timeline: Timeline, summary: object = None) -> Model:
         lanes=[Lane(name(rank, timeline.stages), _detail(by_rank[rank])) for rank in lanes],
         kinds=KINDS,
         spans=_spans(
-            [s for s in timeline.spans if s.rank in lanes], lanes, journeys, timeline.stages
+            side_by_side([s for s in timeline.spans if s.rank in lanes]),
+            lanes,
+            journeys,
+            timeline.stages,
         ),
         journeys=_journeys(timeline.journeys, lanes),
         tokens=_tokens(timeline.tokens),

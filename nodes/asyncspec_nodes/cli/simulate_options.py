@@ -50,9 +50,17 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--tokens", type=int, default=256, metavar="N", help="new tokens a request (default: 256)")
     add("--prompt-tokens", type=int, default=64, metavar="N", help="default: 64")
-    add("--requests", type=int, default=1, metavar="K", help="requests at a time (default: 1)")
+    add("--requests", type=int, default=1, metavar="K", help="requests, all at once (default: 1)")
+    add("--sessions", type=int, metavar="B", help="processed at a time (default: all of them)")
     add("--seed", type=int, default=0, metavar="S", help="of language and jitter (default: 0)")
-    add("--window", type=int, default=2, metavar="N", help="segments that may wait at a stage")
+    add("--window", type=int, default=2, metavar="N", help="passes that may wait at a stage")
+    add(
+        "--batch-rows",
+        type=int,
+        default=256,
+        metavar="N",
+        help="rows of a pass that requests share (default: 256)",
+    )
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
     add("--trace", type=Path, metavar="FILE", help="record one policy's run there")
     language = parser.add_argument_group("language", "what the target says and the draft guesses")
@@ -92,7 +100,10 @@ def _add_language_arguments(group: argparse._ArgumentGroup) -> None:
 
 def read_arguments(arguments: argparse.Namespace) -> SimulateOptions:
     """Checked options. Raises ``UserError``."""
-    for name in ("stages", "tokens", "prompt_tokens", "requests", "window"):
+    if arguments.sessions is None:
+        arguments.sessions = arguments.requests
+    counts = ("stages", "tokens", "prompt_tokens", "requests", "sessions", "window", "batch_rows")
+    for name in counts:
         value = getattr(arguments, name)
         if value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
@@ -110,7 +121,9 @@ def read_arguments(arguments: argparse.Namespace) -> SimulateOptions:
         tokens=arguments.tokens,
         prompt_tokens=arguments.prompt_tokens,
         requests=arguments.requests,
+        sessions=arguments.sessions,
         window=arguments.window,
+        batch_rows=arguments.batch_rows,
     )
     return SimulateOptions(
         setting=setting,

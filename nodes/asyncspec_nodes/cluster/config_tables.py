@@ -86,8 +86,10 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     sessions: Positive = 4
     # Requests that may wait; a further one is refused.
     waiting: Positive = 1024
-    # Segments that may wait at a stage besides the one in service.
+    # Passes whose segments may wait at a stage besides the one in service.
     window: Positive = 2
+    # Rows of a pass that several sessions share.
+    batch_rows: Positive = 256
     # How long requests wait for a pipeline that is down before they fail, in seconds.
     rejoin_seconds: Seconds = 30.0
     # A silent peer is taken for dead after this many seconds.

@@ -40,8 +40,12 @@ class Setting(Struct, frozen=True):
     tokens: int = 256
     prompt_tokens: int = 64
     requests: int = 1
-    # Segments that may wait at a stage.
+    # Requests that are processed at a time; None: all of them.
+    sessions: int | None = None
+    # Passes whose segments may wait at a stage.
     window: int = 2
+    # Rows of a pass that several sessions share.
+    batch_rows: int = 256
     # Prompt nodes per segment.
     prefill_rows: int = 64
 
@@ -139,7 +143,7 @@ def _draft(setting: Setting, policies: Mapping[str, Policy]) -> Actor:
         stages=setting.stages,
         policies=policies,
         prefill_rows=setting.prefill_rows,
-        max_sessions=setting.requests,
+        max_sessions=setting.sessions or setting.requests,
         # The accounts may take as long as the slowest link makes them.
         account_seconds=1e9,
     )
@@ -148,7 +152,14 @@ def _draft(setting: Setting, policies: Mapping[str, Policy]) -> Actor:
 
 
 def _stage(setting: Setting, rank: Rank) -> Actor:
-    machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages, window=setting.window))
+    machine = VerifyMachine(
+        VerifyConfig(
+            rank=rank,
+            stages=setting.stages,
+            window=setting.window,
+            batch_rows=setting.batch_rows,
+        )
+    )
     device = PathStage(setting.language, last=rank == setting.stages)
     return Actor(machine, machine.initial(), device.run)
 

@@ -94,6 +94,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             rank=Rank(rank),
             stages=config.stages,
             window=config.limits.window,
+            batch_rows=config.limits.batch_rows,
             vocab=checkpoint.facts.vocab_size,
             first_layer=span[0],
             end_layer=span[1],

@@ -17,21 +17,27 @@ from asyncspec_nodes.machines.draft.state import (
     starving,
     without,
 )
+from asyncspec_nodes.machines.draft.width import narrowed, slowest
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Open
+from asyncspec_protocol.messages import Open, Segment
 
 
 def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """Open what can be opened, accept what can be accepted, ask and send what can be."""
+    """Open what can be opened, accept what can be accepted, ask and send what can be.
+
+    Nothing is opened, asked or sent between two verdicts of one pass: sessions that shared a pass
+    go on together, so that they share the next one too.
+    """
     effects: list[Effect] = []
     for session in state.sessions.values():
         state, accepted = _advance(state, session, now)
         effects.extend(accepted)
-    while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
-        state, opened = _open(state, now)
-        effects.extend(opened)
-    state, sent = _send(state)
-    effects.extend(sent)
+    if not state.expected:
+        while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
+            state, opened = _open(state, now)
+            effects.extend(opened)
+        state, sent = _send(state)
+        effects.extend(sent)
     for session in state.sessions.values():
         if fed := drafting.feed(session):
             session = fed[0]
@@ -40,8 +46,10 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if stopped := drafting.stop_asking(session):
             state = put(state, stopped[0])
             effects.append(asking.stop(state, stopped[1]))
-    state, asked = asking.ask(state)
-    return state, (*effects, *asked)
+    if not state.expected:
+        state, asked = asking.ask(state)
+        effects.extend(asked)
+    return state, tuple(effects)
 
 
 def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
@@ -92,8 +100,9 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
 def _send(state: DraftState) -> tuple[DraftState, Effects]:
     """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
     only now that there is credit again had to wait for it."""
-    effects: list[Effect] = []
-    idle = 0
+    segments: list[Segment] = []
+    idle, seconds = 0, slowest(state.times)
+    decoding = sum([session.round > 0 for session in state.sessions.values()])
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
         cut = sending.next_segment(
@@ -104,8 +113,10 @@ def _send(state: DraftState) -> tuple[DraftState, Effects]:
         else:
             idle = 0
             session, message = cut
+            session = narrowed(session, message.ids, decoding, seconds)
             state = replace(state, sent=state.sent + 1)
-            effects.append(Send(FIRST, replace(message, waited=True) if state.dry else message))
+            segments.append(replace(message, waited=True) if state.dry else message)
         state = put(without(state, session.session), session)
     dry = state.sent >= state.allowed
-    return (state if dry == state.dry else replace(state, dry=dry)), tuple(effects)
+    state = state if dry == state.dry else replace(state, dry=dry)
+    return state, tuple(Send(FIRST, segment) for segment in sending.together(segments))

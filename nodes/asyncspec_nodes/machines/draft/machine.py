@@ -32,7 +32,16 @@ from asyncspec_nodes.machines.draft.requests import cancelled, fired, stopped, s
 from asyncspec_nodes.machines.draft.state import FIRST, DraftConfig, DraftState, Effects, put
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Closed, Credit, Expand, Expanded, Message, Ready, Verdict
+from asyncspec_protocol.messages import (
+    Closed,
+    Credit,
+    Expand,
+    Expanded,
+    Message,
+    PassTimes,
+    Ready,
+    Verdict,
+)
 
 
 class DraftMachine:
@@ -77,16 +86,19 @@ def _received(
 ) -> tuple[DraftState, Effects]:
     match message:
         case Verdict() if peer == state.config.stages:
-            return _verdict(state, message, tensor), ()
-        case Credit(limit) if peer == FIRST:
+            expected = replace(state, expected=message.more)
+            return _verdict(expected, message, tensor), ()
+        case Credit(limit, room) if peer == FIRST:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
-            window = state.window or limit
+            window = room or state.window or limit
             return replace(state, allowed=limit, window=window), ()
         case Ready(rank, up) if peer == rank:
             if up:
                 return complete(replace(state, ready=state.ready | {peer}))
             return broken(replace(state, ready=state.ready - {peer}), now)
+        case PassTimes(rank) if peer == rank:
+            return replace(state, times={**state.times, peer: message}), ()
         case Closed() if peer == message.rank:
             return account(state, message)
         case Expanded() if peer == state.config.source:

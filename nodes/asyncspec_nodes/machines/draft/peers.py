@@ -33,7 +33,8 @@ def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects
     """A stage is gone, and with it its accounts and every session."""
     if peer not in state.peers:
         return state, ()
-    state = replace(state, peers=state.peers - {peer}, ready=state.ready - {peer})
+    peers = state.peers - {peer}
+    state = replace(state, peers=peers, ready=state.ready - {peer}, expected=0)
     state, down = broken(state, now)
     effects = list(down)
     for key, ending in state.endings.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from asyncspec.segment import connected
 from asyncspec_nodes.machines.draft.session import DraftSession, view
 from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId
+from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 from asyncspec_protocol.messages import Segment
 
 
@@ -81,3 +83,16 @@ def _segment(
         parents=parents,
         tokens=tokens,
     )
+
+
+def together(segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Segments that go out at once, each with the number of those behind it that can share its
+    pass: it has one of a session at most."""
+    found: list[Segment] = []
+    after: set[SessionId] = set()
+    for segment in reversed(segments):
+        if segment.session in after:
+            after.clear()
+        found.append(replace(segment, more=len(after)) if after else segment)
+        after.add(segment.session)
+    return found[::-1]

@@ -16,6 +16,7 @@ from asyncspec import tree as trees
 from asyncspec.accept import Opinion
 from asyncspec.actor.machine import Request
 from asyncspec.policy import Growth, Policy, View
+from asyncspec.policy.base import MOST_ROWS
 from asyncspec.tree import TokenTree
 from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
 from asyncspec_nodes.machines.draft.features import Features
@@ -82,6 +83,8 @@ class DraftSession(Struct, frozen=True):
     segments: int = 0
     drafts: int = 0
     clock: TurnClock = TurnClock()
+    # Rows its segments should have at most.
+    width: int = MOST_ROWS
     counters: Counters = Counters()
 
     @property
@@ -174,4 +177,5 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         last_depth=session.last_depth,
         starving=starving,
         room=max(0, session.last_position - tree.nodes[tree.root].position),
+        rows=session.width,
     )

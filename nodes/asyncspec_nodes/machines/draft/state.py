@@ -12,6 +12,7 @@ from asyncspec.policy import POLICIES, Policy
 from asyncspec_nodes.machines.draft.counters import Counters
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.messages import PassTimes
 
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
@@ -70,11 +71,15 @@ class DraftState(Struct, frozen=True):
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
+    # What passes take, as the stages have told.
+    times: Mapping[Rank, PassTimes] = {}
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0
-    # What the first stage allows to wait: its first credit.
+    # What the first stage allows to wait, the link itself not counted.
     window: int = 0
+    # Verdicts of one pass that are still to come: what they allow to send belongs together.
+    expected: int = 0
     # After the last input all credit was used up.
     dry: bool = True
     # The token source of this device works on a batch: nobody asks until it is free.

@@ -20,7 +20,7 @@ def arrived(
     peer = state.config.before
     if state.received >= state.granted:
         raise RemoteProtocolError("segment without credit", peer=peer)
-    state = replace(state, received=state.received + 1)
+    state = replace(state, received=state.received + 1, expected=message.more)
     session, first = state.sessions.get(message.session), peer == DRAFT
     ids = message.ids
     if (tensor is None) != first or not _has_tokens(session, message, first) or not ids:
@@ -47,8 +47,8 @@ def arrived(
     if waiting is None:
         return grant(state)
     _check_parents(state, session, waiting)
-    state, granted = lengthen(state, message)
-    return replace(state, queue=(*state.queue, waiting)), granted
+    state = lengthen(state, message)
+    return grant(replace(state, queue=(*state.queue, waiting)))
 
 
 def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> bool:

@@ -23,7 +23,7 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Forward
+from asyncspec.jobs import Batch, Forward
 from asyncspec_nodes.machines.verify.arrivals import arrived
 from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
@@ -52,7 +52,7 @@ class VerifyMachine:
             case Received():
                 state, effects = _received(state, event.peer, event.message, event.tensor)
             case Computed():
-                if not isinstance(event.job, Forward):
+                if not isinstance(event.job, Forward | Batch):
                     raise LocalProtocolError("a stage asks for no other result than a pass's")
                 state, effects = computed(state, event.job, event.result, event.seconds)
             case Joined(peer):

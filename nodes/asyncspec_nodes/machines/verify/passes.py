@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Send
-from asyncspec.jobs import Forward, Judged, Rows
+from asyncspec.actor.machine import Compute, Effect, Send
+from asyncspec.jobs import Batch, Forward, Judged, Rows
+from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.session import (
+    Part,
     Running,
     StageSession,
     Waiting,
@@ -22,85 +24,152 @@ from asyncspec_nodes.machines.verify.session import (
 from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.ids import DRAFT
-from asyncspec_protocol.messages import Segment, Verdict
+from asyncspec_protocol.ids import DRAFT, SegmentId, SessionId
+from asyncspec_protocol.messages import PassTimes, Segment, Verdict
 
 
 def idle(state: VerifyState) -> bool:
     """Nothing can be served now: after most inputs it is so."""
     if state.parked:
         return state.sent >= state.allowed
-    return state.running is not None or not state.queue
+    return state.running is not None or not state.queue or state.expected > 0
 
 
 def serve(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Send what is parked and start the next pass, where that is possible now."""
     state, effects = send_parked(state)
-    if state.running is None and state.queue and not state.parked:
-        state, started = _start(state, *state.queue)
+    if not state.parked and not idle(state):
+        state, started = _start(state)
         effects += started
     return state, effects
 
 
 def send_parked(state: VerifyState, *, waited: bool = False) -> tuple[VerifyState, Effects]:
     """Send what is computed, as far as there is credit."""
-    effects: Effects = ()
-    while state.parked and state.sent < state.allowed:
-        head, *rest = state.parked
-        state = replace(state, parked=tuple(rest), sent=state.sent + 1)
-        effects += (_onward(state, state.sessions[head.session], head, waited=waited),)
-    return state, effects
+    go = state.parked[: max(0, state.allowed - state.sent)]
+    if not go:
+        return state, ()
+    state = replace(state, parked=state.parked[len(go) :], sent=state.sent + len(go))
+    return state, tuple(
+        _onward(state, waiting, waited=waited, more=len(go) - 1 - i) for i, waiting in enumerate(go)
+    )
 
 
-def _start(state: VerifyState, waiting: Waiting, *queue: Waiting) -> tuple[VerifyState, Effects]:
-    """The first of the queue gets its pass, and its place goes back to the stage before."""
-    session = state.sessions[waiting.session]
-    session, running, job = plan(session, waiting, last=state.config.last)
-    sessions = {**state.sessions, waiting.session: session}
-    state, granted = give_back(replace(state, queue=queue, running=running, sessions=sessions))
+def _start(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """The first of the queue get their pass, and their places go back to the stage before."""
+    config, sessions = state.config, dict(state.sessions)
+    chosen, queue = gather(state.queue, sessions, config.batch_rows)
+    parts: list[Part] = []
+    for waiting in chosen:
+        sessions[waiting.session], part = plan(sessions[waiting.session], waiting, last=config.last)
+        parts.append(part)
+    job = parts[0].job if len(parts) == 1 else Batch(tuple([part.job for part in parts]))
+    running = Running(parts=tuple(parts), job=job)
+    largest = max([len(part.job.rows) for part in parts])
+    state = replace(
+        state,
+        queue=queue,
+        running=running,
+        sessions=sessions,
+        fit=max(1, config.batch_rows // largest),
+    )
+    state, granted = give_back(state)
     return state, (Compute(job), *granted)
 
 
 def computed(
-    state: VerifyState, job: Forward, result: object, seconds: float
+    state: VerifyState, job: Forward | Batch, result: object, seconds: float
 ) -> tuple[VerifyState, Effects]:
     """A pass has ended. Raises ``LocalProtocolError`` where none was in service."""
     running = state.running
-    if running is None or not _same(running.waiting, job):
-        raise LocalProtocolError(f"no pass of segment {job.segment} is in service")
-    waiting = running.waiting
-    session = state.closing.get(waiting.session) or state.sessions.get(waiting.session)
-    if session is None:
-        return replace(state, running=None), ()  # dropped with a lost peer
-    rows = len(waiting.ids)
-    stay = survivors(session, waiting.ids)
-    session = count(session, rows, len(stay), seconds)
-    if waiting.session in state.closing:
-        left = {k: v for k, v in state.closing.items() if k != waiting.session}
-        return replace(state, running=None, closing=left), (report(session),)
-    state = replace(state, running=None, sessions={**state.sessions, session.session: session})
-    if state.config.last:
-        return state, _verdict(session, running, result, stay)
-    if not stay:
+    if running is None or _names(running.job) != _names(job):
+        raise LocalProtocolError(f"no such {type(job).__name__} is in service: {_names(job)}")
+    state = replace(state, running=None)
+    rows = sum([len(part.job.rows) for part in running.parts])
+    effects: list[Effect] = []
+    verdicts: list[Send] = []
+    for part, own in zip(running.parts, _results(running, result), strict=True):
+        share = seconds * len(part.job.rows) / rows
+        state, session, stay = _book(state, part, share)
+        if session is None:
+            continue
+        if session.session in state.closing:
+            left = {k: v for k, v in state.closing.items() if k != session.session}
+            state = replace(state, closing=left)
+            effects.append(report(session))
+        elif state.config.last:
+            if not running.abandoned and (verdict := _verdict(session, part, own, stay)):
+                verdicts.append(verdict)
+        elif stay:
+            state = replace(state, parked=(*state.parked, _done(session, part, own, stay)))
+    if not running.abandoned:
+        state, told = _observe(state, rows, seconds)
+        effects.extend(told)
+    return state, (*_together(verdicts), *effects)
+
+
+def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState, Effects]:
+    """A pass has taken so long; the draft node is told what it does not know."""
+    cost = state.cost.observe(rows, seconds)
+    news = cost.news() if DRAFT in state.peers else None
+    state = replace(state, cost=news or cost)
+    if news is None:
         return state, ()
+    return state, (Send(DRAFT, PassTimes(state.config.rank, *news.table())),)
+
+
+def _results(running: Running, result: object) -> Sequence[object]:
+    """The result of each part."""
+    if isinstance(running.job, Forward):
+        return (result,)
+    if not isinstance(result, tuple) or len(result) != len(running.parts):
+        raise LocalProtocolError("the device has not computed the passes it was asked for")
+    return result
+
+
+def _names(job: Forward | Batch) -> tuple[tuple[SessionId, SegmentId], ...]:
+    passes = job.passes if isinstance(job, Batch) else (job,)
+    return tuple([(one.session, one.segment) for one in passes])
+
+
+def _book(
+    state: VerifyState, part: Part, seconds: float
+) -> tuple[VerifyState, StageSession | None, Sequence[int]]:
+    """A session after its part of a pass, and the rows that are alive. None: it was dropped with a
+    lost peer."""
+    waiting = part.waiting
+    closing = state.closing.get(waiting.session)
+    session = closing or state.sessions.get(waiting.session)
+    if session is None:
+        return state, None, ()
+    stay = survivors(session, waiting.ids)
+    session = count(session, len(waiting.ids), len(stay), seconds)
+    if closing is None:
+        state = replace(state, sessions={**state.sessions, session.session: session})
+    return state, session, stay
+
+
+def _done(session: StageSession, part: Part, result: object, stay: Sequence[int]) -> Waiting:
+    """What of a segment is left to send on."""
+    waiting = part.waiting
     tokens = waiting.tokens if session.tokens_travel else ()
-    hidden = Rows(result, tuple(range(rows)))
-    done = replace(waiting, tokens=tokens, hidden=hidden).select(stay)
-    return replace(state, parked=(*state.parked, done)), ()
+    hidden = Rows(result, tuple(range(len(waiting.ids))))
+    return replace(waiting, tokens=tokens, hidden=hidden, passed_over=0).select(stay)
 
 
-def _same(waiting: Waiting, job: Forward) -> bool:
-    return waiting.segment == job.segment and waiting.session == job.session
+def _together(verdicts: Sequence[Send]) -> Sequence[Send]:
+    """Verdicts of one pass, each with the number of those behind it."""
+    last = len(verdicts) - 1
+    return [
+        replace(send, message=replace(send.message, more=last - i)) if i < last else send
+        for i, send in enumerate(verdicts)
+    ]
 
 
-def _verdict(
-    session: StageSession, running: Running, result: object, stay: Sequence[int]
-) -> Effects:
+def _verdict(session: StageSession, part: Part, result: object, stay: Sequence[int]) -> Send | None:
     """The verdict of a pass, for the rows that are still alive, with their features if wanted."""
-    if running.abandoned:
-        return ()
     tokens = result.tokens if isinstance(result, Judged) else result
-    if not isinstance(tokens, tuple) or len(tokens) != len(running.judged):
+    if not isinstance(tokens, tuple) or len(tokens) != len(part.judged):
         raise LocalProtocolError("the device judged other rows than it was asked to")
     more = result if isinstance(result, Judged) else Judged(tokens)
     if (
@@ -109,27 +178,28 @@ def _verdict(
         or len(more.drawn) != (len(tokens) if session.log_probs else 0)
     ):
         raise LocalProtocolError("the device gave something to a session that wants none, or none")
-    ids = running.waiting.ids
+    ids = part.waiting.ids
     alive = set(stay)
-    judged = [i for i, row in enumerate(running.judged) if row in alive]
+    judged = [i for i, row in enumerate(part.judged) if row in alive]
     features = Rows(more.features, tuple(stay)) if more.features is not None and stay else None
     if not judged and features is None:
-        return ()
+        return None
     message = Verdict(
         session=session.session,
-        segment=running.waiting.segment,
-        applied=applied(session, running.waiting),
-        ids=tuple(ids[running.judged[i]] for i in judged),
+        segment=part.waiting.segment,
+        applied=applied(session, part.waiting),
+        ids=tuple(ids[part.judged[i]] for i in judged),
         tokens=tuple(tokens[i] for i in judged),
         featured=tuple(ids[row] for row in stay) if features is not None else (),
         likely=tuple(t for i in judged if more.likely for t in more.likely[i][0]),
         log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
         drawn=tuple(more.drawn[i] for i in judged if more.drawn),
     )
-    return (Send(DRAFT, message, features),)
+    return Send(DRAFT, message, features)
 
 
-def _onward(state: VerifyState, session: StageSession, waiting: Waiting, *, waited: bool) -> Send:
+def _onward(state: VerifyState, waiting: Waiting, *, waited: bool, more: int) -> Send:
+    session = state.sessions[waiting.session]
     message = Segment(
         session=waiting.session,
         segment=waiting.segment,
@@ -139,5 +209,6 @@ def _onward(state: VerifyState, session: StageSession, waiting: Waiting, *, wait
         tokens=waiting.tokens,
         taps=taps(session, state.config.end_layer),
         waited=waited,
+        more=more,
     )
     return Send(state.config.after, message, waiting.hidden)

@@ -6,11 +6,12 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
+from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.verify.credit import grant
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.ids import DRAFT, Rank
-from asyncspec_protocol.messages import Credit, Ready
+from asyncspec_protocol.messages import Ready
 
 
 def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
@@ -19,10 +20,12 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     state = replace(state, peers=state.peers | {peer})
     effects: list[Effect] = []
     if peer == config.before:
-        state = replace(state, granted=config.window, received=0, longer=0)
-        effects.append(Send(peer, Credit(limit=config.window)))
+        state, granted = grant(replace(state, granted=0, received=0, longer=0, expected=0))
+        effects.extend(granted)
     if peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)
+    if peer == DRAFT:
+        state = replace(state, cost=PassCost(state.cost.sizes))
     if peer in (DRAFT, config.after) and DRAFT in state.peers:
         effects.append(Send(DRAFT, _ready(state)))
     return state, tuple(effects)
@@ -40,10 +43,9 @@ def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         return state, ()
     config = state.config
     released = tuple(Compute(Release(session)) for session in state.sessions)
-    freed = len(state.queue)
     state = replace(state, peers=state.peers - {peer}, sessions={}, closing={}, queue=(), parked=())
     state, abandoned = abandon_dead(state)
-    state, granted = grant(state, freed)
+    state, granted = grant(state)
     down: Effects = ()
     if peer == config.after and not config.last and DRAFT in state.peers:
         down = (Send(DRAFT, _ready(state)),)

@@ -31,9 +31,10 @@ def abandon_dead(state: VerifyState) -> tuple[VerifyState, Effects]:
     running = state.running
     if running is None or running.abandoned:
         return state, ()
-    session = state.sessions.get(running.waiting.session)
-    if session is not None and survivors(session, running.waiting.ids):
-        return state, ()
+    for waiting in (part.waiting for part in running.parts):
+        session = state.sessions.get(waiting.session)
+        if session is not None and survivors(session, waiting.ids):
+            return state, ()
     return replace(state, running=replace(running, abandoned=True)), (Abandon(running.job),)
 
 
@@ -41,10 +42,8 @@ def thin_queue(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Dead rows leave the queue and what is parked; an emptied segment gives its place back."""
     if not state.queue and not state.parked:
         return state, ()
-    queue = _thinned(state, state.queue)
-    freed = len(state.queue) - len(queue)
-    parked = _thinned(state, state.parked)
-    return grant(replace(state, queue=queue, parked=parked), freed)
+    queue, parked = _thinned(state, state.queue), _thinned(state, state.parked)
+    return grant(replace(state, queue=queue, parked=parked))
 
 
 def _thinned(state: VerifyState, segments: tuple[Waiting, ...]) -> tuple[Waiting, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.jobs import Compact, Forward, Row, Rows
+from asyncspec.jobs import Batch, Compact, Forward, Row, Rows
 from asyncspec.liveness import Liveness
 from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
@@ -25,6 +25,8 @@ class Waiting(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     # Each with the taps that came with it: they die with their row.
     hidden: Rows | None = None
+    # Passes that could have taken it and have not.
+    passed_over: int = 0
 
     def select(self, stay: Sequence[int]) -> Waiting:
         """The same segment with only the rows ``stay`` (indices into ``ids``, ascending)."""
@@ -42,14 +44,25 @@ class Waiting(Struct, frozen=True):
         )
 
 
-class Running(Struct, frozen=True):
-    """The segment the device works on. ``judged`` are the rows whose next token is drawn."""
+class Part(Struct, frozen=True):
+    """A segment in a pass. ``judged`` are the rows whose next token is drawn."""
 
     waiting: Waiting
     judged: tuple[int, ...]
     job: Forward
+
+
+class Running(Struct, frozen=True):
+    """What the device works on: a pass over one segment each of one or more sessions."""
+
+    parts: tuple[Part, ...]
+    job: Forward | Batch
     # The device was told that nobody needs this pass any more.
     abandoned: bool = False
+
+    def of(self, session: SessionId) -> bool:
+        """Whether a session has a segment in it."""
+        return any(part.waiting.session == session for part in self.parts)
 
 
 class StageSession(Struct, frozen=True):
@@ -97,10 +110,8 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     return replace(session, liveness=liveness, slots=slots), job
 
 
-def plan(
-    session: StageSession, waiting: Waiting, *, last: bool
-) -> tuple[StageSession, Running, Forward]:
-    """Give a segment its slots and make it a forward pass.
+def plan(session: StageSession, waiting: Waiting, *, last: bool) -> tuple[StageSession, Part]:
+    """Give a segment its slots and make it part of a forward pass.
 
     On the last stage every row is judged except prompt nodes before the last of them, whose
     successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
@@ -117,7 +128,7 @@ def plan(
         hidden=waiting.hidden,
         judge=judged,
     )
-    return replace(session, slots=slots), Running(waiting=waiting, judged=judged, job=job), job
+    return replace(session, slots=slots), Part(waiting=waiting, judged=judged, job=job)
 
 
 def _judged(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from asyncspec.actor.machine import Compute, Report, Send
 from asyncspec.jobs import Admit, Release
 from asyncspec.liveness import Liveness
 from asyncspec.sampling import Sampling
+from asyncspec_nodes.machines.verify.credit import grant
 from asyncspec_nodes.machines.verify.prunes import abandon_dead, thin_queue
 from asyncspec_nodes.machines.verify.session import StageSession
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
@@ -57,7 +58,8 @@ def opened(state: VerifyState, message: Open) -> tuple[VerifyState, Effects]:
         tops=message.tops,
         log_probs=message.log_probs,
     )
-    return replace(state, sessions={**state.sessions, session: new}), (Compute(admit), *onward)
+    state, granted = grant(replace(state, sessions={**state.sessions, session: new}))
+    return state, (Compute(admit), *onward, *granted)
 
 
 def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effects]:
@@ -73,7 +75,7 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
     state = replace(state, sessions=sessions)
     release: Effects = (Compute(Release(session_id)),)
     running = state.running
-    if running is not None and running.waiting.session == session_id:
+    if running is not None and running.of(session_id):
         state = replace(state, closing={**state.closing, session_id: session})
     else:
         release = (*release, report(session))

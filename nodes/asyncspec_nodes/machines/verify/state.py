@@ -8,6 +8,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from asyncspec.actor.machine import Effect
+from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
@@ -29,8 +30,10 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     first_layer: int = 0
     end_layer: int = 2**31
     layers: int = 2**31
-    # Credit there is at most in all, however long the link (docs/protocol.md).
+    # Credit there is at most for the latency of the link, however long it is (docs/protocol.md).
     most_window: int = 64
+    # Rows of a pass over segments of several sessions.
+    batch_rows: int = 256
 
     @cached_property
     def last(self) -> bool:
@@ -60,6 +63,12 @@ class VerifyState(Struct, frozen=True):
     # Closed before their ``Open`` had come down the pipeline.
     closed_early: frozenset[SessionId] = frozenset()
     queue: tuple[Waiting, ...] = ()
+    # Segments of one pass of the stage before that are still to come: they belong together.
+    expected: int = 0
+    # Segments like those of the last pass that fit in one.
+    fit: int = 1
+    # What passes have taken.
+    cost: PassCost = PassCost()
     running: Running | None = None
     # Computed, but the next stage has no credit for them yet. While one waits nothing is started.
     parked: tuple[Waiting, ...] = ()

@@ -1,0 +1,100 @@
+"""What a stage's passes are measured to take, by their rows; and what that makes of a width. Pure.
+
+Up to a plateau rows are free, past it every row costs (SpecPipe Fig. 9). One session alone seldom
+leaves the plateau; many that share a pass do, and then a row is worth its cost only if it is likely
+enough to be accepted. Nothing is set: the cost is what passes have taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+from msgspec import Struct
+
+NEWS = 0.1
+"""A change of an average by this share is worth telling."""
+
+_MEMORY = 0.1
+_SOON = 8
+_TINY = 1e-9
+
+Seconds = Callable[[int], float]
+"""Of a pass over so many rows."""
+
+
+class Average(Struct, frozen=True):
+    """Of the passes of about one size: how many there were, and their mean rows and seconds, of
+    which the latest count most."""
+
+    passes: int = 0
+    rows: float = 0.0
+    seconds: float = 0.0
+
+    def with_pass(self, rows: int, seconds: float) -> Average:
+        """One pass more."""
+        passes = self.passes + 1
+        weight = max(_MEMORY, 1 / passes)
+        return Average(
+            passes,
+            self.rows + weight * (rows - self.rows),
+            self.seconds + weight * (seconds - self.seconds),
+        )
+
+
+class PassCost(Struct, frozen=True):
+    """Averages by size: rows 1, 2, 3 to 4, 5 to 8, and so on."""
+
+    sizes: Mapping[int, Average] = {}
+    # As they were last told, and passes since then.
+    told: Mapping[int, float] = {}
+
+    def observe(self, rows: int, seconds: float) -> PassCost:
+        """A pass has ended."""
+        size = (rows - 1).bit_length()
+        average = self.sizes.get(size, Average()).with_pass(rows, seconds)
+        return PassCost({**self.sizes, size: average}, self.told)
+
+    def news(self) -> PassCost | None:
+        """The same, told; None where nobody would learn anything."""
+        known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= _SOON}
+        if all(abs(s - self.told.get(n, -1.0)) <= NEWS * s for n, s in known.items()):
+            return None
+        return PassCost(self.sizes, known)
+
+    def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Rows, ascending, and the seconds of such a pass, as they are told."""
+        sizes = sorted(self.told)
+        rows = tuple(self.sizes[n].rows for n in sizes)
+        return rows, tuple(self.told[n] for n in sizes)
+
+
+def interpolated(rows: Sequence[float], seconds: Sequence[float]) -> Seconds:
+    """A table as a function that never falls: lines between its points, level before the first,
+    and past the last as steep as before it. ``rows`` ascend; at least one point."""
+    heights = list(accumulate(seconds, max))
+
+    def at(count: int) -> float:
+        i = bisect_left(rows, count)
+        if i == 0 or len(rows) == 1:
+            return heights[0]
+        i = min(i, len(rows) - 1)
+        slope = (heights[i] - heights[i - 1]) / max(_TINY, rows[i] - rows[i - 1])
+        return heights[i - 1] + slope * (count - rows[i - 1])
+
+    return at
+
+
+def best_width(chances: Sequence[float], sessions: int, seconds: Seconds) -> int:
+    """How many rows a session should send, where so many that are alike share its passes.
+
+    ``chances``: of its candidates to be accepted, falling. Most accepted tokens per second:
+    sessions * sum(chances[:k]) / seconds(sessions * k) is largest at the answer, at least 1.
+    """
+    best, most = 1, 0.0
+    for k, gain in enumerate(accumulate(chances), 1):
+        rate = gain / max(_TINY, seconds(sessions * k))
+        if rate > most:
+            best, most = k, rate
+    return best

@@ -1,0 +1,99 @@
+"""What passes are said to take, and how wide that makes a session."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf, nextafter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.pass_cost import PassCost, best_width, interpolated
+from asyncspec.sim.stage_cost import StageCost
+
+rows = st.integers(1, 300)
+passes = st.lists(st.tuples(rows, st.floats(0.001, 10.0)), min_size=1, max_size=80)
+chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40).map(
+    lambda values: sorted(values, reverse=True)
+)
+
+
+def watched(measured: list[tuple[int, float]]) -> PassCost:
+    cost = PassCost()
+    for count, seconds in measured:
+        cost = cost.observe(count, seconds)
+        cost = cost.news() or cost
+    return cost
+
+
+@given(passes)
+def test_a_table_lies_within_what_was_measured(measured: list[tuple[int, float]]) -> None:
+    table, seconds = watched(measured * 8).table()
+    assert list(table) == sorted(set(table))
+    for count, took in zip(table, seconds, strict=True):
+        assert min(r for r, _ in measured) <= count <= max(r for r, _ in measured)
+        times = [s for _, s in measured]
+        assert nextafter(min(times), -inf) * 0.999 <= took <= max(times) * 1.001
+
+
+@given(passes)
+def test_what_is_known_is_no_news(measured: list[tuple[int, float]]) -> None:
+    cost = PassCost()
+    for count, seconds in measured:
+        cost = cost.observe(count, seconds)
+        told = cost.news()
+        if told is not None:
+            assert told.table() != cost.table()
+            assert told.news() is None
+            cost = told
+
+
+@given(passes, rows, rows)
+def test_more_rows_never_take_less(measured: list[tuple[int, float]], one: int, two: int) -> None:
+    table = watched(measured * 8).table()
+    at = interpolated(*table)
+    assert at(min(one, two)) <= at(max(one, two)) * (1 + 1e-9)
+
+
+@given(st.integers(1, 64), st.floats(0.001, 0.1))
+def test_a_plateau_and_a_line_are_found(plateau: int, row_seconds: float) -> None:
+    """Between sizes that were measured the fit is off by no more than the line rises there."""
+    truth = StageCost(1.0, plateau, row_seconds)
+    sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    at = interpolated(*watched([(n, truth.seconds(n)) for n in sizes] * 8).table())
+    for count in sizes:
+        assert abs(at(count) - truth.seconds(count)) < 1e-6
+    for low, high in pairwise(sizes):
+        for count in range(low, high):
+            assert truth.seconds(count) - 1e-6 <= at(count) <= truth.seconds(high) + 1e-6
+
+
+@given(chances, st.integers(1, 32), st.integers(1, 64), st.floats(0.0, 0.5))
+def test_no_width_brings_more(
+    falling: list[float], sessions: int, plateau: int, row_seconds: float
+) -> None:
+    cost = StageCost(1.0, plateau, row_seconds)
+
+    def rate(width: int) -> float:
+        return sessions * sum(falling[:width]) / cost.seconds(sessions * width)
+
+    width = best_width(falling, sessions, cost.seconds)
+    assert 1 <= width <= len(falling)
+    assert all(rate(other) <= rate(width) * (1 + 1e-9) for other in range(1, len(falling) + 1))
+
+
+@given(chances, st.integers(1, 16))
+def test_free_rows_are_all_worth_it(falling: list[float], sessions: int) -> None:
+    width = best_width(falling, sessions, lambda rows: 1.0)
+    assert sum(falling[:width]) == sum(falling)
+
+
+@given(chances, st.integers(1, 15), st.floats(0.01, 0.5))
+def test_more_sessions_make_narrower_trees(
+    falling: list[float], sessions: int, row_seconds: float
+) -> None:
+    cost = StageCost(1.0, 16, row_seconds)
+    more = best_width(falling, sessions + 1, cost.seconds)
+    # On the plateau's very edge a row more may fit for fewer sessions: beyond it, never.
+    if sessions * more > cost.plateau:
+        assert more <= best_width(falling, sessions, cost.seconds)

@@ -1,0 +1,139 @@
+"""Which segments share a pass."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import Compute, Received, Send
+from asyncspec.jobs import Batch
+from asyncspec.liveness import Liveness
+from asyncspec_nodes.machines.draft.sending import together
+from asyncspec_nodes.machines.verify.batch import PATIENCE, gather
+from asyncspec_nodes.machines.verify.session import StageSession, Waiting
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import PassTimes, Segment, Verdict
+from nodes.drive import done, opening, passes, segment, sent, stage
+
+PROMPT = 40
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> tuple[Waiting, ...]:
+    """Segments of up to five sessions, in the order in which they came; some are of prompts."""
+    sizes = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), min_size=1))
+    found = []
+    for number, (session, rows) in enumerate(sizes):
+        first = draw(st.sampled_from((0, 100)))
+        ids = tuple(NodeId(first + i) for i in range(rows))
+        over = draw(st.integers(0, 3))
+        found.append(
+            Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids, passed_over=over)
+        )
+    return tuple(found)
+
+
+SESSIONS = {SessionId(i): StageSession(SessionId(i), Liveness(PROMPT)) for i in range(5)}
+
+
+@given(queues(), st.integers(1, 40))
+def test_a_pass_is_the_heads_of_some_sessions(queue: tuple[Waiting, ...], most: int) -> None:
+    taken, left = gather(queue, SESSIONS, most)
+    assert taken
+    assert len({w.session for w in taken}) == len(taken)
+    assert len(taken) == 1 or sum(len(w.ids) for w in taken) <= most
+    # Nothing is lost or changes places, and each session's order stays.
+    numbers = [w.segment for w in queue]
+    assert sorted(w.segment for w in (*taken, *left)) == numbers
+    assert [w.segment for w in left] == sorted(w.segment for w in left)
+    for waiting in taken:
+        assert all(w.segment > waiting.segment for w in left if w.session == waiting.session)
+
+
+@given(queues(), st.integers(1, 40))
+def test_what_was_passed_over_too_often_goes_first(queue: tuple[Waiting, ...], most: int) -> None:
+    taken, left = gather(queue, SESSIONS, most)
+    heads = {w.session: w for w in reversed(queue)}
+    late = [w for w in queue if heads[w.session] is w and w.passed_over >= PATIENCE]
+    if late:
+        assert late[0] in taken
+    names = {w.segment for w in taken}
+    for waiting in left:
+        was = next(w for w in queue if w.segment == waiting.segment)
+        head = heads[waiting.session] is was and was.segment not in names
+        assert waiting.passed_over == was.passed_over + head
+
+
+@given(st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_nothing_waits_for_ever(most: int, sizes: list[int]) -> None:
+    """However fast others come, a prompt gets its turn."""
+    prompt = Waiting(SessionId(0), SegmentId(0), Version(0), (NodeId(3),) * 12, (NodeId(2),) * 12)
+    queue: tuple[Waiting, ...] = (prompt,)
+    for number in range(1, 20):
+        for session, size in enumerate(sizes[:4], 1):
+            ids = tuple(NodeId(100 + i) for i in range(size))
+            queue += (Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids),)
+        taken, queue = gather(queue, SESSIONS, most)
+        if any(w.session == 0 for w in taken):
+            assert number <= PATIENCE + 1
+            return
+    raise AssertionError("the prompt was never served")
+
+
+def test_sessions_that_wait_share_the_next_pass_and_go_on_together() -> None:
+    last = stage()
+    last.feed(*(Received(DRAFT, opening(1, session)) for session in (1, 2)))
+    (first,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
+    for session in (1, 2):
+        last.feed(Received(DRAFT, segment(0, {0: -1}, session=session)))
+    effects = last.feed(done(first, (5,)))
+    (batch,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(batch, Batch)
+    assert [one.session for one in batch.passes] == [1, 2]
+    verdicts = sent(last.feed(done(batch, ((6,), (7,)))), Verdict)
+    assert [(v.session, v.tokens, v.more) for v in verdicts] == [(1, (6,), 1), (2, (7,), 0)]
+
+
+def test_an_idle_stage_waits_for_all_of_a_pass() -> None:
+    last = stage()
+    last.feed(Received(DRAFT, opening(1, session=1)))
+    one = segment(0, {0: -1})
+    assert passes(last.feed(Received(DRAFT, _with_more(one, 1)))) == []
+    effects = last.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
+    (job,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(job, Batch)
+
+
+def test_what_goes_out_at_once_says_how_many_follow() -> None:
+    names = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
+    found = together([segment(n, {5: 4}, session=s) for s, n in names])
+    assert [(s.session, s.segment, s.more) for s in found] == [
+        (0, 0, 2),
+        (1, 0, 1),
+        (2, 0, 0),
+        (0, 1, 1),
+        (2, 1, 0),
+    ]
+
+
+def test_the_draft_node_is_told_what_passes_take() -> None:
+    last = stage()
+    told = []
+    for number in range(20):
+        last.feed(Received(DRAFT, segment(number, {number: number - 1})))
+        job = last.state.running.job
+        told += [e for e in last.feed(done(job, (5,))) if isinstance(e, Send)]
+    times = [e.message for e in told if isinstance(e.message, PassTimes)]
+    assert times == [PassTimes(Rank(1), (1.0,), (0.5,))]
+
+
+def _with_more(message: Segment, more: int) -> Segment:
+    return Segment(
+        message.session,
+        message.segment,
+        message.applied,
+        message.ids,
+        message.parents,
+        message.tokens,
+        more=more,
+    )
