@@ -35,6 +35,7 @@ class Cluster:
         policies: dict[str, Policy] | None = None,
         window: int = 2,
         batch_rows: int = 64,
+        slots: int = 0,
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
@@ -48,6 +49,7 @@ class Cluster:
         self.top = top
         self.window = window
         self.batch_rows = batch_rows
+        self.slots = slots
         self.config = DraftConfig(
             stages=stages,
             policies=policies or POLICIES,
@@ -106,6 +108,7 @@ class Cluster:
             end,
             layers,
             batch_rows=self.batch_rows,
+            slots=self.slots,
         )
         machine = VerifyMachine(config)
         return Actor(machine, machine.initial(), backend.run, backend)

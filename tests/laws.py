@@ -114,6 +114,8 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "window": draw(st.integers(1, 3)),
         "prefill_rows": draw(st.integers(1, 5)),
         "max_sessions": draw(st.integers(1, 5)),
+        # 0: no bound; or room for one session, or for two.
+        "slots": draw(st.sampled_from((0, 448, 900))),
         "batch_rows": draw(st.sampled_from((1, 4, 9, 64))),
         "features": draw(st.sampled_from(FEATURES)),
         "apart": draw(st.booleans()),
@@ -154,6 +156,8 @@ def check_stage(state: Any) -> None:
     assert len(state.queue) <= state.config.window * together + state.longer
     assert len(state.parked) <= together
     assert len({waiting.session for waiting in state.parked}) == len(state.parked)
+    used = sum(session.slots.used for session in state.sessions.values())
+    assert not state.config.slots or used <= state.config.slots
     if state.running is not None:
         check_pass(state)
     assert state.sent <= state.allowed

@@ -187,6 +187,8 @@ class Ready(Struct, array_like=True, frozen=True, tag="ready"):
 
     rank: Rank
     up: bool
+    # Cache slots that it has memory for: what is admitted at a time must fit. 0: no bound.
+    slots: int = 0
 
 
 class Open(Struct, array_like=True, frozen=True, tag="open"):
@@ -427,6 +429,9 @@ class Status(Struct, array_like=True, frozen=True, tag="status"):
     context_length: int = 0
     # Draft node only: why no request can be served now; empty where one can.
     missing: str = ""
+    # Cache slots there are in all on a stage, 0: no bound; and on the draft node those that may be
+    # needed by what is admitted.
+    room: int = 0
 
 
 Message = (

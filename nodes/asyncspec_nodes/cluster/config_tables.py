@@ -82,8 +82,11 @@ class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
 class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[limits]``"""
 
-    # Requests processed at a time; the others wait their turn.
-    sessions: Positive = 4
+    # Requests processed at a time, where caches have room for them; the others wait their turn.
+    sessions: Positive = 16
+    # Memory for the caches of a stage; 0: half of what is free once its weights are loaded, shared
+    # with the other stages of its machine.
+    cache_mib: Annotated[int, Meta(ge=0)] = 0
     # Requests that may wait; a further one is refused.
     waiting: Positive = 1024
     # Passes whose segments may wait at a stage besides the one in service.

@@ -24,6 +24,7 @@ from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.node.memory import cache_budget
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.sources import ELSEWHERE, load_source, short
 from asyncspec_nodes.serving.rules import Rules
@@ -95,6 +96,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             stages=config.stages,
             window=config.limits.window,
             batch_rows=config.limits.batch_rows,
+            slots=cache_budget(config, rank) // stage.cache_bytes(1),
             vocab=checkpoint.facts.vocab_size,
             first_layer=span[0],
             end_layer=span[1],

@@ -93,7 +93,8 @@ def _received(
                 raise RemoteProtocolError("credit was taken back", peer=peer)
             window = room or state.window or limit
             return replace(state, allowed=limit, window=window), ()
-        case Ready(rank, up) if peer == rank:
+        case Ready(rank, up, slots) if peer == rank:
+            state = replace(state, slots={**state.slots, peer: slots})
             if up:
                 return complete(replace(state, ready=state.ready | {peer}))
             return broken(replace(state, ready=state.ready - {peer}), now)

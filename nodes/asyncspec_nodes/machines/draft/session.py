@@ -83,8 +83,9 @@ class DraftSession(Struct, frozen=True):
     segments: int = 0
     drafts: int = 0
     clock: TurnClock = TurnClock()
-    # Rows its segments should have at most.
+    # Rows its segments should have at most, and those of the last one.
     width: int = MOST_ROWS
+    rows: int = 0
     counters: Counters = Counters()
 
     @property

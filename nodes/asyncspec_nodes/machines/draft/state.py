@@ -30,8 +30,8 @@ class DraftConfig(Struct, frozen=True):
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
     # Prompt nodes per segment.
     prefill_rows: int = 64
-    # Requests that are processed at a time; the others wait their turn.
-    max_sessions: int = 4
+    # Requests that are processed at a time, where there is room for them; others wait their turn.
+    max_sessions: int = 16
     # How long requests wait for a pipeline that is down before they fail.
     rejoin_seconds: float = 30.0
     # How long the end of a request waits for the stages' accounts.
@@ -71,6 +71,8 @@ class DraftState(Struct, frozen=True):
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
+    # Cache slots there are on the stages that have told; 0: no bound.
+    slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
     # Segments the first stage allows in all on this link, and those sent.

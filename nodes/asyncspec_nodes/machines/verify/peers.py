@@ -33,7 +33,7 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
 
 def _ready(state: VerifyState) -> Ready:
     up = state.config.last or state.config.after in state.peers
-    return Ready(rank=state.config.rank, up=up)
+    return Ready(rank=state.config.rank, up=up, slots=state.config.slots)
 
 
 def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:

@@ -32,6 +32,8 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     layers: int = 2**31
     # Credit there is at most for the latency of the link, however long it is (docs/protocol.md).
     most_window: int = 64
+    # Cache slots there is memory for; 0: no bound.
+    slots: int = 0
     # Rows of a pass over segments of several sessions.
     batch_rows: int = 256
 
