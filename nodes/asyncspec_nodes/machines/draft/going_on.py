@@ -14,7 +14,6 @@ from asyncspec_nodes.machines.draft.state import (
     Effects,
     put,
     reachable,
-    starving,
 )
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Open
