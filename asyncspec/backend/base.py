@@ -6,8 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.jobs import FeatureJob, Rows, SourceJob, StageJob
-from asyncspec_protocol.messages import Expanded
+from asyncspec.jobs import Drafted, FeatureJob, Rows, SourceJob, StageJob
 
 
 class WireTensor(Struct, frozen=True):
@@ -46,20 +45,22 @@ class StageBackend(Tensors, Protocol):
 class TokenSource(Protocol):
     """Proposes tokens. Called from one thread only."""
 
-    def run(self, job: SourceJob) -> Expanded | None:
-        """Grow a tree (``Expand``), or forget a session (``Release``)."""
+    def run(self, job: SourceJob) -> Drafted | None:
+        """Grow a tree (``Expand``) or several (``Drafting``: a tuple, in order), or forget a
+        session (``Release``)."""
 
     def abandon(self, job: SourceJob) -> None:
-        """Nothing more needs to grow for this job: answer soon with what there is. The one method
-        that is called from another thread."""
+        """Nothing more needs to grow for this job: answer soon with what there is. Of a batch each
+        tree is given up for itself, and the others grow on. The one method that is called from
+        another thread."""
 
 
 class FeatureSource(Tensors, Protocol):
     """Proposes tokens by what the target computed for those before. Jobs run on one thread only."""
 
-    def run(self, job: FeatureJob) -> Expanded | None:
-        """Grow a tree (``Expand``), keep features (``Feed``), or forget a session (``Release``).
-        Raises ``ValueError`` where features are missing."""
+    def run(self, job: FeatureJob) -> Drafted | None:
+        """As ``TokenSource``, and keep features (``Feed``). Raises ``ValueError`` where features
+        are missing."""
 
     def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""

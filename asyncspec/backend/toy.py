@@ -20,6 +20,8 @@ from asyncspec.jobs import (
     Admit,
     Batch,
     Compact,
+    Drafted,
+    Drafting,
     Forward,
     Judged,
     Release,
@@ -30,6 +32,7 @@ from asyncspec.jobs import (
 )
 from asyncspec.rng import mix, uniform, uniforms
 from asyncspec.sampling import Sampling
+from asyncspec.source.batch import one_by_one
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL, Expand, Expanded
@@ -284,11 +287,16 @@ class ToySource:
         self._seed = seed
         self._states: dict[SessionId, tuple[int, ToyState]] = {}
 
-    def run(self, job: SourceJob) -> Expanded | None:
+    def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._states.pop(job.session, None)
             return None
+        if isinstance(job, Drafting):
+            return one_by_one(self._answer, job)
+        return self._answer(job)
+
+    def _answer(self, job: Expand) -> Expanded:
         length = self.begin(job)
         return answer(self.grower(job), job, length)
 

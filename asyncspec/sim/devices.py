@@ -13,6 +13,8 @@ from asyncspec.jobs import (
     Admit,
     Batch,
     Compact,
+    Drafted,
+    Drafting,
     Forward,
     Judged,
     Release,
@@ -24,6 +26,7 @@ from asyncspec.jobs import (
 )
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
+from asyncspec.source.batch import one_by_one
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -140,11 +143,16 @@ class LanguageSource:
         # Committed tokens and their path.
         self._sessions: dict[SessionId, tuple[int, int]] = {}
 
-    def run(self, job: SourceJob) -> Expanded | None:
+    def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
+        if isinstance(job, Drafting):
+            return one_by_one(self._answer, job)
+        return self._answer(job)
+
+    def _answer(self, job: Expand) -> Expanded:
         length = self.begin(job)
         return answer(self.grower(job), job, length)
 

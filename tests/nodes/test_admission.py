@@ -19,8 +19,7 @@ from asyncspec_nodes.machines.draft.admission import (
 from asyncspec_nodes.machines.draft.width import FEWEST, SLOWER, prompt_rows
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
-from cluster import Cluster
-from laws import ask
+from cluster import Cluster, ask
 from nodes.drive import Driven, draft, sent
 
 

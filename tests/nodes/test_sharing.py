@@ -11,8 +11,7 @@ from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.machines.draft.sharing import alike
 from asyncspec_protocol.messages import FINAL
-from cluster import Cluster
-from laws import ask
+from cluster import Cluster, ask
 
 LONG = tuple(i % 7 for i in range(90))
 

@@ -14,7 +14,6 @@ from asyncspec_nodes.machines.draft.state import (
     Effects,
     put,
     reachable,
-    starving,
 )
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Open
@@ -43,9 +42,9 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if stopped := drafting.stop_asking(session):
             state = put(state, stopped[0])
             effects.append(asking.stop(state, stopped[1]))
-        elif not state.expected and (asked := drafting.ask(session, starving=starving(state))):
-            state = put(state, asked[0])
-            effects.append(asking.ask(state, asked[1]))
+    if not state.expected:
+        state, asked = asking.ask(state)
+        effects.extend(asked)
     return state, tuple(effects)
 
 

@@ -70,6 +70,8 @@ class DraftSession(Struct, frozen=True):
     acknowledged: Version = Version(0)
     # The token source: what it works on, how much of the path it knows, how deep it was asked.
     asked: Asked | None = None
+    # Number of the last batch it was in: who has waited longest is the first in the next one.
+    batch: int = 0
     source_length: int = 0
     last_depth: int = 0
     # The last question that brought nothing: as long as the tree is the same it is not repeated.

@@ -99,6 +99,10 @@ class DraftState(Struct, frozen=True):
     expected: int = 0
     # After the last input all credit was used up.
     dry: bool = True
+    # The token source of this device works on a batch: nobody asks until it is free.
+    drafting: bool = False
+    # Batches it was asked for so far.
+    batches: int = 0
 
     @property
     def up(self) -> bool:
