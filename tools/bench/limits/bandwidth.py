@@ -1,8 +1,7 @@
 """What slow lines cost a pipeline: five devices at 1000 and at 125 Mbit/s, side by side.
 
 The bundled target is enlarged to a hidden size of 4,096, so that a segment's hidden states are as
-large as a 7B model's; stages and draft take fixed times, so that only the lines differ. Each
-bed has the cluster file that suits it: on slow lines hidden states travel packed.
+large as a 7B model's; stages and draft take fixed times, so that only the lines differ.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
@@ -48,7 +46,5 @@ async def measure(folder: Path, tick: Tick) -> Bandwidth:
         stage_pace=PaceTable(seconds=STAGE_SECONDS),
         draft_pace=PaceTable(level_seconds=LEVEL_SECONDS),
     )
-    packed = replace(config, cluster=replace(config.cluster, wire="packed"))
-    fast, slow = BEDS
-    found = await compare({fast: (fast, config), slow: (slow, packed)}, TOKENS, tick)
+    found = await compare({bed: (bed, config) for bed in BEDS}, TOKENS, tick)
     return Bandwidth(found.speeds, found.notes)
