@@ -56,6 +56,9 @@ from asyncspec_protocol.messages import (
 
 S = TypeVar("S")
 
+_OURS = (Fault, Collect, Events, Inspect, Status, Submit, Cancel, Hello, Welcome)
+"""What a node's machine never hears of."""
+
 
 class Shell(Protocol):
     """The process around a runtime."""
@@ -333,7 +336,9 @@ class Runtime(Generic[S]):
     def frame(self, link: Link, frame: Frame) -> None:
         """See ``Owner``."""
         message = frame.message
-        if isinstance(message, Fault):
+        if link.rank >= 0 and not isinstance(message, _OURS):
+            self.feed(Received(link.rank, message, self._unpack(frame)))
+        elif isinstance(message, Fault):
             link.close(message.text)
         elif isinstance(message, Collect | Events):
             self._trace(link, message, frame)
@@ -343,10 +348,8 @@ class Runtime(Generic[S]):
             if not isinstance(message, Submit | Cancel):
                 raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
             self._shell.client(link, message)
-        elif isinstance(message, Submit | Cancel | Hello | Welcome):
-            raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
         else:
-            self.feed(Received(link.rank, message, self._unpack(frame)))
+            raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
 
     def _trace(self, link: Link, message: Collect | Events, frame: Frame) -> None:
         """Traces are asked for by clients and by the draft node, and given by stages."""
