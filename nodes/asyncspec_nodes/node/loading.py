@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.paced import Pace, Paced
+from asyncspec.backend.packed import PackedTensors
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.cluster.chat_templates import read_template
@@ -60,6 +61,9 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
         loaded = _load_draft(config, reporter)
     else:
         loaded = _load_stage(config, rank, reporter)
+    if loaded.tensors is not None:
+        packs = config.cluster.wire == "packed"
+        loaded = replace(loaded, tensors=PackedTensors(loaded.tensors, packs=packs))
     return _paced(loaded, config.pace[rank]) if rank in config.pace else loaded
 
 
