@@ -6,7 +6,20 @@ one turns out long, the next proof has to be twice as good.
 
 from __future__ import annotations
 
-from asyncspec.jobs import Compact, Feed, Forward, Job
+from typing import assert_never
+
+from asyncspec.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Drafting,
+    Feed,
+    Forward,
+    Job,
+    Release,
+    Trim,
+    drafts,
+)
 from asyncspec_protocol.messages import Expand
 
 SHORT_SECONDS = 60e-6
@@ -49,14 +62,18 @@ class ShortJobs:
 def _kind(job: Job) -> Kind:
     """Jobs of one kind differ in size by less than a factor of two."""
     match job:
-        case Forward(rows=rows):
-            size = len(rows)
+        case Forward() | Batch():
+            size = job.row_count
         case Compact(keep=keep):
             size = len(keep)
-        case Expand(count=count):
-            size = count
+        case Admit(shared=size) | Trim(slots=size):
+            pass
+        case Expand() | Drafting():
+            size = sum([one.count + len(one.committed) for one in drafts(job)])
         case Feed(rows=rows):
-            size = sum(len(some.rows) for some in rows)
-        case _:
+            size = sum([len(some.rows) for some in rows])
+        case Release():
             size = 0
+        case _:
+            assert_never(job)
     return type(job), size.bit_length()
