@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
-from asyncspec_protocol.messages import Expand
+from asyncspec_protocol.messages import Expand, Expanded
 
 
 class Rows(Struct, frozen=True):
@@ -34,6 +34,10 @@ class Admit(Struct, frozen=True):
     tops: int = 0
     # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
     log_probs: bool = False
+    # Slots [0, shared) begin with what they hold in the cache of the session ``like``. Never where
+    # sampling penalises tokens.
+    like: SessionId = SessionId(-1)
+    shared: int = 0
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -112,6 +116,14 @@ class Compact(Struct, frozen=True):
     keep: tuple[int, ...]
 
 
+class Trim(Struct, frozen=True):
+    """Keep slots [0, slots) of a session, which will have no further pass; the rest of its memory
+    is returned."""
+
+    session: SessionId
+    slots: int
+
+
 class Release(Struct, frozen=True):
     """Forget a session; its memory is returned. Unknown sessions are no error."""
 
@@ -130,8 +142,29 @@ class Feed(Struct, frozen=True):
     rows: tuple[Rows, ...]
 
 
-StageJob = Admit | Forward | Batch | Compact | Release
-SourceJob = Expand | Release
+class Drafting(Struct, frozen=True):
+    """Trees for several sessions, level by level together: one draft pass a level for all of them.
+
+    At most one job a session. The result is a tuple of ``Expanded`` in the order of ``jobs``; each
+    of them may be given up for itself.
+    """
+
+    jobs: tuple[Expand, ...]
+
+
+StageJob = Admit | Forward | Batch | Compact | Trim | Release
+SourceJob = Expand | Drafting | Release
 FeatureJob = SourceJob | Feed
 """Of a source that reads the target's features beside its tokens."""
-Job = Admit | Forward | Batch | Compact | Release | Expand | Feed
+Job = Admit | Forward | Batch | Compact | Trim | Release | Expand | Drafting | Feed
+
+
+Drafted = Expanded | tuple[Expanded, ...]
+"""What comes of an ``Expand``, and of a ``Drafting``."""
+
+
+def drafts(job: Job) -> tuple[Expand, ...]:
+    """The trees a job is to grow, whether one or many; none where it is of another kind."""
+    if isinstance(job, Drafting):
+        return job.jobs
+    return (job,) if isinstance(job, Expand) else ()

@@ -49,6 +49,8 @@ class Cluster:
         policies: dict[str, Policy] | None = None,
         window: int = 2,
         batch_rows: int = 64,
+        slots: int = 0,
+        share_from: int = 1000,
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
@@ -64,12 +66,15 @@ class Cluster:
         self.top = top
         self.window = window
         self.batch_rows = batch_rows
+        self.slots = slots
         self.config = DraftConfig(
             stages=stages,
             policies=policies or POLICIES,
             prefill_rows=prefill_rows,
             max_sessions=max_sessions,
             rejoin_seconds=rejoin_seconds,
+            share_from=share_from,
+            kept=3,
             features=features,
             source=Rank(stages + 1) if apart and not features else None,
             vocab=(model or ToyModel()).vocab,
@@ -135,6 +140,7 @@ class Cluster:
             end,
             layers,
             batch_rows=self.batch_rows,
+            slots=self.slots,
         )
         machine = VerifyMachine(config)
         return Actor(machine, machine.initial(), backend.run, backend)

@@ -114,6 +114,9 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "window": draw(st.integers(1, 3)),
         "prefill_rows": draw(st.integers(1, 5)),
         "max_sessions": draw(st.integers(1, 5)),
+        "share_from": draw(st.sampled_from((1, 3, 1000))),
+        # 0: no bound; or room for one session, or for two.
+        "slots": draw(st.sampled_from((0, 448, 900))),
         "batch_rows": draw(st.sampled_from((1, 4, 9, 64))),
         "features": draw(st.sampled_from(FEATURES)),
         "apart": draw(st.booleans()),
@@ -156,6 +159,11 @@ def check_stage(state: Any) -> None:
     assert len(state.parked) <= max(1, state.config.batch_rows)
     assert len(state.parked) <= sum(together(state, draft) for draft in state.known)
     assert len({waiting.session for waiting in state.parked}) == len(state.parked)
+    used = sum(session.slots.used for session in state.sessions.values())
+    used += sum(state.kept.values())
+    assert state.kept.keys().isdisjoint(state.sessions)
+    # Until all that was admitted before another draft node came has ended, there may be more.
+    assert not state.config.slots or used <= state.config.slots * max(1, len(state.drafts))
     if state.running is not None:
         check_pass(state)
     assert state.sent <= state.allowed
@@ -181,7 +189,8 @@ def check_inflows(state: Any) -> None:
         places = config.window * sum(together(state, d) for d in drafts if d in state.known)
         queued = sum(config.way_of(waiting.session) == peer for waiting in state.queue)
         assert queued <= max(config.window, places) + inflow.longer
-    assert {owner(session) for session in state.sessions} <= state.peers
+    held = (*state.sessions, *state.kept, *state.closing)
+    assert {owner(session) for session in held} <= state.peers
 
 
 def check_pass(state: Any) -> None:
@@ -279,4 +288,7 @@ def check_empty(cluster: Cluster) -> None:
         assert not state.parked
         assert state.running is None
         assert not any(known.closed_early for known in state.known.values())
-        assert not backend.slots_held()
+        # But for the prompts that are kept for others, on all stages the same.
+        kept = [one for rank in cluster.drafts for one in cluster.state(rank).kept]
+        assert state.kept == {one.session: len(one.prefix) for one in kept}
+        assert set(backend.slots_held()) == set(state.kept)

@@ -96,9 +96,10 @@ def chains(draw: st.DrawFn, session: int) -> Segment:
     return Segment(session, start, 0, ids, parents, (1, 2), more=draw(mores))  # type: ignore[arg-type]
 
 
-def opening(session: int) -> Open:
-    """A session that begins as it should."""
-    return Open(session, 1, 20, 0, 0.0, 0, 1.0)  # type: ignore[arg-type]
+def opening(session: int, like: int = -1) -> Open:
+    """A session that begins as it should, or like another one that may not be its draft node's."""
+    shared = 2 if like >= 0 else 0
+    return Open(session, 1 + shared, 20, 0, 0.0, 0, 1.0, like=like, shared=shared)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -109,11 +110,14 @@ def lies(
     about: Any = draw(st.sampled_from((session,) * 12 + tuple(foreign)))
     stage = Rank(draw(st.integers(1, stages)))
     prunes = st.builds(PruneIndices, st.just(about), small, nodes, several, several)
-    to_first = st.one_of(chains(about), chains(about), segments(about), st.just(opening(about)))
+    begun = draw(st.sampled_from((-1, session - 1, *foreign)))
+    to_first = st.one_of(
+        chains(about), chains(about), segments(about), st.just(opening(about, begun))
+    )
     to_all = st.one_of(
         prunes,
         prunes,
-        st.builds(Close, st.just(about)),
+        st.builds(Close, st.just(about), st.booleans()),
         st.builds(Floor, st.just(about)),
         st.builds(Credit, small),
         segments(about),

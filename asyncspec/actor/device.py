@@ -1,14 +1,16 @@
-"""A node's device: one worker thread, jobs one after another, results back on the event loop."""
+"""A node's device: jobs one after another on a worker thread, results back on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from asyncspec.actor.short import ShortJobs
 from asyncspec.jobs import Job
 
 Run = Callable[[Any], object | None]
@@ -18,7 +20,11 @@ Failed = Callable[[Job, BaseException], None]
 
 
 class Device:
-    """Runs jobs in the order of ``submit``. The event loop never waits for a tensor.
+    """Runs jobs in the order of ``submit``, one at a time.
+
+    The event loop never waits for a tensor for longer than it takes to hand a job over: what is
+    known to be shorter than that (see ``short``) is run by ``work``, right on the event loop, while
+    the thread has nothing to do. Everything else goes to the thread.
 
     All callbacks are called on the event loop: ``ran`` after every job with its start and its end
     (seconds of ``time.monotonic``), then ``done`` where there is a result, or ``failed``. A job
@@ -34,10 +40,15 @@ class Device:
         self._done = done
         self._failed = failed
         self._loop = asyncio.get_running_loop()
+        self._short = ShortJobs()
+        # Short ones, for ``work``. They come before anything that is submitted after them.
+        self._here: deque[Job] = deque()
         # None: there is nothing more to come.
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        # Given to the thread and not yet delivered from there.
+        self._away = 0
         self._closed = False
-        # Of jobs that are over, and when the one in service has begun. Written by the thread.
+        # Of jobs that are over, and when the one in service has begun. Written by who runs it.
         self._worked = 0.0
         self._since: float | None = None
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
@@ -50,7 +61,25 @@ class Device:
         return worked if since is None else worked + time.monotonic() - since
 
     def submit(self, job: Job) -> None:
-        """Queue a job."""
+        """Queue a job; the caller has to call ``work`` soon."""
+        if not self._away and self._short.expected(job):
+            self._here.append(job)
+            return
+        while self._here:
+            self._send_away(self._here.popleft())
+        self._send_away(job)
+
+    def work(self) -> bool:
+        """Run one short job on the calling thread, the event loop's, if one waits."""
+        if not self._here:
+            return False
+        job = self._here.popleft()
+        deliver, *outcome = self._perform(job)
+        deliver(*outcome)
+        return True
+
+    def _send_away(self, job: Job) -> None:
+        self._away += 1
         self._jobs.put(job)
 
     def _serve(self) -> None:
@@ -58,24 +87,30 @@ class Device:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
-            at = self._since = time.monotonic()
-            try:
-                result = self._run(job)
-            except BaseException as error:
-                self._post(self._deliver_error, job, error)
-            else:
-                until = time.monotonic()
-                self._worked, self._since = self._worked + until - at, None
-                self._post(self._deliver, job, result, at, until)
+            outcome = self._perform(job)
+            if not self._closed:  # else nobody waits for it any more
+                self._loop.call_soon_threadsafe(self._back, *outcome)
 
-    def _post(self, deliver: Callable[..., None], *outcome: object) -> None:
-        """Hand an outcome to the loop, unless nobody waits for it any more."""
-        if not self._closed:
-            self._loop.call_soon_threadsafe(deliver, *outcome)
+    def _perform(self, job: Job) -> tuple[Any, ...]:
+        """Run a job; who is to be told of it, and what."""
+        at = self._since = time.monotonic()
+        try:
+            result = self._run(job)
+        except BaseException as error:
+            return self._deliver_error, job, error
+        until = time.monotonic()
+        self._worked, self._since = self._worked + until - at, None
+        return self._deliver, job, result, at, until
+
+    def _back(self, deliver: Callable[..., None], *outcome: object) -> None:
+        """A job has come back from the thread."""
+        self._away -= 1
+        deliver(*outcome)
 
     def _deliver(self, job: Job, result: object | None, at: float, until: float) -> None:
         if self._closed:
             return
+        self._short.took(job, until - at)
         self._ran(job, at, until)
         if result is not None:
             self._done(job, result, until - at)
@@ -87,5 +122,6 @@ class Device:
     async def close(self) -> None:
         """Forget queued jobs and wait for the one in service."""
         self._closed = True
+        self._here.clear()
         self._jobs.put(None)
         await self._loop.run_in_executor(None, self._thread.join)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import cast
 
 from msgspec import Struct
@@ -68,6 +69,8 @@ class Link(asyncio.BufferedProtocol):
         self._closed = closed
         self._reader = FrameReader(trusted=False, allocate=_uninitialised)
         self._transport: asyncio.Transport | None = None
+        # Pieces of frames that ``flush`` will write.
+        self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._heard = 0.0
         self._echo = 0.0
@@ -96,15 +99,9 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_received += nbytes
         self._listen(self._loop.time())
         try:
-            frame = self._reader.buffer_updated(nbytes)
-            if frame is None or self._reason:
-                return
-            if isinstance(frame.message, Heartbeat):
-                self._heartbeat(frame.message)
-            elif isinstance(frame.message, Clock) and self.peer is not None:
-                self._clock(frame.message)
-            else:
-                self._received(self, frame)
+            self._reader.buffer_updated(nbytes)
+            while not self._reason and (frame := self._reader.next_frame()) is not None:
+                self._take(frame)
         except RemoteProtocolError as error:
             self.refuse(Fault(code="protocol", text=error.text))
 
@@ -134,11 +131,18 @@ class Link(asyncio.BufferedProtocol):
     # --- our side -------------------------------------------------------------------------------
 
     def send(self, message: Message, tensor: WireTensor | None = None) -> int:
-        """Queue a message and return its bytes. On a link that is down it is gone, as it would be
+        """Write a message and return its bytes. On a link that is down it is gone, as it would be
         on the wire, and has none.
 
         The bytes of ``tensor`` must not change afterwards: part of them may still wait here.
         """
+        size = self.hold(message, tensor)
+        self.flush()
+        return size
+
+    def hold(self, message: Message, tensor: WireTensor | None = None) -> int:
+        """``send``, but not before ``flush``: short messages that are written together cost one
+        call of the operating system and wake the peer once."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return 0
@@ -149,11 +153,21 @@ class Link(asyncio.BufferedProtocol):
         session = getattr(message, "session", None)
         if session is not None:
             self.session_bytes[session] += size
-        for piece in pieces:
+        self._held += pieces
+        return size
+
+    def flush(self) -> None:
+        """Write what is held."""
+        transport, held = self._transport, self._held
+        if not held:
+            return
+        self._held = []
+        if transport is None or transport.is_closing():
+            return
+        for piece in _joined(held):
             transport.write(piece)
         if transport.get_write_buffer_size() > self._options.most_unsent:
             self.abort("the peer does not read")
-        return size
 
     @property
     def unsent(self) -> int:
@@ -194,6 +208,7 @@ class Link(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         """Send what is queued, then close."""
         self._reason = self._reason or reason
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -228,6 +243,16 @@ class Link(asyncio.BufferedProtocol):
             self._tap.silent(self.rank, self._heard, now)
         self._heard = now
 
+    def _take(self, frame: Frame) -> None:
+        """A frame has come: the link's own affairs stay here."""
+        message = frame.message
+        if isinstance(message, Heartbeat):
+            self._heartbeat(message)
+        elif isinstance(message, Clock) and self.peer is not None:
+            self._clock(message)
+        else:
+            self._received(self, frame)
+
     def _clock(self, clock: Clock) -> None:
         now = time.monotonic()
         if not clock.answered:
@@ -241,6 +266,16 @@ class Link(asyncio.BufferedProtocol):
             # The echo waited for the peer's own beat, so this is an upper bound; keep the least.
             self.rtt = min(self.rtt or float("inf"), max(0.0, now - beat.echo))
         self._echo = beat.sent
+
+
+def _joined(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in fewer pieces. A tensor stands alone: it is not copied, and the header that
+    is written before it wakes the peer while the tensor is still on its way into the kernel."""
+    for small, group in groupby(pieces, lambda piece: isinstance(piece, bytes)):
+        if small:
+            yield b"".join(group)
+        else:
+            yield from group
 
 
 def _uninitialised(size: int) -> memoryview:

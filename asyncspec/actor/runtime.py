@@ -56,6 +56,9 @@ from asyncspec_protocol.messages import (
 
 S = TypeVar("S")
 
+_OURS = (Fault, Collect, Events, Inspect, Status, Submit, Cancel, Hello, Welcome)
+"""What a node's machine never hears of."""
+
 
 class Shell(Protocol):
     """The process around a runtime."""
@@ -138,6 +141,8 @@ class Runtime(Generic[S]):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._memo = Memo()
         self._inbox: deque[Input] = deque()
+        # Links that hold messages; those with a tensor first.
+        self._holding: deque[Link] = deque()
         self._busy = False
 
     async def run(self) -> None:
@@ -184,14 +189,18 @@ class Runtime(Generic[S]):
             return
         self._busy = True
         try:
-            while self._inbox:
-                self._step(self._inbox.popleft())
+            while True:
+                if self._inbox:
+                    self._step(self._inbox.popleft())
+                elif not self._device.work():  # what it gives back goes to the inbox
+                    break
         except Exception as error:
             error.add_note(f"the last inputs of this node, oldest first:\n{self._memo.story()}")
             if not self._end.done():
                 self._end.set_exception(error)
         finally:
             self._busy = False
+            self._flush()
 
     def record(self, tap: Tap | None, courier: Courier | None) -> None:
         """Tell ``tap`` from now on what happens here; ``courier`` answers whoever asks for it."""
@@ -259,7 +268,14 @@ class Runtime(Generic[S]):
         if rows is not None:
             assert self._tensors is not None
             tensor = self._tensors.pack(rows)
-        return link.send(message, tensor)
+        # Rows make another device work, so they go before words about the books.
+        (self._holding.append if tensor is None else self._holding.appendleft)(link)
+        return link.hold(message, tensor)
+
+    def _flush(self) -> None:
+        """Let the links write what was sent since the last time."""
+        while self._holding:
+            self._holding.popleft().flush()
 
     def _take_bytes(self, session: int) -> int:
         return sum(link.take_bytes(session) for link in self._mesh.links.values())
@@ -323,7 +339,9 @@ class Runtime(Generic[S]):
     def frame(self, link: Link, frame: Frame) -> None:
         """See ``Owner``."""
         message = frame.message
-        if isinstance(message, Fault):
+        if link.rank >= 0 and not isinstance(message, _OURS):
+            self.feed(Received(link.rank, message, self._unpack(frame)))
+        elif isinstance(message, Fault):
             link.close(message.text)
         elif isinstance(message, Collect | Events):
             self._trace(link, message, frame)
@@ -333,10 +351,8 @@ class Runtime(Generic[S]):
             if not isinstance(message, Submit | Cancel):
                 raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
             self._shell.client(link, message)
-        elif isinstance(message, Submit | Cancel | Hello | Welcome):
-            raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
         else:
-            self.feed(Received(link.rank, message, self._unpack(frame)))
+            raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
 
     def _trace(self, link: Link, message: Collect | Events, frame: Frame) -> None:
         """Traces are asked for by clients and by draft nodes, and given by stages."""

@@ -1,4 +1,8 @@
-"""What a device must be able to do. The jobs themselves are in ``asyncspec.jobs``."""
+"""What a device must be able to do. The jobs themselves are in ``asyncspec.jobs``.
+
+Law of this file: jobs run one at a time. A short one may run on another thread than the one before
+(``asyncspec.actor.device``), so nothing of a device may hang on the thread.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.jobs import FeatureJob, Rows, SourceJob, StageJob
-from asyncspec_protocol.messages import Expanded
+from asyncspec.jobs import Drafted, FeatureJob, Rows, SourceJob, StageJob
 
 
 class WireTensor(Struct, frozen=True):
@@ -30,36 +33,39 @@ class Tensors(Protocol):
 
 
 class StageBackend(Tensors, Protocol):
-    """A block of target layers with its tree cache. Jobs run on one thread only."""
+    """A block of target layers with its tree cache. Jobs run one at a time."""
 
     def run(self, job: StageJob) -> object | None:
         """Perform a job. Only ``Forward`` and ``Batch`` have a result."""
 
     def abandon(self, job: StageJob) -> None:
         """The result of a job that was given out is of no use: end it soon, with whatever result.
-        The one method that is called from another thread."""
+        The one method that is called while a job runs, from another thread."""
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the cache breaks its own rules (tests, idle time)."""
 
 
 class TokenSource(Protocol):
-    """Proposes tokens. Called from one thread only."""
+    """Proposes tokens. Jobs run one at a time."""
 
-    def run(self, job: SourceJob) -> Expanded | None:
-        """Grow a tree (``Expand``), or forget a session (``Release``)."""
+    def run(self, job: SourceJob) -> Drafted | None:
+        """Grow a tree (``Expand``) or several (``Drafting``: a tuple, in order), or forget a
+        session (``Release``)."""
 
     def abandon(self, job: SourceJob) -> None:
-        """Nothing more needs to grow for this job: answer soon with what there is. The one method
-        that is called from another thread."""
+        """Nothing more needs to grow for this job: answer soon with what there is. Of a batch each
+        tree is given up for itself, and the others grow on. The one method that is called from
+        another thread."""
 
 
 class FeatureSource(Tensors, Protocol):
-    """Proposes tokens by what the target computed for those before. Jobs run on one thread only."""
+    """Proposes tokens by what the target computed for those before. Jobs run one at a
+    time."""
 
-    def run(self, job: FeatureJob) -> Expanded | None:
-        """Grow a tree (``Expand``), keep features (``Feed``), or forget a session (``Release``).
-        Raises ``ValueError`` where features are missing."""
+    def run(self, job: FeatureJob) -> Drafted | None:
+        """As ``TokenSource``, and keep features (``Feed``). Raises ``ValueError`` where features
+        are missing."""
 
     def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""

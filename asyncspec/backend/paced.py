@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.jobs import Batch, Forward, Job, Release
+from asyncspec.jobs import Batch, Drafting, Forward, Job, Release, drafts
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.draft_levels import KnownLevels
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_protocol.messages import Expand
+
+REMEMBERED = 128
+"""Jobs and trees that were given up, of which it is known: more than can be under way."""
 
 
 class Pace(Struct, frozen=True):
@@ -33,8 +37,10 @@ class Pace(Struct, frozen=True):
         match job:
             case Forward() | Batch():
                 return self.stage.seconds(job.row_count), self.layers
-            case Expand(depth=depth, count=count):
-                return self.source.seconds(job), max(1, depth) if count else 1
+            case Expand() | Drafting():
+                trees = drafts(job)
+                levels = (max(1, tree.depth) if tree.count else 1 for tree in trees)
+                return self.source.seconds(*trees), max(levels)
             case _:
                 return 0.0, 1
 
@@ -57,18 +63,18 @@ class Paced:
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         self._levels = KnownLevels()
-        # The job in service, and one that was given up: maybe before its turn has come.
-        self._job: Job | None = None
-        self._useless: Job | None = None
+        # What is in service, a batch tree by tree, and what was given up: maybe before its turn
+        # has come. A batch keeps its pace as long as anybody waits for one of its trees.
+        self._parts: tuple[Job, ...] = ()
+        self._useless: deque[Job] = deque(maxlen=REMEMBERED)
 
     def run(self, job: Job) -> object | None:
         """Perform a job, no sooner than its pace allows."""
         start = time.monotonic()
         with self._lock:
-            self._job = job
+            self._parts = drafts(job) or (job,)
             self._given_up.clear()
-            if self._useless is job:
-                self._given_up.set()
+            self._note()
         result = self._run(job)
         seconds, steps = self._pace.steps(self._to_pay(job))
         step = seconds / steps
@@ -79,16 +85,18 @@ class Paced:
 
     def _to_pay(self, job: Job) -> Job:
         """A source pays for a level once."""
-        if isinstance(job, Expand):
-            return self._levels.rest(job)
         if isinstance(job, Release):
             self._levels.forget(job.session)
-        return job
+        return self._levels.rest(job)
 
     def abandon(self, job: Job) -> None:
         """See ``StageBackend``: called from another thread."""
         self._abandon(job)
         with self._lock:
-            self._useless = job
-            if self._job is job:
-                self._given_up.set()
+            self._useless.append(job)
+            self._note()
+
+    def _note(self) -> None:
+        """Whether all that is in service is given up."""
+        if all(any(job is part for job in self._useless) for part in self._parts):
+            self._given_up.set()

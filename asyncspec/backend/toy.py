@@ -20,15 +20,19 @@ from asyncspec.jobs import (
     Admit,
     Batch,
     Compact,
+    Drafted,
+    Drafting,
     Forward,
     Judged,
     Release,
     Rows,
     SourceJob,
     StageJob,
+    Trim,
 )
 from asyncspec.rng import mix, uniform, uniforms
 from asyncspec.sampling import Sampling
+from asyncspec.source.batch import one_by_one
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL, Expand, Expanded
@@ -162,11 +166,16 @@ class ToyStage:
         match job:
             case Admit(session, _, sampling, prompt_length, features, tops, log_probs):
                 caches: list[list[int]] = [[] for _ in self._layers]
+                if job.shared:
+                    caches = [cache[: job.shared] for cache in self._sessions[job.like].caches]
                 last = self._layers.stop == self._model.layers
                 tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
                 self._sessions[session] = _Session(
                     caches, sampling, features, tokens, tops, log_probs
                 )
+            case Trim(session, slots):
+                for cache in self._sessions[session].caches:
+                    del cache[slots:]
             case Release(session):
                 self._sessions.pop(session, None)
             case Compact(session, start, keep):
@@ -278,11 +287,16 @@ class ToySource:
         self._seed = seed
         self._states: dict[SessionId, tuple[int, ToyState]] = {}
 
-    def run(self, job: SourceJob) -> Expanded | None:
+    def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._states.pop(job.session, None)
             return None
+        if isinstance(job, Drafting):
+            return one_by_one(self._answer, job)
+        return self._answer(job)
+
+    def _answer(self, job: Expand) -> Expanded:
         length = self.begin(job)
         return answer(self.grower(job), job, length)
 

@@ -8,9 +8,9 @@ from typing import cast
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy import ToyModel, ToySource, ToyState
 from asyncspec.backend.toy_wire import feature, pack, unpack
-from asyncspec.jobs import FeatureJob, Feed, Release, Rows
+from asyncspec.jobs import Drafted, FeatureJob, Feed, Release, Rows
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expand
 
 
 class ToyEagle(ToySource):
@@ -24,19 +24,22 @@ class ToyEagle(ToySource):
         # By session: of positions 0, 1, ...
         self.fed: dict[SessionId, list[bytes]] = {}
 
-    def run(self, job: FeatureJob) -> Expanded | None:
+    def run(self, job: FeatureJob) -> Drafted | None:
         """See ``FeatureSource``."""
         if isinstance(job, Feed):
             self._feed(job)
             return None
         if isinstance(job, Release):
             self.fed.pop(job.session, None)
-        elif isinstance(job, Expand):
-            fed, needed = len(self.fed.get(job.session, ())), job.base + len(job.committed) - 1
-            # Both ways: nothing may be held back that is known, or given before it is certain.
-            if fed != max(needed, 0):
-                raise ValueError(f"{fed} features for {needed} positions")
         return super().run(job)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
+        fed, needed = len(self.fed.get(job.session, ())), job.base + len(job.committed) - 1
+        # Both ways: nothing may be held back that is known, or given before it is certain.
+        if fed != max(needed, 0):
+            raise ValueError(f"{fed} features for {needed} positions")
+        return super().begin(job)
 
     def _feed(self, job: Feed) -> None:
         fed = self.fed.setdefault(job.session, [])

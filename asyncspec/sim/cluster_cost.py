@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from asyncspec.jobs import Batch, Forward, Job
+from asyncspec.jobs import Batch, Forward, Job, drafts
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
@@ -14,7 +14,6 @@ from asyncspec.sim.sizes import Sizes
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import (
-    Expand,
     Message,
     PruneIndices,
     Segment,
@@ -65,12 +64,12 @@ class Pricing:
             seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
             if not cost.jitter.share:
                 return seconds
-            first = job.passes[0] if isinstance(job, Batch) else job
-            return seconds * cost.jitter.factor(2, rank, first.session, first.segment)
-        if isinstance(job, Expand) and is_draft(rank):
-            return cost.draft.seconds(job) * cost.jitter.factor(
-                3, job.session, job.version, job.base
-            )
+            one = job.passes[0] if isinstance(job, Batch) else job
+            return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
+        if is_draft(rank) and (trees := drafts(job)):
+            first = trees[0]
+            factor = cost.jitter.factor(3, first.session, first.version, first.base)
+            return cost.draft.seconds(*trees) * factor
         return 0.0
 
 

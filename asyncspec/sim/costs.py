@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.jobs import Batch, Forward, Job
+from asyncspec.jobs import Batch, Forward, Job, drafts
 from asyncspec_protocol.ids import Rank, is_draft
-from asyncspec_protocol.messages import Expand, Message
+from asyncspec_protocol.messages import Message
 
 
 class EqualTurns(Struct, frozen=True):
@@ -26,6 +26,6 @@ class EqualTurns(Struct, frozen=True):
         """One turn a pass; a draft by its depth."""
         if isinstance(job, Forward | Batch):
             return 1.0
-        if isinstance(job, Expand) and is_draft(rank):
-            return min(1.0, self.draft_level * job.depth)
+        if is_draft(rank) and (trees := drafts(job)):
+            return min(1.0, self.draft_level * max(tree.depth for tree in trees))
         return 0.0

@@ -13,6 +13,8 @@ from asyncspec.jobs import (
     Admit,
     Batch,
     Compact,
+    Drafted,
+    Drafting,
     Forward,
     Judged,
     Release,
@@ -20,9 +22,11 @@ from asyncspec.jobs import (
     Rows,
     SourceJob,
     StageJob,
+    Trim,
 )
 from asyncspec.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
+from asyncspec.source.batch import one_by_one
 from asyncspec.source.grow import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -56,10 +60,12 @@ class PathStage:
             case Compact(session, start, keep):
                 cache = self._caches[session]
                 cache[start:] = [cache[slot] for slot in keep]
-            case Admit(session):
-                self._caches[session] = []
+            case Admit(session, like=like, shared=shared):
+                self._caches[session] = self._caches[like][:shared] if shared else []
                 if job.tops:
                     self._tops[session] = job.tops
+            case Trim(session, slots):
+                del self._caches[session][slots:]
             case Release(session):
                 self._caches.pop(session, None)
                 self._tops.pop(session, None)
@@ -137,11 +143,16 @@ class LanguageSource:
         # Committed tokens and their path.
         self._sessions: dict[SessionId, tuple[int, int]] = {}
 
-    def run(self, job: SourceJob) -> Expanded | None:
+    def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
+        if isinstance(job, Drafting):
+            return one_by_one(self._answer, job)
+        return self._answer(job)
+
+    def _answer(self, job: Expand) -> Expanded:
         length = self.begin(job)
         return answer(self.grower(job), job, length)
 

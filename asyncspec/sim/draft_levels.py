@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from asyncspec.jobs import Drafting, Job
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
 
@@ -19,8 +20,13 @@ class KnownLevels:
     def __init__(self) -> None:
         self._known: dict[SessionId, int] = {}
 
-    def rest(self, job: Expand) -> Expand:
-        """The job as it is to be paid for, which makes its levels known."""
+    def rest(self, job: Job) -> Job:
+        """A job as it is to be paid for, which makes its trees' levels known."""
+        if isinstance(job, Drafting):
+            return Drafting(tuple(map(self._rest, job.jobs)))
+        return self._rest(job) if isinstance(job, Expand) else job
+
+    def _rest(self, job: Expand) -> Expand:
         known = 0 if job.committed else self._known.get(job.session, 0)
         self._known[job.session] = max(known, 0 if job.frontier else job.depth)
         if known and not job.frontier:

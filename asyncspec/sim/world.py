@@ -35,7 +35,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import Tensors
-from asyncspec.jobs import Batch, Forward, Job, Rows
+from asyncspec.jobs import Batch, Drafting, Forward, Job, Rows, drafts
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId
@@ -61,7 +61,8 @@ class Underway(Struct):
     # Number of the event at its end, and the life of its node in which it was issued.
     number: int
     life: int
-    abandoned: bool = False
+    # What of it was given up: all of it, or some trees of a batch.
+    useless: tuple[Job, ...] = ()
 
 
 class Wires(Protocol):
@@ -303,7 +304,7 @@ class World:
         entry = actor.underway.popleft()
         job, seconds = entry.job, entry.end - entry.start
         actor.busy_seconds += seconds
-        result = actor.device(_cut_short(job) if entry.abandoned else job)
+        result = actor.device(_cut_short(job, entry.useless) if entry.useless else job)
         if self.actors[rank].life != entry.life:
             return
         if rank in self._taps:
@@ -312,13 +313,17 @@ class World:
             self.feed(rank, Computed(job, result, seconds))
 
     def _abandon(self, rank: Rank, actor: Actor, effect: Abandon) -> int:
-        """End a job now, or as soon as it has begun; what is queued behind it moves up."""
+        """End a job now, or as soon as it has begun; what is queued behind it moves up. A batch
+        ends when all of its trees are given up."""
         job, saved = effect.job, 0.0
         for entry in actor.underway:
             entry.start -= saved if entry.start > self.now else 0.0
             entry.end -= saved
-            if entry.job is job and not entry.abandoned:
-                entry.abandoned = True
+            parts = drafts(entry.job) or (entry.job,)
+            if any(part is job for part in parts) and job not in entry.useless:
+                entry.useless += (job,)
+                if len(entry.useless) < len(parts):
+                    return 0
                 saved = entry.end - max(entry.start, self.now)
                 entry.end -= saved
             if saved:
@@ -344,6 +349,12 @@ class World:
             self._disarmed.add(number)
 
 
-def _cut_short(job: Job) -> Job:
+def _cut_short(job: Job, useless: tuple[Job, ...]) -> Job:
     """An abandoned draft still moves the source's context on, but grows nothing."""
-    return replace(job, count=0) if isinstance(job, Expand) else job
+    match job:
+        case Expand():
+            return replace(job, count=0)
+        case Drafting(jobs):
+            return Drafting(tuple(replace(x, count=0) if x in useless else x for x in jobs))
+        case _:
+            return job

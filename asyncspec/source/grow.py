@@ -7,11 +7,12 @@ Fixed width (PipeDec 3.3.3, SpecPipe 3.3.3): of each level only the best nodes s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from asyncspec.source.together import Course, alone
 from asyncspec_protocol.messages import Expand, Expanded
 
 TIP = -1
@@ -92,9 +93,26 @@ class PathGrower:
         return () if node == TIP else self._paths[node]
 
 
+W = TypeVar("W")
+
+Prepare = Callable[[Sequence[int]], Iterable[W]]
+"""What has to be computed before a grower is asked about some nodes."""
+
+
+def nothing(nodes: Sequence[int]) -> tuple[()]:
+    """The ``Prepare`` of a grower that computes for itself whatever it is asked."""
+    return ()
+
+
 def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
     """Grow a tree and return its nodes: first the known ones that lead to it, then the new ones,
-    best first.
+    best first."""
+    return alone(growing(grower, shape, start, nothing))
+
+
+def growing(grower: Grower, shape: Shape, start: Start, prepare: Prepare[W]) -> Course[W, Grown]:
+    """``beam``, with a pause for all that ``prepare`` names before a level is asked about: several
+    trees can be grown level by level together, and share their passes.
 
     A child never scores above its parent, so the best nodes form a connected tree, and the
     tie-break by index keeps parents before children also where scores are equal.
@@ -108,6 +126,7 @@ def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
     frontier, hang = list(start.frontier), grower.hang
     for level in range(shape.depth):
         born: list[int] = []
+        yield from prepare(frontier)
         for node, (next_tokens, log_probs) in zip(
             frontier, grower.propose(frontier, shape.children(level)), strict=True
         ):
@@ -145,7 +164,12 @@ def start_of(job: Expand) -> Start:
 
 def answer(grower: Grower, job: Expand, length: int) -> Expanded:
     """Grow what ``job`` asks for; ``length`` is that of the committed path by now."""
-    grown = beam(grower, shape_of(job), start_of(job))
+    return alone(answering(grower, job, length, nothing))
+
+
+def answering(grower: Grower, job: Expand, length: int, prepare: Prepare[W]) -> Course[W, Expanded]:
+    """``answer``, with the pauses of ``growing``."""
+    grown = yield from growing(grower, shape_of(job), start_of(job), prepare)
     return Expanded(job.session, job.version, length, *grown)
 
 

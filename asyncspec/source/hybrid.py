@@ -9,11 +9,11 @@ the asides go on alone: a long copy costs no draft pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
-from asyncspec.jobs import FeatureJob, Feed, Release
+from asyncspec.jobs import Drafted, Drafting, FeatureJob, Feed, Release
 from asyncspec.source.grow import (
     NOTHING,
     TIP,
@@ -23,12 +23,15 @@ from asyncspec.source.grow import (
     Shape,
     Start,
     beam,
+    growing,
     shape_of,
     start_of,
 )
 from asyncspec.source.learned import LOOK, Learned, Said
 from asyncspec.source.memory import Path
 from asyncspec.source.mixture import Trust
+from asyncspec.source.part import Part, model_of
+from asyncspec.source.together import Course, together
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -36,41 +39,25 @@ FURTHER = 12
 """Most levels that asides go on alone."""
 
 
-class Part(Protocol):
-    """A token source that can be asked node by node, for ``LOOK`` successors or more."""
-
-    def begin(self, job: Expand) -> int:
-        """Bring the session up to date; the length of its path. Raises ``ValueError`` where
-        ``job.base`` is not what the source knows."""
-
-    def grower(self, job: Expand) -> Grower:
-        """Grows a tree from the tip on. ``begin`` came before."""
-
-    def run(self, job: Any) -> Expanded | None:
-        """See ``TokenSource`` (or ``FeatureSource``)."""
-
-    def abandon(self, job: Any) -> None:
-        """See ``TokenSource``."""
-
-
 class HybridSource:
     """A ``TokenSource`` over several others.
 
-    The first of ``models`` is the base; further models (which cost a pass of their own per level)
-    and ``lookups`` are asides. ``reader`` is the one that reads the target's features, if any.
+    The first of ``models`` is the base, whose passes the sessions of a batch share; further models
+    (which cost a pass of their own per level and session) and ``lookups`` are asides. ``reader`` is
+    the one that reads the target's features, if any.
     """
 
     def __init__(
         self, models: Sequence[Part], lookups: Sequence[Part], reader: Part | None = None
     ) -> None:
-        self._base = models[0]
+        self._base = model_of(models[0])
         self._lookups = tuple(lookups)
         # Lookups first: ``_further`` uses the trusts of those.
         self._asides = (*lookups, *models[1:])
         self._reader = reader
         self._sessions: dict[SessionId, Learned] = {}
 
-    def run(self, job: FeatureJob) -> Expanded | None:
+    def run(self, job: FeatureJob) -> Drafted | None:
         """See ``TokenSource`` and ``FeatureSource``."""
         if isinstance(job, Feed):
             assert self._reader is not None, "features that nobody reads"
@@ -80,30 +67,31 @@ class HybridSource:
             for part in (self._base, *self._asides):
                 part.run(job)
             return None
-        length = self.begin(job)
-        if not job.count:
-            return Expanded(job.session, job.version, length, (), (), ())
-        grown = beam(self.grower(job), shape_of(job), start_of(job))
-        # Where nodes to grow from are named, a tree gets the levels it was asked for and no more.
-        if not (job.fixed_width or job.frontier):
-            grown = self._further(job, grown)
-        return Expanded(job.session, job.version, length, *grown)
+        if isinstance(job, Drafting):
+            return together([self._course(draft) for draft in job.jobs], self._base.compute)
+        (answer,) = together([self._course(job)], self._base.compute)
+        return answer
 
     def learned(self, session: SessionId) -> Learned:
         """What a session knows by now; at its start nothing."""
         return self._sessions.get(session) or Learned((Trust(),) * len(self._asides))
 
-    def begin(self, job: Expand) -> int:
-        """See ``Part``."""
+    def _course(self, job: Expand) -> Course[Any, Expanded]:
+        """A tree, with a pause for every pass of the base."""
         self._sessions[job.session] = self.learned(job.session).advance(job.committed)
-        lengths = {part.begin(job) for part in (self._base, *self._asides)}
-        (length,) = lengths
-        return length
-
-    def grower(self, job: Expand) -> Grower:
-        """See ``Part``."""
+        length = yield from self._base.reading(job)
+        for part in self._asides:
+            assert part.begin(job) == length, "two parts of a mix know different texts"
+        if not job.count:
+            return Expanded(job.session, job.version, length, (), (), ())
+        base, prepare = self._base.levels(job)
         asides = [part.grower(job) for part in self._asides]
-        return _Mixer(self._sessions, job.session, asides, self._base.grower(job))
+        mixer = _Mixer(self._sessions, job.session, asides, base)
+        grown = yield from growing(mixer, shape_of(job), start_of(job), prepare)
+        # Where nodes to grow from are named, a tree gets the levels it was asked for and no more.
+        if not (job.fixed_width or job.frontier):
+            grown = self._further(job, grown)
+        return Expanded(job.session, job.version, length, *grown)
 
     def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.jobs import Release, SourceJob
+from asyncspec.jobs import Drafted, Drafting, Release, SourceJob
+from asyncspec.source.batch import one_by_one
 from asyncspec.source.grow import NOTHING, PathGrower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -53,11 +54,16 @@ class NGramSource:
         self._lengths = range(longest, shortest - 1, -1)
         self._sessions: dict[SessionId, _Text] = {}
 
-    def run(self, job: SourceJob) -> Expanded | None:
+    def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
+        if isinstance(job, Drafting):
+            return one_by_one(self._answer, job)
+        return self._answer(job)
+
+    def _answer(self, job: Expand) -> Expanded:
         length = self.begin(job)
         return answer(self.grower(job), job, length)
 

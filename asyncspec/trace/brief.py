@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from asyncspec.actor import machine
-from asyncspec.jobs import Batch, Feed, Forward, Job, Judged
+from asyncspec.jobs import Batch, Drafting, Feed, Forward, Job, Judged
 from asyncspec.trace import records
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -40,7 +40,7 @@ def input_record(event: machine.Input, job: int) -> records.Input:
 
 
 def _computed(event: machine.Computed, job: int) -> records.Computed:
-    if isinstance(event.job, Batch) and isinstance(event.result, tuple):
+    if isinstance(event.job, Batch | Drafting) and isinstance(event.result, tuple):
         parts = tuple(_result(own, job, 0.0) for own in event.result)
         return records.Computed(job, event.seconds, parts=parts)
     return _result(event.result, job, event.seconds)
@@ -99,9 +99,7 @@ def _issued(work: Job, job: int) -> records.Issued:
         *names(work),
         rows(work),
         zlib.crc32(_PACK(_without_handles(work))),
-        tuple([(*names(one), len(one.rows)) for one in work.passes])
-        if isinstance(work, Batch)
-        else (),
+        tuple([(*names(one), rows(one)) for one in parts(work)]),
     )
 
 
@@ -122,7 +120,7 @@ def nodes(message: Message) -> int:
 
 
 def kind_of_job(job: Job) -> str:
-    """admit, forward, batch, compact, release, expand or feed."""
+    """admit, forward, batch, compact, release, expand, drafting or feed."""
     return type(job).__name__.lower()
 
 
@@ -138,10 +136,19 @@ def rows(job: Job) -> int:
             return job.row_count
         case Expand(count=count):
             return count
+        case Drafting(jobs):
+            return sum([tree.count for tree in jobs])
         case Feed(rows=fed):
             return sum(len(some.rows) for some in fed)
         case _:
             return 0
+
+
+def parts(job: Job) -> tuple[Forward | Expand, ...]:
+    """The passes of a batch, or its trees; none of any other job."""
+    if isinstance(job, Batch):
+        return job.passes
+    return job.jobs if isinstance(job, Drafting) else ()
 
 
 def _without_handles(job: Job) -> object:

@@ -19,6 +19,8 @@ from asyncspec.trace.causes import Cause, Key, causes
 from asyncspec.trace.log import Life, Log, LogStep
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 
+_KINDS = {"forward": "compute", "batch": "compute", "expand": "draft", "drafting": "draft"}
+
 
 class Piece(Struct, frozen=True):
     """Part of a token's time. ``kind``: "compute", "draft", "cache" (jobs on a node's device),
@@ -90,9 +92,7 @@ class Chains:
             before, run = cause.step, cause.run
             if run is not None:
                 yield Piece("step", here, run.until, step.at)
-                kind = {"forward": "compute", "batch": "compute", "expand": "draft"}.get(
-                    run.kind, "cache"
-                )
+                kind = _KINDS.get(run.kind, "cache")
                 yield Piece(kind, here, run.at, run.until, run.session, run.segment)
                 yield Piece("device", here, before.until, run.at)
             elif isinstance(step.input, records.Received):

@@ -71,7 +71,7 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probabilities of the tokens, where they were wanted.
     drawn: tuple[float, ...] = ()
-    # What each pass of a batch gave.
+    # What each pass of a batch gave, or each tree.
     parts: tuple[Computed, ...] = ()
 
 
@@ -145,7 +145,8 @@ class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
     segment: int
     rows: int
     check: int
-    # Session, segment and rows of each pass of a batch, which has no session of its own.
+    # Session, segment and rows of each pass of a batch, or of each tree: a batch has no session of
+    # its own.
     parts: tuple[tuple[int, int, int], ...] = ()
 
 

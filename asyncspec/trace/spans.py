@@ -27,7 +27,9 @@ def read_spans(
     for life in log.lives:
         spans += _steps(life)
         spans += _network(log, life)
-        spans += [_job(life.rank, run) for run in life.runs.values() if run.kind not in _PASSES]
+        for run in life.runs.values():
+            if run.kind not in _PASSES:
+                spans += _job(life, run)
         if life.node.role == "draft":
             spans += _starved(life)
     for view in stages:
@@ -43,9 +45,21 @@ def _steps(life: Life) -> Iterator[Span]:
         yield Span(life.rank, "step", step.at, step.until)
 
 
-def _job(rank: int, run: LogRun) -> Span:
+def _job(life: Life, run: LogRun) -> Iterator[Span]:
+    """The time of a batch of trees is the time of each of its sessions."""
     kind = "cache" if run.kind in _CACHE else "draft"
-    return Span(rank, kind, run.at, run.until, run.session, run.segment, run.rows)
+    for session, segment, rows in _parts(life, run):
+        yield Span(life.rank, kind, run.at, run.until, session, segment, rows)
+
+
+def _parts(life: Life, run: LogRun) -> tuple[tuple[int, int, int], ...]:
+    """Session, segment and rows of a job, or of each tree of a batch: only its issue says them."""
+    index = life.issued.get(run.job)
+    if run.kind == "drafting" and index is not None:
+        for effect in life.steps[index].effects:
+            if isinstance(effect, records.Issued) and effect.job == run.job:
+                return effect.parts
+    return ((run.session, run.segment, run.rows),)
 
 
 def _network(log: Log, life: Life) -> Iterator[Span]:

@@ -122,6 +122,9 @@ def _check_message(message: Message) -> None:
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
             _check_penalties(opened)
             _require(0 <= opened.given < length, "what was given comes after the user's prompt")
+            _require(0 <= opened.shared < length, "a prompt's last token is never shared")
+            older = 0 <= opened.like < session if opened.shared else opened.like == -1
+            _require(older, "a session begins like an older one, or like none")
             features = opened.features
             ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")

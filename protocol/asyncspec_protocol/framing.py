@@ -19,6 +19,10 @@ from .messages import Message
 
 _PREFIX = struct.Struct("!II")
 
+AHEAD_BYTES = 4096
+"""Read at once where a frame begins: more than most frames have without their tensors, and little
+enough to copy where a tensor follows."""
+
 
 class Frame(Struct, frozen=True):
     """One received message. ``data`` is a buffer of its own, C order, where there is a tensor."""
@@ -55,7 +59,11 @@ def zeroed(size: int) -> memoryview:
 
 
 class FrameReader:
-    """Bytes in, frames out. After an error it must not be used again."""
+    """Bytes in, frames out. After an error it must not be used again.
+
+    Small frames are received several at once, each tensor into a buffer of its own but for its
+    first bytes, which came with the header: most frames cost one read.
+    """
 
     def __init__(
         self, *, trusted: bool = True, allocate: Callable[[int], memoryview] = zeroed
@@ -64,7 +72,11 @@ class FrameReader:
         byte of it is received before anybody sees it."""
         self._trusted = trusted
         self._allocate = allocate
-        self._part = zeroed(_PREFIX.size)
+        # What has been read ahead and not been looked at: ``_ahead[_start:_end]``.
+        self._ahead = zeroed(AHEAD_BYTES)
+        self._start = self._end = 0
+        # The rest of a header or tensor that is longer than that, and how much of it has come.
+        self._part: memoryview | None = None
         self._filled = 0
         self._lengths: tuple[int, int] | None = None
         self._header: Header | None = None
@@ -75,24 +87,47 @@ class FrameReader:
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Where the next bytes go; never empty."""
-        return self._part[self._filled :]
+        if self._part is not None:
+            return self._part[self._filled :]
+        return self._ahead[self._end :]
 
-    def buffer_updated(self, count: int) -> Frame | None:
-        """``count`` bytes have come. Returns the frame they complete, if they do.
+    def buffer_updated(self, count: int) -> None:
+        """``count`` bytes have come: take what they complete with ``next_frame`` until there is no
+        more, before the next ``get_buffer``."""
+        if self._part is not None:
+            self._filled += count
+        else:
+            self._end += count
+
+    def next_frame(self) -> Frame | None:
+        """The next frame that is complete.
 
         Raises ``RemoteProtocolError`` for sizes out of bounds (before anything is allocated) and
         for garbage.
         """
-        self._filled += count
-        if self._filled < len(self._part):
-            return None
+        frame = self._complete()
+        if frame is None:
+            self._make_room()
+        return frame
+
+    def _complete(self) -> Frame | None:
         if self._lengths is None:
+            if self._end - self._start < _PREFIX.size:
+                return None
             self._lengths = self._read_prefix()
-            self._expect(zeroed(self._lengths[0]))
-            return None
         if self._header is None:
-            return self._read_header()
-        return self._finish(self._part)
+            data = self._look(self._lengths[0])
+            if data is None:
+                return None
+            self._header = self._read_header(data, self._lengths[1])
+        data = None
+        if self._lengths[1]:
+            data = self._gather(self._lengths[1], self._allocate)
+            if data is None:
+                return None
+        header, size = self._header, _PREFIX.size + sum(self._lengths)
+        self._lengths, self._header = None, None
+        return Frame(header.message, header.tensor, data, size)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Copy ``data`` in and return what it completes: for tests and tools."""
@@ -103,37 +138,51 @@ class FrameReader:
             count = min(len(room), len(view))
             room[:count] = view[:count]
             view = view[count:]
-            if (frame := self.buffer_updated(count)) is not None:
+            self.buffer_updated(count)
+            while (frame := self.next_frame()) is not None:
                 frames.append(frame)
         return frames
 
     def _read_prefix(self) -> tuple[int, int]:
-        header, tensor = _PREFIX.unpack(self._part)
+        header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
         most = (MOST_HEADER_BYTES, MOST_TENSOR_BYTES) if self._trusted else (MOST_HELLO_BYTES, 0)
         if not 0 < header <= most[0] or tensor > most[1]:
             raise RemoteProtocolError(f"a frame of {header} + {tensor} bytes is out of bounds")
+        self._start += _PREFIX.size
         return header, tensor
 
-    def _read_header(self) -> Frame | None:
-        assert self._lengths is not None
-        header = decode(self._part)
-        size = 0 if header.tensor is None else header.tensor.nbytes
-        if size != self._lengths[1]:
+    def _read_header(self, data: memoryview, tensor: int) -> Header:
+        header = decode(data)
+        if tensor != (0 if header.tensor is None else header.tensor.nbytes):
             raise RemoteProtocolError("a tensor's bytes do not fit its shape")
-        self._header = header
-        if not size:
-            return self._finish(None)
-        self._expect(self._allocate(size))
-        return None
+        return header
 
-    def _finish(self, data: memoryview | None) -> Frame:
-        assert self._header is not None
-        assert self._lengths is not None
-        header, size = self._header, _PREFIX.size + sum(self._lengths)
-        self._lengths, self._header = None, None
-        self._expect(zeroed(_PREFIX.size))
-        return Frame(header.message, header.tensor, data, size)
+    def _look(self, size: int) -> memoryview | None:
+        """The next so many bytes, good until the next ``get_buffer``; None before they are here."""
+        if self._part is None and size <= len(self._ahead):
+            if self._end - self._start < size:
+                return None
+            self._start += size
+            return self._ahead[self._start - size : self._start]
+        return self._gather(size, zeroed)
 
-    def _expect(self, part: memoryview) -> None:
-        self._part = part
-        self._filled = 0
+    def _gather(self, size: int, allocate: Callable[[int], memoryview]) -> memoryview | None:
+        """The next so many bytes in a buffer of their own; None before they are here."""
+        part = self._part
+        if part is None:
+            part = allocate(size)
+            self._filled = here = min(size, self._end - self._start)
+            part[:here] = self._ahead[self._start : self._start + here]
+            self._start += here
+        if self._filled < size:
+            self._part = part
+            return None
+        self._part = None
+        return part
+
+    def _make_room(self) -> None:
+        """Make room for what follows the bytes that cannot be used yet."""
+        left = self._end - self._start
+        if left and self._start:
+            self._ahead[:left] = self._ahead[self._start : self._end]
+        self._start, self._end = 0, left

@@ -187,6 +187,8 @@ class Ready(Struct, array_like=True, frozen=True, tag="ready"):
 
     rank: Rank
     up: bool
+    # Cache slots that it has memory for: what is admitted at a time must fit. 0: no bound.
+    slots: int = 0
 
 
 class Open(Struct, array_like=True, frozen=True, tag="open"):
@@ -223,6 +225,10 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     tops: int = 0
     # The log-probability of every drawn token comes with it, for users who ask for it.
     log_probs: bool = False
+    # Its first ``shared`` prompt nodes are those of the session ``like``, whose prompt every stage
+    # has computed and still holds: they are taken over from there and never sent. -1: of none.
+    like: SessionId = SessionId(-1)
+    shared: int = 0
 
 
 class Floor(Struct, array_like=True, frozen=True, tag="floor"):
@@ -236,6 +242,8 @@ class Close(Struct, array_like=True, frozen=True, tag="close"):
     """Ends a session at every stage at once; may overtake its ``Open``."""
 
     session: SessionId
+    # The prompt stays in the cache, for sessions that begin like it, until a second ``Close``.
+    keep: bool = False
 
 
 class Closed(Struct, array_like=True, frozen=True, tag="closed"):
@@ -427,6 +435,9 @@ class Status(Struct, array_like=True, frozen=True, tag="status"):
     context_length: int = 0
     # Draft node only: why no request can be served now; empty where one can.
     missing: str = ""
+    # Cache slots there are in all on a stage, 0: no bound; and on the draft node those that may be
+    # needed by what is admitted.
+    room: int = 0
 
 
 Message = (

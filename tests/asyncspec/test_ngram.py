@@ -15,7 +15,7 @@ from asyncspec_protocol.messages import Expand, Expanded
 def expand(source: NGramSource, base: int, committed: tuple[int, ...], count: int = 9) -> Expanded:
     job = Expand(SessionId(0), Version(0), base, committed, 4, 3, count)
     answer = source.run(job)
-    assert answer is not None
+    assert isinstance(answer, Expanded)
     return answer
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows
+from asyncspec.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows, Trim
 from asyncspec.sampling import Sampling
 from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
@@ -82,17 +82,30 @@ class Pipeline:
         sampling: Sampling | None = None,
         prompt_length: int = 0,
         features: tuple[int, ...] = (),
+        like: int = -1,
+        shared: int = 0,
     ) -> None:
         sampling = sampling or Sampling()
         self._penalises = sampling.penalises
         self.stages = stages
         self.session = session
-        self.known = [Knowledge() for _ in stages]
+        begun = Slots(shared, NodeId(shared - 1))
+        self.known = [Knowledge(begun, frozenset(map(NodeId, range(shared)))) for _ in stages]
         # Features that came back, by node.
         self.featured: dict[NodeId, Any] = {}
         self._segment = 0
         for stage in stages:
-            stage.run(Admit(session, capacity, sampling, prompt_length, features))
+            stage.run(
+                Admit(
+                    session,
+                    capacity,
+                    sampling,
+                    prompt_length,
+                    features,
+                    like=SessionId(like),
+                    shared=shared,
+                )
+            )
 
     def send(
         self,
@@ -154,9 +167,9 @@ class Pipeline:
         if stay is not None:
             self.stages[stage].run(Compact(self.session, start, stay))
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """A prompt, in chunks, as nodes 0, 1, ..."""
-        for start in range(0, len(tokens), CHUNK):
+    def read(self, tokens: Sequence[int], known_here: int = 0) -> None:
+        """A prompt, in chunks, as nodes 0, 1, ...; the first ones may be ``known_here``."""
+        for start in range(known_here, len(tokens), CHUNK):
             ids = [NodeId(i) for i in range(start, min(start + CHUNK, len(tokens)))]
             for known in self.known:
                 known.committed = known.committed | frozenset(ids)
@@ -183,6 +196,11 @@ def sequential(
 def one_by_one(pipeline: Pipeline, tokens: Sequence[int], prompt: int) -> list[int]:
     """As ``sequential``, through a pipeline that is open."""
     pipeline.read(tokens[:prompt])
+    return answer_each(pipeline, tokens, prompt)
+
+
+def answer_each(pipeline: Pipeline, tokens: Sequence[int], prompt: int) -> list[int]:
+    """What is drawn after each of ``tokens[prompt:]``; the prompt has been read."""
     drawn: list[int] = []
     for i in range(prompt, len(tokens)):
         for known in pipeline.known:
@@ -344,6 +362,26 @@ def check_batches_equal_sequential(
     assert together(stages, steps, random) == want
     for walk in walks:
         assert len(walk.featured) == (len(walk.tokens) if walk.features else 0)
+
+
+def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
+    """The law: what follows a beginning that was taken over from another session is what follows it
+    where it was computed; also from one of which no more than its prompt was kept."""
+    random, stages = Random(seed), make(2)
+    start = [random.randrange(vocab) for _ in range(random.randint(2, 150))]
+    texts = [start + [random.randrange(vocab) for _ in range(20)] for _ in range(3)]
+    want = [sequential(stages, text, len(start) + 5) for text in texts]
+    first = Pipeline(stages, SessionId(30))
+    first.read(texts[0][: len(start)])
+    got = []
+    for i, text in enumerate(texts):
+        other = Pipeline(stages, SessionId(31 + i), like=SessionId(30), shared=len(start))
+        other.read(text[: len(start) + 5], len(start))
+        got.append(answer_each(other, text, len(start) + 5))
+        for stage in stages:
+            stage.run(Trim(SessionId(30), len(start)))
+    first.close()
+    assert got == want
 
 
 def check_prompt_needs_no_verdict(make: MakeStages, vocab: int) -> None:

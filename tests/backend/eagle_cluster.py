@@ -9,11 +9,10 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.eagle.source import HFEagle
 from asyncspec.backend.hf.wire import select
-from asyncspec.jobs import FeatureJob, Feed, Rows
+from asyncspec.jobs import Drafted, FeatureJob, Feed, Rows
 from asyncspec.sim.world import Costs
 from asyncspec_nodes.node.sources import Source
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expanded
 from backend.hf_cluster import HFCluster, Loaded
 
 
@@ -24,7 +23,7 @@ class Watched:
         self.eagle = eagle
         self.fed: dict[SessionId, list[torch.Tensor]] = {}
 
-    def run(self, job: FeatureJob) -> Expanded | None:
+    def run(self, job: FeatureJob) -> Drafted | None:
         if isinstance(job, Feed):
             fed = self.fed.setdefault(job.session, [])
             assert job.start == sum(map(len, fed))

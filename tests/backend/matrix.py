@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Abandon, Effect, Input, Received
 from asyncspec.backend.hf.reference import decode
-from asyncspec.jobs import Forward, Job, Release
+from asyncspec.jobs import Batch, Forward, Job, Release, drafts
 from asyncspec.policy import LOSSLESS
 from asyncspec.rng import stream
 from asyncspec.sampling import Sampling
 from asyncspec_nodes.machines.verify.session import survivors
 from asyncspec_nodes.node.sources import Source
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
-from asyncspec_protocol.messages import Expand, Message, PruneIndices
+from asyncspec_protocol.messages import Message, PruneIndices
 from backend.guessable import VOCAB
 from backend.hf_cluster import HFCluster, Loaded
 from backend.probe import Everything
@@ -95,7 +95,7 @@ class Interleaving:
         return self._below(self._latency)
 
     def device(self, rank: Rank, job: Job) -> float:
-        if not isinstance(job, Forward | Expand):
+        if not isinstance(job, Forward | Batch) and not drafts(job):
             return 0.0
         return (1 + self._below(5)) * self._slow[rank]
 
@@ -201,8 +201,8 @@ class Matrix:
 
 def _thinned(state: Any) -> bool:
     """Whether the pass in service has dead rows and others."""
-    running = state.running
-    if running is None or running.waiting.session not in state.sessions:
-        return False
-    ids = running.waiting.ids
-    return 0 < len(survivors(state.sessions[running.waiting.session], ids)) < len(ids)
+    for part in state.running.parts if state.running else ():
+        session, ids = state.sessions.get(part.waiting.session), part.waiting.ids
+        if session is not None and 0 < len(survivors(session, ids)) < len(ids):
+            return True
+    return False

@@ -82,6 +82,11 @@ def test_a_batch_equals_each_alone_with_windows_and_caps(
     )
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
+    conformance.check_begins_like_another(make, VOCAB, seed)
+
+
 def test_prompt_needs_no_verdict(make: MakeStages) -> None:
     conformance.check_prompt_needs_no_verdict(make, VOCAB)
 

@@ -34,7 +34,7 @@ def ask(
     session: SessionId = ONE,
 ) -> Expanded:
     expanded = draft.run(Expand(session, Version(7), base, tuple(committed), depth, width, count))
-    assert expanded is not None
+    assert isinstance(expanded, Expanded)
     draft.check()
     return expanded
 

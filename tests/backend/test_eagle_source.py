@@ -292,7 +292,7 @@ def ask(both: Twin, base: int, committed: Sequence[int]) -> Expanded:
         rows = Rows(both.features, tuple(range(start, end)))
         assert both.source.run(Feed(ONE, start, (rows,))) is None
     expanded = both.source.run(Expand(ONE, Version(7), base, tuple(committed), 4, 4, 14))
-    assert expanded is not None
+    assert isinstance(expanded, Expanded)
     return expanded
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.paced import Pace, Paced
-from asyncspec.jobs import Forward, Job, Release, Row
+from asyncspec.jobs import Drafting, Forward, Job, Release, Row
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_protocol.messages import Expand
@@ -20,8 +20,8 @@ def forward(rows: int) -> Forward:
     return Forward(1, 1, 0, tuple(Row(i, i, (i,)) for i in range(rows)))
 
 
-def expand(depth: int, count: int = 8) -> Expand:
-    return Expand(1, 0, 0, (5,), depth, 2, count)
+def expand(depth: int, count: int = 8, session: int = 1) -> Expand:
+    return Expand(session, 0, 0, (5,), depth, 2, count)
 
 
 PACE = Pace(StageCost(0.04, 16, 0.001), DraftCost(0.005, 0.001), layers=4)
@@ -34,6 +34,7 @@ PACE = Pace(StageCost(0.04, 16, 0.001), DraftCost(0.005, 0.001), layers=4)
         (forward(18), 0.042, 4),
         (expand(5), 0.026, 5),
         (expand(0, 0), 0.006, 1),
+        (Drafting((expand(2), expand(5, session=2), expand(0, 0, 3))), 0.026, 5),
         (Release(1), 0.0, 1),
     ],
 )
@@ -87,3 +88,17 @@ def test_a_job_that_was_given_up_before_its_turn_costs_one_step_and_no_other_job
         times.append(time.monotonic())
     assert times[1] - times[0] >= 0.01
     assert times[2] - times[1] >= 0.04
+
+
+def test_a_batch_keeps_its_pace_until_nobody_waits_for_any_of_its_trees() -> None:
+    trees = (expand(4), expand(4, session=2))
+    slow = Pace(source=DraftCost(0.03))
+    for given_up, seconds in ((1, 0.12), (2, 0.03)):
+        paced = Paced(lambda job: None, lambda job: None, slow)
+        for tree in trees[:given_up]:
+            paced.abandon(tree)
+        start = time.monotonic()
+        paced.run(Drafting(trees))
+        took = time.monotonic() - start
+        assert took >= seconds
+        assert given_up == 1 or took < 0.12, "the level it is in, and no more"

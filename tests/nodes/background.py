@@ -24,7 +24,11 @@ class Background:
         self._thread.start()
         self.cluster = LocalCluster(config, lambda report: None)
         self.name = config.cluster.name
-        asyncio.run_coroutine_threadsafe(self.cluster.__aenter__(), self._loop).result(START)
+        try:
+            asyncio.run_coroutine_threadsafe(self.cluster.__aenter__(), self._loop).result(START)
+        except BaseException:
+            self._stop()  # the thread would outlive the test
+            raise
 
     def ask(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
         """``asyncspec run --connect``: exit code and both outputs."""
@@ -43,6 +47,9 @@ class Background:
     def close(self) -> None:
         ending = self.cluster.__aexit__(None, None, None)
         asyncio.run_coroutine_threadsafe(ending, self._loop).result(START)
+        self._stop()
+
+    def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START)
         self._loop.close()

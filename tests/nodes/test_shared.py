@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Input, Joined, Lost, Received, Send
 from asyncspec.jobs import Admit, Batch, Release
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import (
     DRAFT,
@@ -29,7 +31,7 @@ from asyncspec_protocol.messages import (
     Segment,
     Verdict,
 )
-from nodes.drive import Driven, done, opening, passes, segment, sent, stage
+from nodes.drive import Driven, done, draft, opening, passes, segment, sent, stage
 
 OTHER = draft_rank(7)
 THEIRS = first_session(OTHER)
@@ -67,6 +69,7 @@ def sessions(effects: list[Effect]) -> list[SessionId]:
     "message",
     [
         opening(1, 1),
+        replace(opening(3, THEIRS + 1), like=SessionId(0), shared=1),
         segment(0, {0: -1}),
         pruning(SessionId(0), 5),
         Close(SessionId(0)),
@@ -152,8 +155,8 @@ def test_losing_one_ends_its_sessions_alone() -> None:
 def test_all_are_told_of_the_next_stage_and_of_what_passes_take() -> None:
     first = shared(1, 2)
     effects = first.feed(Lost(Rank(2)))
-    for draft in (DRAFT, OTHER):
-        assert Send(draft, Ready(Rank(1), False)) in effects
+    for rank in (DRAFT, OTHER):
+        assert Send(rank, Ready(Rank(1), False)) in effects
     assert not first.state.sessions
     only, told = shared(), []
     for number in range(9):
@@ -191,6 +194,52 @@ def test_who_tells_stages_different_things_ends_its_session_and_no_link_between_
     assert last.state.inflows[Rank(1)].received == 2
     ours: Input = Received(Rank(1), segment(0, {0: -1}, tokens=False), object())
     assert sessions(last.feed(ours)) == [0]
+
+
+def test_who_shares_what_only_the_first_stage_has_opens_nothing_behind_it() -> None:
+    last = shared(2, 2)
+    begun = replace(opening(3, THEIRS + 1), like=THEIRS, shared=2)
+    effects = last.feed(Received(Rank(1), begun))
+    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Fault)] == [
+        OTHER
+    ]
+    assert set(last.state.sessions) == {0, THEIRS}
+    # What comes of it is known to be over.
+    late = segment(0, {2: 1}, tokens=False, session=THEIRS + 1)
+    assert sessions(last.feed(Received(Rank(1), late, object()))) == []
+
+
+def test_prompts_are_kept_while_their_draft_node_is_there() -> None:
+    only = shared()
+    for kind, session, rank in ((own, 0, DRAFT), (theirs, THEIRS, OTHER)):
+        (job,) = passes(only.feed(kind(0, {0: -1})))
+        only.feed(done(job, (5,)))
+        only.feed(Received(rank, Close(SessionId(session), keep=True)))
+    assert only.state.kept == {0: 1, THEIRS: 1}
+    effects = only.feed(Lost(OTHER))
+    assert Compute(Release(THEIRS)) in effects
+    assert only.state.kept == {0: 1}
+
+
+def test_each_may_count_on_its_share_of_the_cache() -> None:
+    only = Driven(VerifyMachine(VerifyConfig(Rank(1), 1, slots=900)))
+    shares = [
+        [(e.to, e.message.slots) for e in effects if isinstance(e, Send) and is_ready(e.message)]
+        for effects in (only.feed(Joined(DRAFT)), only.feed(Joined(OTHER)), only.feed(Lost(DRAFT)))
+    ]
+    assert shares == [[(DRAFT, 900)], [(DRAFT, 450), (OTHER, 450)], [(OTHER, 900)]]
+
+
+def is_ready(message: Message) -> bool:
+    return isinstance(message, Ready) and message.up
+
+
+def test_another_share_is_no_other_pipeline() -> None:
+    """Else the prompts that the stages keep would be forgotten at every coming and going."""
+    node = draft()
+    assert node.feed(Received(Rank(1), Ready(Rank(1), True, 450))) == []
+    assert node.state.slots == {1: 450}
+    assert node.state.up
 
 
 @pytest.mark.parametrize("accepted", [(), (2,)])

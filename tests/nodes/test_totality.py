@@ -22,7 +22,7 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Admit, Forward, Judged
+from asyncspec.jobs import Admit, Drafting, Forward, Judged
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.messages import (
     FINAL,
@@ -110,12 +110,18 @@ def answer(job: Any, draw: Any, *, featured: bool) -> Input:
         return Computed(job, Judged(tuple(draw(small) for _ in job.judge), "features"))
     if isinstance(job, Forward):
         return Computed(job, tuple(draw(small) for _ in job.judge) if job.judge else "hidden")
+    if isinstance(job, Drafting):
+        return Computed(job, tuple(tree(one, draw) for one in job.jobs))
+    return Computed(job, tree(job, draw))
+
+
+def tree(job: Expand, draw: Any) -> Expanded:
     length = draw(st.integers(0, 4))
     parents = tuple(draw(st.integers(-1, i - 1)) for i in range(length))
     base = job.base + len(job.committed)
     words = tuple(range(length))
     scores = tuple(-float(i) for i in range(length))
-    return Computed(job, Expanded(job.session, job.version, base, parents, words, scores))
+    return Expanded(job.session, job.version, base, parents, words, scores)
 
 
 def torment(driven: Driven, data: st.DataObject, check: Any, featured: set[int]) -> None:
@@ -126,7 +132,7 @@ def torment(driven: Driven, data: st.DataObject, check: Any, featured: set[int])
             if not jobs:
                 continue
             job = jobs.pop(0)
-            event = answer(job, data.draw, featured=job.session in featured)
+            event = answer(job, data.draw, featured=getattr(job, "session", -1) in featured)
         before = driven.state
         try:
             effects = driven.feed(event)
@@ -135,7 +141,7 @@ def torment(driven: Driven, data: st.DataObject, check: Any, featured: set[int])
             continue
         check(driven.state)
         asked = [e.job for e in effects if isinstance(e, Compute)]
-        jobs += [job for job in asked if isinstance(job, Forward | Expand)]
+        jobs += [job for job in asked if isinstance(job, Forward | Expand | Drafting)]
         if getattr(driven.machine.config, "last", False):
             featured |= {job.session for job in asked if isinstance(job, Admit) and job.features}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.framing import AHEAD_BYTES, Frame, FrameReader, write_frame, zeroed
 from asyncspec_protocol.limits import MOST_HEADER_BYTES, MOST_HELLO_BYTES, MOST_TENSOR_BYTES
 from asyncspec_protocol.messages import Credit, Segment
 from protocol.words import frames
@@ -62,10 +62,12 @@ def test_a_flipped_bit_is_a_frame_a_wait_or_the_peers_fault(item: Any, data: Any
     [(0, 0), (MOST_HEADER_BYTES + 1, 0), (10, MOST_TENSOR_BYTES + 1), (2**32 - 1, 2**32 - 1)],
 )
 def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int) -> None:
-    reader = FrameReader()
+    asked: list[int] = []
+    reader = FrameReader(allocate=lambda size: asked.append(size) or zeroed(size))  # type: ignore[func-returns-value]
     with pytest.raises(RemoteProtocolError, match="out of bounds"):
         reader.feed(struct.pack("!II", header, tensor))
-    assert len(reader.get_buffer()) <= 8
+    assert len(reader.get_buffer()) <= AHEAD_BYTES
+    assert not asked
 
 
 def test_a_stranger_gets_no_more_than_a_hello_needs() -> None:

@@ -61,6 +61,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "open-penalties": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, 1.25, 0.5, -0.5, 4),),
     "open-tops": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, features=(2, 4, 5), tops=64),),
     "open-log-probs": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, tops=2, log_probs=True),),
+    "open-like": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, like=5, shared=12),),
+    "close-keep": (m.Close(7, True),),
+    "ready-slots": (m.Ready(2, True, 4096),),
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),
     "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),
@@ -90,6 +93,12 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         m.Status(
             *(3, 1, "verify", (0, 4), 60.5, 20.25, 500_000_000, 2, 1, 96),
             *((0, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "x"),
+        ),
+    ),
+    "status-room": (
+        m.Status(
+            *(3, 1, "verify", (0, 4), 60.5, 20.25, 500_000_000, 2, 1, 96),
+            *((0, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "x", 8192),
         ),
     ),
     "output": (m.Output(1, (5, 600), " there was"),),

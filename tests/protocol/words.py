@@ -91,6 +91,8 @@ openings = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     given=st.just(0),
+    like=st.just(-1),
+    shared=st.just(0),
     features=st.one_of(
         st.just((FINAL,)),
         st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),

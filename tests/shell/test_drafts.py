@@ -65,13 +65,14 @@ class Stranger:
     async def hear(self) -> Message:
         """What comes next, heartbeats apart."""
         while True:
+            while (found := self._frames.next_frame()) is not None:
+                if not isinstance(found.message, Heartbeat):
+                    return found.message
             buffer = self._frames.get_buffer(-1)
             some = await self._reader.read(len(buffer))
             assert some, "the link was closed without a word"
             buffer[: len(some)] = some
-            found = self._frames.buffer_updated(len(some))
-            if found is not None and not isinstance(found.message, Heartbeat):
-                return found.message
+            self._frames.buffer_updated(len(some))
 
     async def closed(self) -> None:
         """The other side has closed the link."""

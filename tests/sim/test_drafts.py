@@ -88,7 +88,10 @@ def crowds(draw: st.DrawFn, least: int = 1, **fixed: Any) -> Users:
         for request in draw(requests(2)):
             own = replace(request, request=len(wishes))
             wishes.append(Wish(own, draft_rank(number), draw(st.integers(0, 40))))
-    cluster = draw(clusters(drafts=drafts, stages=draw(st.integers(1, 3)), **fixed))
+    # A share for each, and for one more, in which its users' requests have room.
+    slots = (drafts + 1) * draw(st.sampled_from((0, 448, 900)))
+    stages = draw(st.integers(1, 3))
+    cluster = draw(clusters(drafts=drafts, stages=stages, slots=slots, **fixed))
     watch_invariants(cluster)
     return Users(cluster, wishes)
 
@@ -205,7 +208,8 @@ def test_a_liar_is_refused_and_the_others_are_served(users: Users, data: st.Data
     for life in range(data.draw(st.integers(1, 5))):
         session = SessionId(first_session(liar) + life)
         world.at(15 * life, cluster.connect_all)
-        world.at(15 * life, world.lie, liar, Rank(1), opening(session))
+        like = session - 1 if data.draw(st.booleans()) and life else -1
+        world.at(15 * life, world.lie, liar, Rank(1), opening(session, like))
         for when in sorted(data.draw(st.lists(st.integers(0, 14), max_size=8))):
             stage, lie = data.draw(lies(session, foreign, cluster.stages))
             world.at(15 * life + when, world.lie, liar, stage, lie)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from tools.bench import coverage, quantised, stage_time
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
+from tools.bench import coverage, drafting, quantised, stage_time
 
 
 def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +32,27 @@ def test_a_stages_pass_is_timed_for_every_number_of_rows() -> None:
     seconds = stage_time.measure(options, (1, 4))
     assert list(seconds) == [1, 4]
     assert all(0 < t < 10 for t in seconds.values())
+
+
+@pytest.mark.torch
+def test_trees_are_timed_together_and_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(
+        target=BUNDLED_TARGET,
+        draft=BUNDLED_DRAFT,
+        eagle=BUNDLED_EAGLE,
+        context=8,
+        levels=2,
+        width=3,
+        repeats=2,
+        json=True,
+    )
+    assert drafting.run(options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(level["source"], level["sessions"]) for level in found] == [
+        (source, count) for source in ("draft model", "EAGLE head") for count in drafting.SESSIONS
+    ]
+    for level in found:
+        assert level["ratio"] == pytest.approx(level["one_by_one"] / level["together"])
 
 
 @pytest.mark.torch

@@ -16,6 +16,7 @@ one_quiet_thread()
 
 from tools.bench import (  # noqa: E402
     coverage,
+    drafting,
     enlarge,
     explain,
     hybrid,
@@ -39,6 +40,7 @@ KINDS = {
     "explain": (explain, "where a mix of token sources wins and loses, token by token"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
+    "drafting": (drafting, "trees of several sessions together and one after another"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, turn about"),

@@ -105,6 +105,21 @@ class TreeCache:
             self.keys[layer], self.values[layer] = keys, values
         self.positions = np.pad(self.positions, (0, grown - held))
 
+    def begin_like(self, other: TreeCache, slots: int) -> None:
+        """Take over what the first ``slots`` slots of another cache hold; a copy, as each goes its
+        own way from here."""
+        self.reserve(slots)
+        for layer in range(self.shape.layers):
+            self.keys[layer][:, :slots] = other.keys[layer][:, :slots]
+            self.values[layer][:, :slots] = other.values[layer][:, :slots]
+        self.positions[:slots] = other.positions[:slots]
+
+    def trimmed(self, slots: int) -> TreeCache:
+        """A cache of just the first ``slots`` slots."""
+        small = TreeCache(self.shape, slots - BLOCK)
+        small.begin_like(self, slots)
+        return small
+
     def write(
         self, layer: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
     ) -> None:

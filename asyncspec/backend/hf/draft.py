@@ -6,21 +6,23 @@ fastest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from asyncspec.backend.hf.attention import FastAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
-from asyncspec.jobs import Release, Row, SourceJob
-from asyncspec.source.grow import Proposal, answer
-from asyncspec_protocol.ids import SessionId
+from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
+from asyncspec.jobs import Drafted, Drafting, Release, Row, SourceJob
+from asyncspec.source.given_up import GivenUp
+from asyncspec.source.grow import Prepare, answering
+from asyncspec.source.together import Course, together
+from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
 CHUNK = 64
@@ -42,6 +44,13 @@ class _Session:
     remembered: int = REMEMBER
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPass(DraftPass):
+    """See ``DraftPass``, of a session of a draft model."""
+
+    session: _Session
+
+
 class HFDraft:
     """A whole small model with a tree cache per session. One thread only."""
 
@@ -54,25 +63,46 @@ class HFDraft:
         self._context = shard.facts.context_length
         self._shape = shard.cache_shape("fast")
         self._sessions: dict[SessionId, _Session] = {}
-        self._useless: SourceJob | None = None
+        self._given_up = GivenUp()
 
-    def run(self, job: SourceJob) -> Expanded | None:
+    def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``. Raises ``ValueError`` where ``base`` is not what the source
         knows."""
-        if isinstance(job, Release):
-            self._sessions.pop(job.session, None)
-            return None
-        length = self.begin(job)
-        return answer(self.grower(job), job, length)
+        match job:
+            case Release(session):
+                self._sessions.pop(session, None)
+                self._given_up.forget(session)
+                return None
+            case Drafting(jobs):
+                return together([self._course(draft) for draft in jobs], self.compute)
+            case _:
+                (answer,) = together([self._course(job)], self.compute)
+                return answer
 
     def begin(self, job: Expand) -> int:
         """See ``Part``."""
-        with torch.inference_mode():
-            return self._advance(job).length
+        (length,) = together([self.reading(job)], self.compute)
+        return length
+
+    def grower(self, job: Expand) -> TrieGrower:
+        """See ``Part``."""
+        session = self._sessions[job.session]
+        return TrieGrower(
+            session.trie,
+            self._context - session.length,
+            self.vocab,
+            lambda wanted: self.compute([_hang(session, wanted)]),
+            lambda: self._given_up.has(job),
+        )
+
+    def levels(self, job: Expand) -> tuple[TrieGrower, Prepare[ModelPass]]:
+        """See ``Model``."""
+        session, grower = self._sessions[job.session], self.grower(job)
+        return grower, passes(grower, lambda wanted: _hang(session, wanted))
 
     def abandon(self, job: SourceJob) -> None:
         """See ``TokenSource``."""
-        self._useless = job
+        self._given_up.note(job)
 
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
@@ -80,8 +110,13 @@ class HFDraft:
             session.trie.check()
             session.cache.check(session.trie.length)
 
-    def _advance(self, job: Expand) -> _Session:
-        """Bring a session's committed path up to date; its tip's successors are known after."""
+    def _course(self, job: Expand) -> Course[ModelPass, Expanded]:
+        length = yield from self.reading(job)
+        grower, prepare = self.levels(job)
+        return (yield from answering(grower, job, length, prepare))
+
+    def reading(self, job: Expand) -> Course[ModelPass, int]:
+        """See ``Model``. The tip's successors are known after."""
         known = self._sessions.get(job.session)
         length = 0 if known is None else known.length
         if length != job.base:
@@ -94,78 +129,75 @@ class HFDraft:
         if session.length > self._context:
             # Nothing sensible comes from here on; the text goes on without a draft.
             session.cache, session.trie = TreeCache(self._shape, 0), Trie()
-            return session
-        self._commit(session, job.committed)
+            return session.length
+        yield from _commit(session, job.committed)
         session.tip_token = job.committed[-1] if job.committed else session.tip_token
         if job.width > session.remembered:
-            self._remember_more(session, job.width)
-        return session
+            yield from _remember_more(session, job.width)
+        return session.length
 
-    def _commit(self, session: _Session, tokens: Sequence[int]) -> None:
-        trie = session.trie
-        start = trie.length
-        done, stay = trie.advance(tokens)
-        if stay is not None:
-            session.cache.compact(start, stay)
-        fresh = tokens[done:]
-        for i in range(0, len(fresh), CHUNK):
-            chunk = fresh[i : i + CHUNK]
-            committed = trie.length
-            rows = trie.append(chunk)
-            if i + CHUNK < len(fresh):
-                self._pass(session, committed, rows, chunk, [])
-            else:
-                (proposal,) = self._pass(session, committed, rows, chunk, [len(chunk) - 1])
-                trie.learn(trie.tip, proposal)
-
-    def _remember_more(self, session: _Session, width: int) -> None:
-        """Start the tree again with longer memories: the tip's row is run once more."""
-        session.remembered = width
-        trie = session.trie
-        trie.forget_tree()
-        if trie.length:
-            slot = trie.length - 1
-            row = Row(slot=slot, position=slot, visible=(slot,))
-            (proposal,) = self._pass(session, slot, (row,), [session.tip_token], [0])
-            trie.learn(trie.tip, proposal)
-
-    def grower(self, job: Expand) -> TrieGrower:
-        """See ``Part``."""
-        session = self._sessions[job.session]
-
-        def compute(wanted: Wanted) -> None:
-            committed = session.trie.length
-            ids, rows = session.trie.hang(wanted)
-            tokens = [token for _, token in wanted]
-            every = range(len(rows))
-            with torch.inference_mode():
-                proposals = self._pass(session, committed, rows, tokens, every)
-            for node, proposal in zip(ids, proposals, strict=True):
-                session.trie.learn(node, proposal)
-
-        room = self._context - session.length
-        return TrieGrower(session.trie, room, self.vocab, compute, lambda: self._useless is job)
-
-    def _pass(
-        self,
-        session: _Session,
-        committed: int,
-        rows: Sequence[Row],
-        tokens: Sequence[int],
-        judge: Sequence[int],
-    ) -> list[Proposal]:
-        """Compute nodes; the best successors of those in ``judge``, with log-probabilities."""
-        self.rows_computed += len(rows)
-        tree = FastAttention(session.cache, committed, rows)
-        positions = torch.tensor([row.position for row in rows])
+    def compute(self, passes: Sequence[ModelPass]) -> None:
+        """See ``Model``: what was wanted is in the sessions' tries after."""
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
         known = self.shard.facts.vocab_size
-        inputs = torch.tensor([token if token < known else 0 for token in tokens])
-        if not judge:
-            self.shard.hidden(inputs, positions, tree)
-            return []
-        logits = self.shard.logits(inputs, positions, tree, torch.tensor(judge))
-        return best_successors(logits[:, : self.vocab], session.remembered)
+        tokens = [token if token < known else 0 for one in passes for token in one.tokens]
+        with torch.inference_mode():
+            shared = SharedPass(passes)
+            self.rows_computed += shared.count
+            where = (torch.tensor(tokens), shared.positions, shared.tree)
+            if not shared.wanted:
+                self.shard.hidden(*where)
+                return
+            logits = self.shard.logits(*where, torch.tensor(shared.wanted))
+            most = max(one.session.remembered for one in passes)
+            proposals = iter(best_successors(logits[:, : self.vocab], most))
+        for one in passes:
+            for node in one.nodes:
+                one.session.trie.learn(node, next(proposals))
+
+
+def _commit(session: _Session, tokens: Sequence[int]) -> Iterator[ModelPass]:
+    """Bring a session's committed path up to date."""
+    trie = session.trie
+    start = trie.length
+    done, stay = trie.advance(tokens)
+    if stay is not None:
+        with torch.inference_mode():
+            session.cache.compact(start, stay)
+    fresh = tokens[done:]
+    for i in range(0, len(fresh), CHUNK):
+        chunk = fresh[i : i + CHUNK]
+        committed = trie.length
+        rows = trie.append(chunk)
+        last = i + CHUNK >= len(fresh)
+        yield _part(session, committed, rows, chunk, [trie.tip] if last else [])
+
+
+def _remember_more(session: _Session, width: int) -> Iterator[ModelPass]:
+    """Start the tree again with longer memories: the tip's row is run once more."""
+    session.remembered = width
+    trie = session.trie
+    trie.forget_tree()
+    if trie.length:
+        slot = trie.length - 1
+        row = Row(slot=slot, position=slot, visible=(slot,))
+        yield _part(session, slot, (row,), [session.tip_token], [trie.tip])
+
+
+def _part(
+    session: _Session,
+    committed: int,
+    rows: Sequence[Row],
+    tokens: Sequence[int],
+    nodes: Sequence[NodeId],
+) -> ModelPass:
+    return ModelPass(session.cache, committed, rows, tokens, nodes, session)
+
+
+def _hang(session: _Session, wanted: Wanted) -> ModelPass:
+    committed = session.trie.length
+    ids, rows = session.trie.hang(wanted)
+    return _part(session, committed, rows, [token for _, token in wanted], ids)
 
 
 def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None = None) -> HFDraft:

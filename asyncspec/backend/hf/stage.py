@@ -23,7 +23,7 @@ from asyncspec.backend.hf.tapped import depths_of, tapped
 from asyncspec.backend.hf.together import TogetherAttention, slices
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.jobs import Admit, Batch, Compact, Forward, Release, Rows, StageJob
+from asyncspec.jobs import Admit, Batch, Compact, Forward, Release, Rows, StageJob, Trim
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL
 
@@ -48,6 +48,8 @@ class HFStage:
             match job:
                 case Admit():
                     self._admit(job)
+                case Trim(session, slots):
+                    self._trim(session, slots)
                 case Release(session):
                     self._release(session)
                 case Compact(session, start, keep):
@@ -84,6 +86,13 @@ class HFStage:
         """Memory the caches of all sessions take at the moment."""
         return sum(session.cache.bytes_held for session in self._sessions.values())
 
+    def _trim(self, session: SessionId, slots: int) -> None:
+        held = self._session(session)
+        before = held.cache.bytes_held
+        held.cache, held.tokens = held.cache.trimmed(slots), None
+        held.committed = min(held.committed, slots)
+        give_back(before)
+
     def _release(self, session: SessionId) -> None:
         gone = self._sessions.pop(session, None)
         if gone is not None:
@@ -94,9 +103,14 @@ class HFStage:
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:
             raise ValueError(f"session {job.session} is admitted already")
+        if job.shared and job.sampling.penalises:
+            raise ValueError("a session that penalises tokens must read them all")
         asked = self.shard.judges and job.sampling.penalises
+        cache = TreeCache(self._shape, job.capacity)
+        if job.shared:
+            cache.begin_like(self._session(job.like).cache, job.shared)
         self._sessions[job.session] = StageSession(
-            cache=TreeCache(self._shape, job.capacity),
+            cache=cache,
             sampling=job.sampling,
             tokens=SlotTokens(job.prompt_length) if asked else None,
             features=job.features,

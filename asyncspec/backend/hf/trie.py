@@ -7,7 +7,8 @@ below its end stays; what the path leaves behind is forgotten. Node ids here are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from asyncspec.jobs import Row
 from asyncspec.slots import Slots, place, settle
@@ -151,16 +152,24 @@ class TrieGrower:
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         """See ``Grower``."""
-        fitting = [node for node in nodes if self._level(node) < self._room]
-        while missing := self._missing(fitting):
-            if self._stop():
-                return [NOTHING] * len(nodes)
-            wanted = [
-                (self._nodes[self._candidates[c][0]], self._candidates[c][1]) for c in missing
-            ]
+        while wanted := self.lacking(nodes):
             self._compute(wanted)
-        known = set(fitting)
-        return [self._proposal(node, width) if node in known else NOTHING for node in nodes]
+        known = self._fitting(nodes)
+        if self._missing(known):
+            return [NOTHING] * len(nodes)  # stopped before it was computed
+        fitting = set(known)
+        return [self._proposal(node, width) if node in fitting else NOTHING for node in nodes]
+
+    def lacking(self, nodes: Sequence[int]) -> Wanted:
+        """What the next pass has to compute before ``propose`` can speak of ``nodes``. Nothing, if
+        all of it is known or nobody waits for it."""
+        missing = self._missing(self._fitting(nodes))
+        if not missing or self._stop():
+            return ()
+        return [(self._nodes[self._candidates[c][0]], self._candidates[c][1]) for c in missing]
+
+    def _fitting(self, nodes: Sequence[int]) -> list[int]:
+        return [node for node in nodes if self._level(node) < self._room]
 
     def _level(self, node: int) -> int:
         return 0 if node == TIP else self._candidates[node][2]
@@ -192,3 +201,19 @@ class TrieGrower:
         proposal = self._trie.proposal(self._nodes[candidate], min(width, self._most))
         assert proposal is not None, "more successors are asked for than were learned"
         return proposal
+
+
+P = TypeVar("P")
+
+
+def passes(
+    grower: TrieGrower, pending: Callable[[Wanted], P]
+) -> Callable[[Sequence[int]], Iterator[P]]:
+    """The passes that ``grower`` needs before it is asked about some nodes, one after another.
+    ``pending`` hangs what a pass computes in the trie and gives it a form."""
+
+    def prepare(nodes: Sequence[int]) -> Iterator[P]:
+        while wanted := grower.lacking(nodes):
+            yield pending(wanted)
+
+    return prepare

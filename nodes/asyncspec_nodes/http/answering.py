@@ -21,7 +21,7 @@ from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.logprobs import Step, steps, width
 from asyncspec_nodes.http.metrics import Metrics, Watch
 from asyncspec_nodes.http.stream import Stream
-from asyncspec_nodes.http.usage import usage
+from asyncspec_nodes.http.usage import Usage, usage
 from asyncspec_protocol.messages import Finished, Output
 
 FINGERPRINT = f"asyncspec-{version('asyncspec')}"
@@ -188,7 +188,7 @@ class Answering:
                 more["stats"] = dict(end.stats)
         return {"index": index, **choice, "finish_reason": reason, **more}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> Usage:
         ends: list[tuple[int, Mapping[str, float]]] = [
             (self._asked.prompt_of(i), answer.end.stats)
             for i, answer in enumerate(self._answers)

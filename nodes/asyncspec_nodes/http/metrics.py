@@ -63,6 +63,12 @@ class Metrics:
             "sessions": Gauge("asyncspec_node_sessions", "Open", node, registry=registry),
             "waiting": Gauge("asyncspec_node_waiting", "In its queue", node, registry=registry),
             "slots": Gauge("asyncspec_node_slots", "Cache slots in use", node, registry=registry),
+            "room": Gauge(
+                "asyncspec_node_room",
+                "Cache slots there are on a stage; on the draft node, those that are spoken for",
+                node,
+                registry=registry,
+            ),
         }
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

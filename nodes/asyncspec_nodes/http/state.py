@@ -50,7 +50,7 @@ def _node(node: Status) -> dict[str, object]:
     links = zip(node.peers, node.round_trips, node.sent, strict=True)
     names = ("rank", "role", "layers", "up_seconds", "busy_seconds", "memory_bytes")
     return {
-        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots")},
+        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots", "room")},
         "links": [
             {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
             for peer, rtt, sent in links

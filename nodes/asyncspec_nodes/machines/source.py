@@ -1,7 +1,8 @@
 """A token source on a device of its own, as a machine: ``Expand`` in, ``Expanded`` out.
 
 Law of this file: the draft node says what a session's path is, and every question continues the
-one before it; whatever does not is the draft node's fault. Pure.
+one before it; whatever does not is the draft node's fault. What comes while the device is busy
+waits, and is one batch when it is free (``asyncspec.source.batch``). Pure.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Release
+from asyncspec.jobs import Drafting, Release
+from asyncspec.source.batch import Answers, admitted, answers, batched
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
     Close,
     Expand,
-    Expanded,
     Floor,
     Message,
     Withdraw,
@@ -55,7 +56,7 @@ class Reading(Struct, frozen=True):
 
     # Length of its path, what is being read included.
     length: int
-    # The question the device works on.
+    # The question that is not answered yet.
     asked: Expand | None = None
 
 
@@ -66,6 +67,10 @@ class SourceState(Struct, frozen=True):
     sessions: Mapping[SessionId, Reading] = {}
     # Sessions below this are over.
     floor: SessionId = SessionId(0)
+    # Questions the device does not know yet, in the order in which they came.
+    waiting: tuple[Expand, ...] = ()
+    # The batch it works on; empty: it is free.
+    working: tuple[Expand, ...] = ()
 
 
 class SourceMachine:
@@ -82,11 +87,11 @@ class SourceMachine:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
         match event:
             case Received(peer, message) if peer == DRAFT:
-                return _received(state, message)
+                return _go_on(*_received(state, message))
             case Received(peer, message):
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
-            case Computed(Expand() as job, Expanded() as answer, seconds):
-                return _computed(state, job, answer, seconds)
+            case Computed(Expand() | Drafting() as job, result, seconds):
+                return _go_on(*_computed(state, answers(job, result), seconds))
             case Lost(peer) if peer == DRAFT:
                 return _forget(state, tuple(state.sessions))
             case Joined() | Lost():
@@ -102,9 +107,7 @@ def _received(state: SourceState, message: Message) -> tuple[SourceState, Effect
         case Expand():
             return _expand(state, message)
         case Withdraw(session):
-            reading = state.sessions.get(session)
-            asked = None if reading is None else reading.asked
-            return state, () if asked is None else (Abandon(asked),)
+            return _withdraw(state, session)
         case Close(session):
             return _forget(state, (session,) if session in state.sessions else ())
         case Floor(first):
@@ -125,24 +128,53 @@ def _expand(state: SourceState, job: Expand) -> tuple[SourceState, Effects]:
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary", peer=DRAFT)
     reading = Reading(job.base + len(job.committed), job)
-    return replace(state, sessions={**state.sessions, job.session: reading}), (Compute(job),)
+    sessions = {**state.sessions, job.session: reading}
+    return replace(state, sessions=sessions, waiting=(*state.waiting, job)), ()
 
 
-def _computed(
-    state: SourceState, job: Expand, answer: Expanded, seconds: float
-) -> tuple[SourceState, Effects]:
-    reading = state.sessions.get(job.session)
-    if reading is None or reading.asked is not job:
-        return state, ()  # closed meanwhile
-    sessions = {**state.sessions, job.session: replace(reading, asked=None)}
-    return replace(state, sessions=sessions), (Send(DRAFT, replace(answer, seconds=seconds)),)
+def _withdraw(state: SourceState, session: SessionId) -> tuple[SourceState, Effects]:
+    """Nothing more needs to grow for a session's question; it is answered all the same."""
+    reading = state.sessions.get(session)
+    asked = None if reading is None else reading.asked
+    if reading is None or asked is None:
+        return state, ()
+    if asked in state.working:
+        return state, (Abandon(asked),)
+    # The device will only read what the question has brought.
+    short = replace(asked, depth=0, count=0)
+    waiting = tuple(short if job is asked else job for job in state.waiting)
+    sessions = {**state.sessions, session: replace(reading, asked=short)}
+    return replace(state, sessions=sessions, waiting=waiting), ()
+
+
+def _go_on(state: SourceState, effects: Effects) -> tuple[SourceState, Effects]:
+    """A device that is free gets what waits."""
+    if state.working or not state.waiting:
+        return state, effects
+    batch = admitted(state.waiting)
+    state = replace(state, working=batch, waiting=state.waiting[len(batch) :])
+    return state, (*effects, Compute(batched(batch)))
+
+
+def _computed(state: SourceState, batch: Answers, seconds: float) -> tuple[SourceState, Effects]:
+    """The device is free again. Its time was spent for all alike."""
+    effects: list[Effect] = []
+    sessions = dict(state.sessions)
+    for job, answer in batch:
+        reading = sessions.get(job.session)
+        if reading is not None and reading.asked is job:  # else closed meanwhile
+            sessions[job.session] = replace(reading, asked=None)
+            effects.append(Send(DRAFT, replace(answer, seconds=seconds / len(batch))))
+    return replace(state, sessions=sessions, working=()), tuple(effects)
 
 
 def _forget(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceState, Effects]:
     effects: list[Effect] = []
     for session in over:
-        if (asked := state.sessions[session].asked) is not None:
+        asked = state.sessions[session].asked
+        if asked is not None and asked in state.working:
             effects.append(Abandon(asked))
         effects.append(Compute(Release(session)))
     left = {k: v for k, v in state.sessions.items() if k not in over}
-    return replace(state, sessions=left), tuple(effects)
+    waiting = tuple(job for job in state.waiting if job.session not in over)
+    return replace(state, sessions=left, waiting=waiting), tuple(effects)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncspec_nodes.machines.draft.admission import slots_taken
 from asyncspec_nodes.machines.draft.requests import who_is_missing
 from asyncspec_nodes.machines.draft.state import DraftState
 from asyncspec_nodes.machines.verify.state import VerifyState
@@ -14,8 +15,9 @@ def counts(state: Any) -> Counts:
     """Of a draft node, a stage, or a token source (which has none of these)."""
     if isinstance(state, DraftState):
         missing = "" if state.up else who_is_missing(state)
-        return Counts(len(state.sessions), len(state.backlog), 0, missing)
+        taken = slots_taken(state)
+        return Counts(len(state.sessions), len(state.backlog), 0, taken, missing)
     if isinstance(state, VerifyState):
         slots = sum(session.slots.used for session in state.sessions.values())
-        return Counts(len(state.sessions), len(state.queue), slots)
+        return Counts(len(state.sessions), len(state.queue), slots, state.config.slots)
     return Counts()

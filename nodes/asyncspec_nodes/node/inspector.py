@@ -33,6 +33,8 @@ class Counts(Struct, frozen=True):
     sessions: int = 0
     waiting: int = 0
     slots: int = 0
+    # Slots there are; on the draft node, those that what is admitted may need.
+    room: int = 0
     # Draft node only: why nothing can be served.
     missing: str = ""
 
@@ -132,4 +134,5 @@ class Inspector:
             model=self._model,
             context_length=self._context_length,
             missing=counts.missing,
+            room=counts.room,
         )

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.paced import Pace, Paced
+from asyncspec.backend.packed import PackedTensors
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.cluster.chat_templates import read_template
@@ -24,6 +25,7 @@ from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.node.memory import cache_budget
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.sources import ELSEWHERE, load_source, short
 from asyncspec_nodes.serving.rules import Rules
@@ -59,6 +61,9 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
         loaded = _load_draft(config, Rank(rank), reporter)
     else:
         loaded = _load_stage(config, rank, reporter)
+    if loaded.tensors is not None:
+        packs = config.cluster.wire == "packed"
+        loaded = replace(loaded, tensors=PackedTensors(loaded.tensors, packs=packs))
     return _paced(loaded, config.pace[rank]) if rank in config.pace else loaded
 
 
@@ -95,6 +100,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             stages=config.stages,
             window=config.limits.window,
             batch_rows=config.limits.batch_rows,
+            slots=cache_budget(config, rank) // stage.cache_bytes(1),
             vocab=checkpoint.facts.vocab_size,
             first_layer=span[0],
             end_layer=span[1],

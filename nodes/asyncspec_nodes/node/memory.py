@@ -7,6 +7,11 @@ import resource
 import sys
 from pathlib import Path
 
+import psutil
+
+from asyncspec_nodes.cluster.config_tables import Config
+
+MIB = 1 << 20
 _STATM = Path("/proc/self/statm")
 
 
@@ -17,3 +22,13 @@ def resident_bytes() -> int:
     except OSError:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
+
+
+def cache_budget(config: Config, rank: int) -> int:
+    """Bytes that the caches of a stage may take, asked once its weights are loaded."""
+    if config.limits.cache_mib:
+        return config.limits.cache_mib * MIB
+    here = config.at(rank).host
+    stages = sum(node.host == here for node in config.node if node.rank)
+    available: int = psutil.virtual_memory().available
+    return available // 2 // stages

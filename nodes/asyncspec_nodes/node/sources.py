@@ -10,19 +10,19 @@ from msgspec import Struct
 
 from asyncspec.backend.base import Tensors
 from asyncspec.errors import UserError
-from asyncspec.jobs import FeatureJob
+from asyncspec.jobs import Drafted, FeatureJob
 from asyncspec.policy import POLICIES
-from asyncspec.source.hybrid import HybridSource, Part
+from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
+from asyncspec.source.part import Part
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.source_names import EAGLE, NGRAM, NONE, parts
-from asyncspec_protocol.messages import Expanded
 
 
 class Source(Struct, frozen=True):
     """A token source that can be asked."""
 
-    run: Callable[[Any], Expanded | None]
+    run: Callable[[Any], Drafted | None]
     abandon: Callable[[Any], None]
     drafts: bool = True
     # What it reads of the target, as in ``Open.features``, and how that comes.
@@ -51,7 +51,7 @@ def load_source(config: Config, target: Any) -> Source:
     models = [_load(name, config, target) for name in names if name != NGRAM]
     lookups = [NGramSource()] if NGRAM in names else []
     reader = next((loaded for loaded in models if loaded.features), None)
-    source: Part
+    source: Part | HybridSource
     if len(names) == 1:
         source = models[0].part if models else lookups[0]
     else:

@@ -223,6 +223,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._reader = FrameReader()
         self._into = memoryview(bytearray(2**20))
         self._filled = 0
 
@@ -235,15 +236,16 @@ class Peer:
         self._sock.sendall(frame)
 
     def expect(self, kind: type[Message]) -> None:
-        """Read up to a message of this kind; there is nothing behind it."""
-        reader = FrameReader()
+        """Read up to a message of this kind. All of them before the first ``receive``, and then
+        there is nothing behind the last."""
         while True:
-            got = self._sock.recv_into(reader.get_buffer())
+            while (frame := self._reader.next_frame()) is not None:
+                if isinstance(frame.message, kind):
+                    return
+            got = self._sock.recv_into(self._reader.get_buffer())
             if not got:
                 raise ClusterError("the node has closed the connection")
-            frame = reader.buffer_updated(got)
-            if frame is not None and isinstance(frame.message, kind):
-                return
+            self._reader.buffer_updated(got)
 
     def receive(self, least: int) -> int:
         """Read up to the end of the next frame of at least so many bytes, which it returns. Shorter

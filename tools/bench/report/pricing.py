@@ -6,7 +6,6 @@ from asyncspec.jobs import Job
 from asyncspec.sim.cluster_cost import ClusterCost, Pricing
 from asyncspec.sim.draft_levels import KnownLevels
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Expand
 
 
 class SourcePricing(Pricing):
@@ -18,4 +17,4 @@ class SourcePricing(Pricing):
 
     def device(self, rank: Rank, job: Job) -> float:
         """See ``Costs``."""
-        return super().device(rank, self._levels.rest(job) if isinstance(job, Expand) else job)
+        return super().device(rank, self._levels.rest(job))

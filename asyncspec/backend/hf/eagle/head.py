@@ -16,6 +16,7 @@ from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.layer import HeadLayer
 from asyncspec.backend.hf.eagle.weights import Weights
 from asyncspec.backend.hf.proposals import best_successors
+from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.source.grow import Proposal
 
 
@@ -48,7 +49,7 @@ class EagleHead:
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention,
+        tree: TreeAttention | TogetherAttention,
     ) -> torch.Tensor:
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
         guesses, ``tokens`` [n] what follows them."""
@@ -89,7 +90,7 @@ class Eagle3Head(EagleHead):
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention,
+        tree: TreeAttention | TogetherAttention,
     ) -> torch.Tensor:
         """See ``EagleHead``."""
         normed = self._norm_feature(features)

@@ -13,6 +13,7 @@ import torch
 from asyncspec.backend.hf.attention import TreeAttention
 from asyncspec.backend.hf.eagle.geometry import Geometry
 from asyncspec.backend.hf.eagle.weights import Weights
+from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.errors import CheckpointError
 
 
@@ -38,7 +39,7 @@ class HeadLayer:
         x: torch.Tensor,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention,
+        tree: TreeAttention | TogetherAttention,
     ) -> torch.Tensor:
         """x [n, what attention takes], residual [n, H], positions [n] -> [n, H]."""
         hidden = residual + self._attend(x, positions, tree)
@@ -48,7 +49,7 @@ class HeadLayer:
         return out
 
     def _attend(
-        self, x: torch.Tensor, positions: torch.Tensor, tree: TreeAttention
+        self, x: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
     ) -> torch.Tensor:
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 

@@ -14,17 +14,19 @@ from pathlib import Path
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.attention import FastAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft import CHUNK, REMEMBER
+from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head
 from asyncspec.backend.hf.eagle.taps import Features
-from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
+from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.jobs import FeatureJob, Feed, Release, Row, Rows
-from asyncspec.source.grow import Grown, Shape, answer, beam
+from asyncspec.jobs import Drafted, Drafting, FeatureJob, Feed, Release, Rows
+from asyncspec.source.given_up import GivenUp
+from asyncspec.source.grow import Grown, Prepare, Shape, answering, beam
+from asyncspec.source.together import Course, together
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -41,6 +43,15 @@ class _Session:
     remembered: int = REMEMBER
 
 
+@dataclass(frozen=True, slots=True)
+class EaglePass(DraftPass):
+    """See ``DraftPass``, of a session of a head."""
+
+    # [n, H]: true features as the layer takes them, or earlier guesses.
+    features: torch.Tensor
+    held: _Session
+
+
 class HFEagle:
     """An EAGLE head with a tree cache per session. One thread only."""
 
@@ -51,7 +62,7 @@ class HFEagle:
         # Longest sequence of the target. A head's own limit is none: it goes on, guessing worse.
         self._context = context
         self._sessions: dict[SessionId, _Session] = {}
-        self._useless: FeatureJob | None = None
+        self._given_up = GivenUp()
         # Features of the positions that come next.
         self._fed: dict[SessionId, list[torch.Tensor]] = {}
 
@@ -72,6 +83,11 @@ class HFEagle:
         Opens the session if need be. Raises ``ValueError`` where the shapes do not fit, or for a
         token that is not in the vocabulary.
         """
+        together([self._extending(session, features, tokens)], self.compute)
+
+    def _extending(
+        self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]
+    ) -> Course[EaglePass, None]:
         self._check_rows(features, tokens)
         held = self._sessions.setdefault(
             session, _Session(TreeCache(self.head.cache_shape, self._context))
@@ -80,14 +96,14 @@ class HFEagle:
             return
         held.trie.forget_tree()
         held.guesses.clear()
-        with torch.inference_mode():
-            for i in range(0, len(tokens), CHUNK):
-                chunk = tokens[i : i + CHUNK]
+        for i in range(0, len(tokens), CHUNK):
+            chunk = tokens[i : i + CHUNK]
+            with torch.inference_mode():
                 known = self.head.known(features[i : i + CHUNK].to(self.head.dtype))
-                committed = held.trie.length
-                guesses = self._pass(held, committed, held.trie.append(chunk), known, chunk)
-            # A copy, or the whole chunk would be kept.
-            self._remember(held, [held.trie.tip], guesses[-1:].clone())
+            committed = held.trie.length
+            rows = held.trie.append(chunk)
+            nodes = [held.trie.tip] if i + CHUNK >= len(tokens) else []
+            yield EaglePass(held.cache, committed, rows, chunk, nodes, known, held)
 
     def grow(self, session: SessionId, depth: int, width: int, count: int) -> Grown:
         """The best ``count`` nodes of ``depth`` levels below the tip, by EAGLE-2's beam of
@@ -103,28 +119,26 @@ class HFEagle:
         held = self._sessions.get(session)
         if held is None:
             raise ValueError(f"session {session} was never extended")
-
-        def compute(wanted: Wanted) -> None:
-            committed = held.trie.length
-            ids, rows = held.trie.hang(wanted)
-            tokens = [token for _, token in wanted]
-            with torch.inference_mode():
-                features = torch.stack([held.guesses[parent] for parent, _ in wanted])
-                self._remember(held, ids, self._pass(held, committed, rows, features, tokens))
-
         most = self.head.geometry.draft_vocab_size
         if min(width, most) > held.remembered and held.guesses:
             held.remembered = min(width, most)
             with torch.inference_mode():
-                self._remember(held, list(held.guesses), torch.stack([*held.guesses.values()]))
-        return TrieGrower(held.trie, self._context - self.known(session), most, compute, stop)
+                guesses = torch.stack([*held.guesses.values()])
+                proposals = self.head.successors(guesses, held.remembered)
+            for node, proposal in zip(held.guesses, proposals, strict=True):
+                held.trie.learn(node, proposal)
+        room = self._context - self.known(session)
+        return TrieGrower(
+            held.trie, room, most, lambda wanted: self.compute([_hang(held, wanted)]), stop
+        )
 
     def release(self, session: SessionId) -> None:
         """Forget a session. Unknown sessions are no error."""
         self._sessions.pop(session, None)
         self._fed.pop(session, None)
+        self._given_up.forget(session)
 
-    def run(self, job: FeatureJob) -> Expanded | None:
+    def run(self, job: FeatureJob) -> Drafted | None:
         """See ``FeatureSource``. Raises ``ValueError`` where ``base`` or ``start`` is not what the
         source knows, or features are missing, and as ``extend``."""
         match job:
@@ -134,8 +148,11 @@ class HFEagle:
             case Feed():
                 self._feed(job)
                 return None
+            case Drafting(jobs):
+                return together([self._course(draft) for draft in jobs], self.compute)
             case _:
-                return self._expand(job)
+                (answer,) = together([self._course(job)], self.compute)
+                return answer
 
     def pack(self, rows: Rows) -> WireTensor:
         """See ``Tensors``."""
@@ -147,7 +164,7 @@ class HFEagle:
 
     def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""
-        self._useless = job
+        self._given_up.note(job)
 
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
@@ -166,23 +183,35 @@ class HFEagle:
 
     def begin(self, job: Expand) -> int:
         """See ``Part``."""
+        (length,) = together([self.reading(job)], self.compute)
+        return length
+
+    def reading(self, job: Expand) -> Course[EaglePass, int]:
+        """See ``Model``."""
         known = self.known(job.session)
         if known != job.base:
             raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
         if job.base or job.committed:
             tokens = job.committed[0 if job.base else 1 :]
-            self.extend(job.session, self._take(job.session, len(tokens)), tokens)
+            features = self._take(job.session, len(tokens))
+            yield from self._extending(job.session, features, tokens)
         return self.known(job.session)
 
     def grower(self, job: Expand) -> TrieGrower:
         """See ``Part``."""
-        return self._grower(job.session, job.width, lambda: self._useless is job)
+        return self._grower(job.session, job.width, lambda: self._given_up.has(job))
 
-    def _expand(self, job: Expand) -> Expanded:
-        length = self.begin(job)
+    def levels(self, job: Expand) -> tuple[TrieGrower, Prepare[EaglePass]]:
+        """See ``Model``."""
+        held, grower = self._sessions[job.session], self.grower(job)
+        return grower, passes(grower, lambda wanted: _hang(held, wanted))
+
+    def _course(self, job: Expand) -> Course[EaglePass, Expanded]:
+        length = yield from self.reading(job)
         if not length:
             return Expanded(job.session, job.version, 0, (), (), ())
-        return answer(self.grower(job), job, length)
+        grower, prepare = self.levels(job)
+        return (yield from answering(grower, job, length, prepare))
 
     def _take(self, session: SessionId, count: int) -> torch.Tensor:
         """The oldest ``count`` features that were fed and not taken yet, or all there are."""
@@ -200,25 +229,31 @@ class HFEagle:
         if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocab:
             raise ValueError(f"a token that is not in the vocabulary of {vocab}")
 
-    def _pass(
-        self,
-        held: _Session,
-        committed: int,
-        rows: Sequence[Row],
-        features: torch.Tensor,
-        tokens: Sequence[int],
-    ) -> torch.Tensor:
-        """The guesses [n, H] of some rows."""
-        self.rows_computed += len(rows)
-        tree = FastAttention(held.cache, committed, rows)
-        positions = torch.from_numpy(tree.row_positions)
-        return self.head.guess(features, torch.tensor(tokens), positions, tree)
+    def compute(self, passes: Sequence[EaglePass]) -> None:
+        """See ``Model``: what was wanted is in the sessions' books after."""
+        with torch.inference_mode():
+            shared = SharedPass(passes)
+            self.rows_computed += shared.count
+            features = torch.cat([one.features for one in passes])
+            tokens = torch.tensor([token for one in passes for token in one.tokens])
+            guesses = self.head.guess(features, tokens, shared.positions, shared.tree)
+            if not shared.wanted:
+                return
+            # A copy, or rows that nobody asks about would be kept.
+            guesses = guesses[shared.wanted]
+            most = max(one.held.remembered for one in passes)
+            found = iter(zip(guesses, self.head.successors(guesses, most), strict=True))
+        for one in passes:
+            for node in one.nodes:
+                one.held.guesses[node], proposal = next(found)
+                one.held.trie.learn(node, proposal)
 
-    def _remember(self, held: _Session, nodes: Sequence[NodeId], guesses: torch.Tensor) -> None:
-        proposals = self.head.successors(guesses, held.remembered)
-        for node, guess, proposal in zip(nodes, guesses, proposals, strict=True):
-            held.guesses[node] = guess
-            held.trie.learn(node, proposal)
+
+def _hang(held: _Session, wanted: Wanted) -> EaglePass:
+    committed = held.trie.length
+    ids, rows = held.trie.hang(wanted)
+    features = torch.stack([held.guesses[parent] for parent, _ in wanted])
+    return EaglePass(held.cache, committed, rows, [t for _, t in wanted], ids, features, held)
 
 
 def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> HFEagle:

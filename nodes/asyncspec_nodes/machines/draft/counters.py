@@ -66,6 +66,8 @@ class Counters(Struct, frozen=True):
     draft_passes: int = 0
     draft_seconds: float = 0.0
     sessions: int = 0
+    # Prompt tokens that were taken over from other sessions.
+    shared: int = 0
     started: float = 0.0
     # When the first of its sessions was opened.
     opened: float | None = None
@@ -131,6 +133,7 @@ def summary(
         "stage_seconds": counters.stage_seconds,
         "bytes_sent": counters.bytes_sent,
         "sessions": counters.sessions,
+        "shared_tokens": counters.shared,
     }
 
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from asyncspec import tree as trees
 from asyncspec.jobs import Feed
 from asyncspec.policy import Growth
+from asyncspec.source.batch import READ
 from asyncspec_nodes.machines.draft import features as feature_books
 from asyncspec_nodes.machines.draft.session import Asked, DraftSession, view
 from asyncspec_protocol.errors import LocalProtocolError
@@ -34,22 +35,22 @@ def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand]
         return None
     else:
         growth = None  # the source reads the prompt while the stages do, or right behind them
-    job = _expand(session, growth)
+    length = min(session.reach, session.source_length + READ)
+    if length < session.reach:
+        growth = None  # it has to read first, and others have their turn before it has read all
+    job = _expand(session, growth, length)
     now = session.clock.ask()
-    asked = Asked(job, growth, session.version, session.round, now, session.reach)
+    asked = Asked(job, growth, session.version, session.round, now, length)
     depth = growth.shape.depth if growth else 0
-    return (
-        replace(session, asked=asked, source_length=session.reach, last_depth=depth),
-        job,
-    )
+    return replace(session, asked=asked, source_length=length, last_depth=depth), job
 
 
-def _expand(session: DraftSession, growth: Growth | None) -> Expand:
+def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand:
     job = Expand(
         session=session.session,
         version=session.version,
         base=session.source_length,
-        committed=session.path(session.source_length, session.reach),
+        committed=session.path(session.source_length, length),
         depth=0,
         width=0,
         count=0,

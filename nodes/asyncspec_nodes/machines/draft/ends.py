@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Arm, Finish, Request, Send
+from asyncspec_nodes.machines.draft import sharing
 from asyncspec_nodes.machines.draft.asking import release
 from asyncspec_nodes.machines.draft.counters import Counters, summary
 from asyncspec_nodes.machines.draft.session import DraftSession
@@ -13,6 +16,7 @@ from asyncspec_nodes.machines.draft.state import (
     Effects,
     Ending,
     Job,
+    Kept,
     reachable,
     without,
 )
@@ -24,7 +28,10 @@ def end(
     state: DraftState, session: DraftSession, reason: str, now: float
 ) -> tuple[DraftState, Effects]:
     """Close a session everywhere. Its request ends when the stages have given account."""
-    state, effects = close(state, session)
+    state, keeps, gone = sharing.keep(state, session)
+    state, effects = close(state, session, keep=keeps)
+    state, given_up = give_up(state, gone)
+    effects += given_up
     key = session.session
     missing = frozenset(reachable(state))
     ending = Ending(session=session, reason=reason, ended=now, missing=missing)
@@ -32,9 +39,22 @@ def end(
     return state, (*effects, Arm(account_timer(key), now + state.config.account_seconds))
 
 
-def close(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
-    """A session is over everywhere; its request may go on in another one."""
-    closes = tuple(Send(rank, Close(session.session)) for rank in sorted(state.peers))
+def give_up(state: DraftState, prompts: Sequence[Kept]) -> tuple[DraftState, Effects]:
+    """Prompts that are kept no longer."""
+    names = {one.session for one in prompts}
+    left = tuple(one for one in state.kept if one.session not in names)
+    ranks = reachable(state)
+    closes = tuple(Send(rank, Close(one.session)) for one in prompts for rank in ranks)
+    return replace(state, kept=left), closes
+
+
+def close(
+    state: DraftState, session: DraftSession, *, keep: bool = False
+) -> tuple[DraftState, Effects]:
+    """A session is over everywhere; its request may go on in another one. ``keep``: its prompt
+    stays on the stages."""
+    message = Close(session.session, keep)
+    closes = tuple(Send(rank, message) for rank in sorted(state.peers))
     return without(state, session.session), (*closes, *release(state, session))
 
 
@@ -95,7 +115,7 @@ def _stats(
         prompt_tokens=len(request.prompt),
         new_tokens=len(given),
         ended=ended,
-        useful_rows=stages * (length - 1),
+        useful_rows=stages * (length - 1 - counters.shared),
     )
 
 

@@ -30,6 +30,8 @@ class Features(Struct, frozen=True):
     fed: int = 0
     # The known ones that are not fed yet, oldest first.
     ready: tuple[Rows, ...] = ()
+    # Those of the prompt but for its last token, all of them: for sessions that begin alike.
+    prompt: tuple[Rows, ...] = ()
 
     @property
     def reach(self) -> int:
@@ -55,7 +57,16 @@ def note(
     judged = enumerate(verdict.ids, len(prompt))
     held = {node: Rows(handle, (row,)) for row, node in judged if node in alive}
     features = replace(features, held={**features.held, **held})
-    return _known(features, [Rows(handle, tuple(range(len(prompt))))] if prompt else [])
+    if not prompt:
+        return features
+    rows = Rows(handle, tuple(range(len(prompt))))
+    return _known(replace(features, prompt=(*features.prompt, rows)), [rows])
+
+
+def begun(prompt_length: int, shared: tuple[Rows, ...]) -> Features:
+    """Those of a session that takes over the beginning of another, ``shared`` being what is known
+    of it."""
+    return _known(Features(prompt_length, prompt=shared), shared)
 
 
 def move(features: Features, passed: Sequence[NodeId], tree: Container[NodeId]) -> Features:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 
 from asyncspec.actor.machine import Compute, Effect, Emit, Send
-from asyncspec_nodes.machines.draft import asking, drafting, sending, verdicts
-from asyncspec_nodes.machines.draft.ends import end
+from asyncspec_nodes.machines.draft import admission, asking, dispatch, drafting, sharing, verdicts
+from asyncspec_nodes.machines.draft.ends import end, give_up, unserved
 from asyncspec_nodes.machines.draft.session import DraftSession, open_session
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
@@ -14,12 +14,9 @@ from asyncspec_nodes.machines.draft.state import (
     Effects,
     put,
     reachable,
-    starving,
-    without,
 )
-from asyncspec_nodes.machines.draft.width import narrowed, slowest
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Open, Segment
+from asyncspec_protocol.messages import Open
 
 
 def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
@@ -33,10 +30,9 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         state, accepted = _advance(state, session, now)
         effects.extend(accepted)
     if not state.expected:
-        while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
-            state, opened = _open(state, now)
-            effects.extend(opened)
-        state, sent = _send(state)
+        state, opened = _open_all(state, now)
+        effects.extend(opened)
+        state, sent = dispatch.send(state)
         effects.extend(sent)
     for session in state.sessions.values():
         if fed := drafting.feed(session):
@@ -46,10 +42,29 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if stopped := drafting.stop_asking(session):
             state = put(state, stopped[0])
             effects.append(asking.stop(state, stopped[1]))
-        elif not state.expected and (asked := drafting.ask(session, starving=starving(state))):
-            state = put(state, asked[0])
-            effects.append(asking.ask(state, asked[1]))
+    if not state.expected:
+        state, asked = asking.ask(state)
+        effects.extend(asked)
     return state, tuple(effects)
+
+
+def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
+    """Sessions for the requests that wait, in their order, as far as there is room."""
+    effects: Effects = ()
+    while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
+        job = state.backlog[0]
+        if why := admission.too_large(state, job.request):
+            state = replace(state, backlog=state.backlog[1:])
+            effects = (*effects, unserved(job, "error", why, now))
+        elif admission.fits(state, job.request):
+            state, opened = _open(state, now)
+            effects += opened
+        elif state.kept:  # a request that waits is worth more than one that may come
+            state, given_up = give_up(state, state.kept[:1])
+            effects += given_up
+        else:
+            break
+    return state, effects
 
 
 def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
@@ -57,6 +72,12 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     request, sampling = job.request, job.request.sampling
     policy = config.policies[request.policy]
     features = config.features if policy.drafts else ()
+    start = sharing.best_start(
+        state,
+        request.prompt + job.given,
+        featured=bool(features),
+        penalises=sampling.penalises,
+    )
     session = open_session(
         state.next_session,
         request,
@@ -65,6 +86,8 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         job.given,
         job.counters.opened_at(now),
         featured=bool(features),
+        shared=start.shared,
+        features=start.features,
     )
     message = Open(
         session=session.session,
@@ -74,6 +97,8 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         features=features,
         tops=session.tops,
         log_probs=request.log_probs,
+        like=start.like,
+        shared=start.shared,
         **asdict(sampling),
     )
     state = replace(
@@ -95,28 +120,3 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
     assert moved.prune is not None
     prunes = tuple(Send(rank, moved.prune) for rank in reachable(state))
     return put(state, moved.session), (*effects, *prunes)
-
-
-def _send(state: DraftState) -> tuple[DraftState, Effects]:
-    """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
-    only now that there is credit again had to wait for it."""
-    segments: list[Segment] = []
-    idle, seconds = 0, slowest(state.times)
-    decoding = sum([session.round > 0 for session in state.sessions.values()])
-    while state.sent < state.allowed and idle < len(state.sessions):
-        session = next(iter(state.sessions.values()))
-        cut = sending.next_segment(
-            session, prefill_rows=state.config.prefill_rows, starving=starving(state)
-        )
-        if cut is None:
-            idle += 1
-        else:
-            idle = 0
-            session, message = cut
-            session = narrowed(session, message.ids, decoding, seconds)
-            state = replace(state, sent=state.sent + 1)
-            segments.append(replace(message, waited=True) if state.dry else message)
-        state = put(without(state, session.session), session)
-    dry = state.sent >= state.allowed
-    state = state if dry == state.dry else replace(state, dry=dry)
-    return state, tuple(Send(FIRST, segment) for segment in sending.together(segments))

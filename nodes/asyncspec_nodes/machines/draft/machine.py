@@ -22,6 +22,8 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
+from asyncspec.jobs import Drafting
+from asyncspec.source.batch import Answers, answers
 from asyncspec_nodes.machines.draft import drafting, verdicts
 from asyncspec_nodes.machines.draft.ends import account
 from asyncspec_nodes.machines.draft.going_on import go_on
@@ -57,8 +59,8 @@ class DraftMachine:
         match event:
             case Received(peer, message, tensor):
                 state, effects = _received(state, peer, message, tensor, now)
-            case Computed(Expand(), Expanded() as answer, seconds):
-                state, effects = _expanded(state, answer, seconds)
+            case Computed(Expand() | Drafting() as job, result, seconds):
+                state, effects = _drafted(state, answers(job, result), seconds)
             case Computed(job):
                 raise LocalProtocolError(f"{type(job).__name__} has no result here")
             case Submitted(request):
@@ -91,7 +93,10 @@ def _received(
                 raise RemoteProtocolError("credit was taken back", peer=peer)
             window = room or state.window or limit
             return replace(state, allowed=limit, window=window), ()
-        case Ready(rank, up) if peer == rank:
+        case Ready(rank, up, slots) if peer == rank:
+            state = replace(state, slots={**state.slots, peer: slots})
+            if up == (peer in state.ready):
+                return state, ()  # only its slots have changed: another draft node came or went
             if up:
                 return complete(replace(state, ready=state.ready | {peer}))
             return broken(replace(state, ready=state.ready - {peer}), now)
@@ -116,11 +121,19 @@ def _verdict(state: DraftState, message: Verdict, tensor: object | None) -> Draf
     return put(state, verdicts.judge(session, message, tensor))
 
 
-def _expanded(state: DraftState, answer: Expanded, seconds: float) -> tuple[DraftState, Effects]:
+def _drafted(state: DraftState, batch: Answers, seconds: float) -> tuple[DraftState, Effects]:
+    """The source of this device is free again. Its time was spent for all alike."""
+    state = replace(state, drafting=False)
+    for _, answer in batch:
+        state = _expanded(state, answer, seconds / len(batch))
+    return state, ()
+
+
+def _expanded(state: DraftState, answer: Expanded, seconds: float) -> DraftState:
     session = state.sessions.get(answer.session)
     if session is None:
-        return state, ()
-    return put(state, drafting.expanded(session, answer, seconds)), ()
+        return state  # the session is over
+    return put(state, drafting.expanded(session, answer, seconds))
 
 
 def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftState, Effects]:
@@ -131,4 +144,4 @@ def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftSta
             raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
         if max(answer.tokens, default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
-    return _expanded(state, answer, answer.seconds)
+    return _expanded(state, answer, answer.seconds), ()

@@ -54,7 +54,7 @@ def broken(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         effects.extend(closed)
         back.append(Job(session.request, with_turns(session), session.given))
     back.sort(key=lambda job: job.request.request)
-    state = replace(state, backlog=(*back, *state.backlog))
+    state = replace(state, backlog=(*back, *state.backlog), kept=())
     if state.backlog:
         effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))
     return state, tuple(effects)

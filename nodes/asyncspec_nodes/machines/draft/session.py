@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from asyncspec import tree as trees
 from asyncspec.accept import Opinion
 from asyncspec.actor.machine import Request
+from asyncspec.jobs import Rows
 from asyncspec.policy import Growth, Policy, View
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec.tree import TokenTree
 from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
-from asyncspec_nodes.machines.draft.features import Features
+from asyncspec_nodes.machines.draft.features import Features, begun
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand
 
@@ -69,6 +70,8 @@ class DraftSession(Struct, frozen=True):
     acknowledged: Version = Version(0)
     # The token source: what it works on, how much of the path it knows, how deep it was asked.
     asked: Asked | None = None
+    # Number of the last batch it was in: who has waited longest is the first in the next one.
+    batch: int = 0
     source_length: int = 0
     last_depth: int = 0
     # The last question that brought nothing: as long as the tree is the same it is not repeated.
@@ -81,8 +84,9 @@ class DraftSession(Struct, frozen=True):
     segments: int = 0
     drafts: int = 0
     clock: TurnClock = TurnClock()
-    # Rows its segments should have at most.
+    # Rows its segments should have at most, and those of the last one.
     width: int = MOST_ROWS
+    rows: int = 0
     counters: Counters = Counters()
 
     @property
@@ -134,9 +138,12 @@ def open_session(
     counters: Counters,
     *,
     featured: bool = False,
+    shared: int = 0,
+    features: tuple[Rows, ...] = (),
 ) -> DraftSession:
     """A session that goes on after the tokens ``given`` so far. ``featured``: its token source
-    reads features of the target."""
+    reads features of the target. Of the prompt the stages have ``shared`` tokens already, and
+    these are their ``features``."""
     prefix = request.prompt + given
     last = NodeId(len(prefix) - 1)
     return DraftSession(
@@ -150,8 +157,13 @@ def open_session(
         unsent=(last,),
         root_parent=NodeId(len(prefix) - 2),
         next_node=NodeId(len(prefix)),
-        features=Features(len(prefix)) if featured else None,
-        counters=replace(counters, sessions=counters.sessions + 1),
+        prefilled=shared,
+        features=begun(len(prefix), features) if featured else None,
+        counters=replace(
+            counters,
+            sessions=counters.sessions + 1,
+            shared=counters.shared + shared,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Request
+from asyncspec.jobs import Rows
 from asyncspec.policy import POLICIES, Policy
 from asyncspec_nodes.machines.draft.counters import Counters
 from asyncspec_nodes.machines.draft.session import DraftSession
@@ -28,10 +29,13 @@ class DraftConfig(Struct, frozen=True):
     # Tokens are below this.
     vocab: int = 2**31
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
+    # Prompts of ended sessions that the stages keep, and the tokens from which on that is worth it.
+    kept: int = 8
+    share_from: int = 64
     # Prompt nodes per segment.
     prefill_rows: int = 64
-    # Requests that are processed at a time; the others wait their turn.
-    max_sessions: int = 4
+    # Requests that are processed at a time, where there is room for them; others wait their turn.
+    max_sessions: int = 16
     # How long requests wait for a pipeline that is down before they fail.
     rejoin_seconds: float = 30.0
     # How long the end of a request waits for the stages' accounts.
@@ -59,6 +63,15 @@ class Ending(Struct, frozen=True):
     missing: frozenset[Rank]
 
 
+class Kept(Struct, frozen=True):
+    """A prompt that the stages hold, by the session that has read it."""
+
+    session: SessionId
+    prefix: tuple[int, ...]
+    # Of all of its positions but the last, in order; None where nobody asked for any.
+    features: tuple[Rows, ...] | None = None
+
+
 class DraftState(Struct, frozen=True):
     """Everything the draft node knows. Mappings are never changed in place."""
 
@@ -68,9 +81,13 @@ class DraftState(Struct, frozen=True):
     # In order of service: the first to have credit is the one that has waited longest.
     sessions: Mapping[SessionId, DraftSession] = {}
     endings: Mapping[SessionId, Ending] = {}
+    # Prompts of sessions that are over, the oldest first.
+    kept: tuple[Kept, ...] = ()
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
+    # Cache slots there are on the stages that have told; 0: no bound.
+    slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
     # Segments the first stage allows in all on this link, and those sent.
@@ -82,6 +99,10 @@ class DraftState(Struct, frozen=True):
     expected: int = 0
     # After the last input all credit was used up.
     dry: bool = True
+    # The token source of this device works on a batch: nobody asks until it is free.
+    drafting: bool = False
+    # Batches it was asked for so far.
+    batches: int = 0
 
     @property
     def up(self) -> bool:

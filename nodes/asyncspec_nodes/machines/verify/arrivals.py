@@ -13,7 +13,7 @@ from asyncspec_nodes.machines.verify.sessions import closed
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known, check_owner
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, is_draft, owner
-from asyncspec_protocol.messages import Fault, Segment
+from asyncspec_protocol.messages import Close, Fault, Segment
 
 
 def arrived(
@@ -84,6 +84,6 @@ def _led_astray(
     """
     if is_draft(peer):
         raise RemoteProtocolError(wrong, peer=peer)
-    state, effects = closed(state, message.session)
+    state, effects = closed(state, Close(message.session))
     state, granted = grant(state, (peer,))
     return state, (*effects, *granted, Send(owner(message.session), Fault("protocol", wrong)))

@@ -91,10 +91,12 @@ def _received(
             return pruned(state, message)
         case Open() if config.fed_by(peer):
             check_owner(message.session, peer)
+            if message.shared:
+                check_owner(message.like, peer)
             return opened(state, peer, message)
         case Close(session) if is_draft(peer):
             check_owner(session, peer)
-            return closed(state, session)
+            return closed(state, message)
         case Floor(first) if is_draft(peer):
             check_owner(first, peer)
             return raise_floor(state, peer, first)

@@ -27,7 +27,8 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     if is_draft(peer):
         # Told once more, to all of them: it is little, and this one knows nothing yet.
         state = replace(state, cost=PassCost(state.cost.sizes))
-        effects.append(_ready(state, peer))
+        news = state.drafts if config.slots else (peer,)  # all shares are smaller now
+        effects.extend(_ready(state, draft) for draft in news)
     elif peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)
         effects.extend(_ready(state, draft) for draft in state.drafts)
@@ -36,7 +37,13 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
 
 def _ready(state: VerifyState, draft: Rank) -> Send:
     up = state.config.last or state.config.after in state.peers
-    return Send(draft, Ready(rank=state.config.rank, up=up))
+    return Send(draft, Ready(rank=state.config.rank, up=up, slots=_share(state)))
+
+
+def _share(state: VerifyState) -> int:
+    """Cache slots that a draft node may count on: it knows of no other one's sessions."""
+    slots = state.config.slots
+    return max(1, slots // len(state.drafts)) if slots else 0
 
 
 def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
@@ -47,28 +54,28 @@ def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     config = state.config
     inflows = {rank: inflow for rank, inflow in state.inflows.items() if rank != peer}
     state = replace(state, peers=state.peers - {peer}, inflows=inflows)
-    if not is_draft(peer):
-        state, dropped = _drop(state, state.sessions.keys() | state.closing.keys())
-    else:
-        of_it = [s for s in (*state.sessions, *state.closing) if owner(s) == peer]
-        state, dropped = _drop(state, frozenset(of_it))
-        if peer in state.known:
-            # What it has closed will not be opened here while it is away, and is over when it is
-            # back (``Floor``).
-            state = know(state, peer, replace(state.known[peer], closed_early=frozenset()))
-    down: Effects = ()
-    if peer == config.after and not config.last:
-        down = tuple(_ready(state, draft) for draft in state.drafts)
-    return state, (*dropped, *down)
+    everything = state.sessions.keys() | state.closing.keys() | state.kept.keys()
+    over = frozenset(s for s in everything if not is_draft(peer) or owner(s) == peer)
+    state, dropped = _drop(state, over)
+    if is_draft(peer) and peer in state.known:
+        # What it has closed will not be opened here while it is away, and is over when it is back
+        # (``Floor``).
+        state = know(state, peer, replace(state.known[peer], closed_early=frozenset()))
+    told: Effects = ()
+    if (peer == config.after and not config.last) or (is_draft(peer) and config.slots):
+        told = tuple(_ready(state, draft) for draft in state.drafts)
+    return state, (*dropped, *told)
 
 
 def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState, Effects]:
     """Forget sessions of which nobody wants to hear any more, and all that waits of them."""
-    released = tuple(Compute(Release(session)) for session in state.sessions if session in over)
+    held = (*state.sessions, *state.kept)
+    released = tuple(Compute(Release(session)) for session in held if session in over)
     state = replace(
         state,
         sessions={k: v for k, v in state.sessions.items() if k not in over},
         closing={k: v for k, v in state.closing.items() if k not in over},
+        kept={k: v for k, v in state.kept.items() if k not in over},
         queue=tuple([w for w in state.queue if w.session not in over]),
         parked=tuple([w for w in state.parked if w.session not in over]),
     )

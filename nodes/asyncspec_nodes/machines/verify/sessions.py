@@ -5,16 +5,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Report, Send
-from asyncspec.jobs import Admit, Release
+from asyncspec.jobs import Admit, Release, Trim
 from asyncspec.liveness import Liveness
 from asyncspec.sampling import Sampling
+from asyncspec.slots import Slots
 from asyncspec_nodes.machines.verify.credit import grant
 from asyncspec_nodes.machines.verify.prunes import abandon_dead, thin_queue
 from asyncspec_nodes.machines.verify.session import StageSession
 from asyncspec_nodes.machines.verify.state import UNKNOWN, Effects, VerifyState, know
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import Rank, SessionId, owner
-from asyncspec_protocol.messages import Open
+from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
+from asyncspec_protocol.messages import Close, Fault, Open
 
 # A bound on what a confused draft node can make a stage remember.
 MOST_CLOSED_EARLY = 4096
@@ -39,6 +40,12 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         # it: that the link is down is on its way to the draft node. It opens another session when
         # the pipeline stands again.
         return state, ()
+    if message.shared:
+        held = _held(state, message)
+        if held is None:
+            return state, ()  # lost with a peer, as the draft node is about to learn
+        if message.shared > held:
+            return state, _wrongly_shared(peer, message, held)
     onward: Effects = () if config.last else (Send(config.after, message),)
     if max(message.features, default=0) > config.layers:
         raise RemoteProtocolError(
@@ -52,6 +59,7 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         tops=message.tops,
         log_probs=message.log_probs,
         tokens_travel=sampling.penalises,
+        slots=Slots(message.shared, NodeId(message.shared - 1)),
     )
     if early:
         return state, (*onward, report(new))
@@ -64,14 +72,39 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         features=message.features,
         tops=message.tops,
         log_probs=message.log_probs,
+        like=message.like,
+        shared=message.shared,
     )
     state, granted = grant(replace(state, sessions={**state.sessions, session: new}), (peer,))
     return state, (Compute(admit), *onward, *granted)
 
 
-def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effects]:
+def _held(state: VerifyState, message: Open) -> int | None:
+    """How long the prompt is here that a session begins with; None where it is not here."""
+    older = state.sessions.get(message.like)
+    return state.kept.get(message.like) if older is None else older.slots.committed
+
+
+def _wrongly_shared(peer: Rank, message: Open, held: int) -> Effects:
+    """More is to be taken over than there is. A stage that has passed this on had it, so the
+    draft node has told the stages different things: it is told so, and the stages' link stays.
+    Raises ``RemoteProtocolError`` where it said it itself."""
+    wrong = (
+        f"session {message.session} shares {message.shared} tokens with session {message.like}, "
+        f"which has {held}"
+    )
+    if is_draft(peer):
+        raise RemoteProtocolError(wrong, peer=peer)
+    return (Send(owner(message.session), Fault("protocol", wrong)),)
+
+
+def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
     """A session is over; one that has not come yet never begins."""
+    session_id = message.session
     session = state.sessions.get(session_id)
+    if session_id in state.kept:
+        left = {k: v for k, v in state.kept.items() if k != session_id}
+        return replace(state, kept=left), (Compute(Release(session_id)),)
     if session is None:
         draft = owner(session_id)
         known = state.known.get(draft, UNKNOWN)
@@ -83,7 +116,12 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
         return state, ()
     sessions = {k: v for k, v in state.sessions.items() if k != session_id}
     state = replace(state, sessions=sessions)
-    release: Effects = (Compute(Release(session_id)),)
+    length = session.liveness.prompt_length
+    if message.keep and session.slots.committed >= length:
+        state = replace(state, kept={**state.kept, session_id: length})
+        release: Effects = (Compute(Trim(session_id, length)),)
+    else:
+        release = (Compute(Release(session_id)),)
     running = state.running
     if running is not None and running.of(session_id):
         state = replace(state, closing={**state.closing, session_id: session})
@@ -97,15 +135,19 @@ def closed(state: VerifyState, session_id: SessionId) -> tuple[VerifyState, Effe
 def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[VerifyState, Effects]:
     """Forget every session of a draft node below ``first``: they ended while it could not say
     so."""
-    over = tuple(s for s in state.sessions if s < first and owner(s) == draft)
+    held = (*state.sessions, *state.kept)
+    over = tuple(s for s in held if s < first and owner(s) == draft)
     known = state.known.get(draft, UNKNOWN)
     known = replace(
         known,
         opened=max(known.opened, SessionId(first - 1)),
         closed_early=frozenset(s for s in known.closed_early if s >= first),
     )
-    left = {k: v for k, v in state.sessions.items() if k not in over}
-    state = know(replace(state, sessions=left), draft, known)
+    state = replace(
+        know(state, draft, known),
+        sessions={k: v for k, v in state.sessions.items() if k not in over},
+        kept={k: v for k, v in state.kept.items() if k not in over},
+    )
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
     return state, (*abandoned, *(Compute(Release(session)) for session in over), *granted)

@@ -33,6 +33,8 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     layers: int = 2**31
     # Credit there is at most for the latency of the link, however long it is (docs/protocol.md).
     most_window: int = 64
+    # Cache slots there is memory for; 0: no bound.
+    slots: int = 0
     # Rows of a pass over segments of several sessions.
     batch_rows: int = 256
 
@@ -86,6 +88,8 @@ class VerifyState(Struct, frozen=True):
     sessions: Mapping[SessionId, StageSession] = {}
     # Closed while their last pass was still in service: the report waits for its end.
     closing: Mapping[SessionId, StageSession] = {}
+    # Sessions that are over and whose prompts are kept, with the length of each.
+    kept: Mapping[SessionId, int] = {}
     # By draft node; also of those that are gone, whose segments may still be under way.
     known: Mapping[Rank, Known] = {}
     # In the order in which they came, from whomever.

@@ -1,0 +1,64 @@
+"""Which trees a token source grows together: the one rule of draft nodes and source nodes. Pure.
+
+A source works on one batch at a time, and whoever asks waits until it is free: the later a question
+is put, the newer is the tree it is about. A batch lasts as long as its longest member, so nobody
+may be long: prompts are read in pieces of ``READ`` tokens, between which others have their turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from asyncspec.jobs import Drafting
+from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.messages import Expand, Expanded
+
+READ = 256
+"""Most committed tokens a source is told of in one question: four passes of a draft model, about
+as many as a tree has levels."""
+
+ROWS = 512
+"""Most rows of a batch: tokens it takes in, and nodes of a level."""
+
+
+def rows(job: Expand) -> int:
+    """What a job takes of a batch: the tokens it takes in and one level of its tree."""
+    level = max(len(job.frontier), job.beam or job.width) if job.count else 0
+    return len(job.committed) + level
+
+
+def admitted(jobs: Iterable[Expand]) -> tuple[Expand, ...]:
+    """As many of the first ``jobs`` as make a batch: always one, and no more than ``ROWS`` rows.
+    Takes nothing more from ``jobs`` once one does not fit."""
+    batch: list[Expand] = []
+    total = 0
+    for job in jobs:
+        total += rows(job)
+        if batch and total > ROWS:
+            break
+        batch.append(job)
+    return tuple(batch)
+
+
+def batched(jobs: tuple[Expand, ...]) -> Expand | Drafting:
+    """The job for a device. Who is alone is asked as if there were no batches."""
+    return jobs[0] if len(jobs) == 1 else Drafting(jobs)
+
+
+Answers = tuple[tuple[Expand, Expanded], ...]
+"""The trees a device was asked for, each with what it has grown."""
+
+
+def answers(job: Expand | Drafting, result: object) -> Answers:
+    """The trees a device was asked for, each with what it has grown. Raises
+    ``LocalProtocolError`` for a result that is none."""
+    grown = result if isinstance(job, Drafting) else (result,)
+    asked = job.jobs if isinstance(job, Drafting) else (job,)
+    if not isinstance(grown, tuple) or [*map(type, grown)] != [Expanded] * len(asked):
+        raise LocalProtocolError(f"{type(result).__name__} is no answer to {type(job).__name__}")
+    return tuple(zip(asked, grown, strict=True))
+
+
+def one_by_one(answer: Callable[[Expand], Expanded], batch: Drafting) -> tuple[Expanded, ...]:
+    """A batch for a source that gains nothing by growing trees together."""
+    return tuple(map(answer, batch.jobs))

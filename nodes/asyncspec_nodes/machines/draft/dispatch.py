@@ -1,0 +1,49 @@
+"""Who sends next: the first stage's credit is handed out to the sessions."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Send
+from asyncspec_nodes.machines.draft import sending
+from asyncspec_nodes.machines.draft.state import (
+    FIRST,
+    DraftState,
+    Effects,
+    put,
+    starving,
+    without,
+)
+from asyncspec_nodes.machines.draft.width import narrowed, prompt_rows, slowest
+from asyncspec_protocol.messages import Segment
+
+
+def send(state: DraftState) -> tuple[DraftState, Effects]:
+    """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
+    only now that there is credit again had to wait for it."""
+    if state.sent >= state.allowed:
+        return (state if state.dry else replace(state, dry=True)), ()
+    segments: list[Segment] = []
+    idle, seconds = 0, slowest(state.times)
+    decoding = [session for session in state.sessions.values() if session.round]
+    rows = prompt_rows(
+        state.config.prefill_rows,
+        sum([session.rows for session in decoding]),
+        len(state.sessions) - len(decoding),
+        seconds,
+    )
+    while state.sent < state.allowed and idle < len(state.sessions):
+        session = next(iter(state.sessions.values()))
+        cut = sending.next_segment(session, prefill_rows=rows, starving=starving(state))
+        if cut is None:
+            idle += 1
+        else:
+            idle = 0
+            session, message = cut
+            session = narrowed(session, message.ids, len(decoding), seconds)
+            state = replace(state, sent=state.sent + 1)
+            segments.append(replace(message, waited=True) if state.dry else message)
+        state = put(without(state, session.session), session)
+    dry = state.sent >= state.allowed
+    state = state if dry == state.dry else replace(state, dry=dry)
+    return state, tuple(Send(FIRST, segment) for segment in sending.together(segments))

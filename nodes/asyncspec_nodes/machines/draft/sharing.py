@@ -1,0 +1,105 @@
+"""Prompts that begin alike are read once (prefix caching).
+
+The stages hold the prompts of sessions that are open, and of some that are over. A session whose
+prompt begins like one of them takes those cache slots over, and nothing of it is sent; what the
+target said of them for the token source, its features, is held here and given to the source once
+more. Only prompts are shared: every stage has them in its first slots, whatever became of the
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.jobs import Rows
+from asyncspec_nodes.machines.draft.session import DraftSession
+from asyncspec_nodes.machines.draft.state import DraftState, Kept
+from asyncspec_protocol.ids import SessionId
+
+
+class Start(Struct, frozen=True):
+    """What a new session takes over: so many tokens of an older one, and their features."""
+
+    like: SessionId = SessionId(-1)
+    shared: int = 0
+    features: tuple[Rows, ...] = ()
+
+
+def best_start(
+    state: DraftState, prefix: Sequence[int], *, featured: bool, penalises: bool
+) -> Start:
+    """The longest beginning of ``prefix`` that the stages hold. Penalties count tokens of the
+    prompt on the last stage, which therefore has to read them all."""
+    best = Start()
+    if penalises:
+        return best
+    for one in _held(state):
+        if featured and one.features is None:
+            continue
+        # The last token of either is not shared: the one is to be judged, and the other's feature
+        # came with its verdict, not with the prompt.
+        shared = alike(one.prefix[:-1], prefix[:-1])
+        if shared >= max(best.shared + 1, state.config.share_from):
+            rows = _first(one.features, shared) if featured and one.features else ()
+            best = Start(one.session, shared, rows)
+    return best
+
+
+def _held(state: DraftState) -> Iterator[Kept]:
+    yield from state.kept
+    for session in state.sessions.values():
+        if session.round:
+            yield as_kept(session)
+
+
+def as_kept(session: DraftSession) -> Kept:
+    """What can be taken over of a session whose prompt has been read."""
+    features = None if session.features is None else session.features.prompt
+    return Kept(session.session, session.prefix, features)
+
+
+def keep(state: DraftState, session: DraftSession) -> tuple[DraftState, bool, tuple[Kept, ...]]:
+    """A session is over: whether its prompt is kept, and those that are given up for it. One that
+    begins another that is kept adds nothing."""
+    most, one = state.config.kept, as_kept(session)
+    length = len(one.prefix) - 1
+    worth = session.round > 0 and length >= state.config.share_from and most > 0
+    if not worth or any(_covers(other, one) for other in state.kept):
+        return state, False, ()
+    stay = [other for other in state.kept if not _covers(one, other)]
+    stay = [*stay, one][-most:]
+    names = {other.session for other in stay}
+    gone = tuple(other for other in state.kept if other.session not in names)
+    return replace(state, kept=tuple(stay)), True, gone
+
+
+def _covers(one: Kept, other: Kept) -> bool:
+    """Whether whatever could begin like ``other`` could as well begin like ``one``."""
+    fed = one.features is not None or other.features is None
+    return fed and one.prefix[: len(other.prefix)] == other.prefix
+
+
+def alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _first(features: Sequence[Rows], count: int) -> tuple[Rows, ...]:
+    """The features of the first ``count`` positions."""
+    found: list[Rows] = []
+    for some in features:
+        if count <= 0:
+            break
+        found.append(Rows(some.handle, some.rows[:count]))
+        count -= len(some.rows)
+    return tuple(found)

@@ -1,0 +1,155 @@
+"""Which trees are grown together, and that growing together changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.jobs import Drafting
+from asyncspec.source.batch import ROWS, admitted, answers, batched, rows
+from asyncspec.source.given_up import GivenUp
+from asyncspec.source.grow import PathGrower, Shape, Start, beam, growing
+from asyncspec.source.ngram import NGramSource
+from asyncspec.source.together import Course, together
+from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.messages import Expand, Expanded
+
+
+def expand(session: int, committed: tuple[int, ...] = (1,), **changes: Any) -> Expand:
+    return Expand(session, 0, 0, committed, **{"depth": 3, "width": 4, "count": 9, **changes})
+
+
+jobs = st.lists(
+    st.builds(
+        lambda news, width, count, frontier: expand(
+            0, (1,) * news, width=width, count=count, frontier=(-1,) * frontier
+        ),
+        st.integers(0, ROWS),
+        st.integers(1, 64),
+        st.sampled_from([0, 9]),
+        st.integers(0, 80),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(jobs)
+def test_a_batch_takes_as_many_of_the_first_as_fit(waiting: list[Expand]) -> None:
+    batch = admitted(waiting)
+    total = sum(map(rows, batch))
+    assert batch == tuple(waiting[: len(batch)])
+    assert len(batch) == 1 or total <= ROWS
+    assert len(batch) == len(waiting) or total + rows(waiting[len(batch)]) > ROWS
+
+
+@given(st.lists(st.integers(1, ROWS), min_size=1, max_size=20))
+def test_whoever_waits_has_a_turn_after_those_before_it(sizes: list[int]) -> None:
+    waiting = [expand(i, (1,) * n, count=0) for i, n in enumerate(sizes)]
+    served: list[Expand] = []
+    while waiting:
+        batch = admitted(waiting)
+        served += batch
+        waiting = waiting[len(batch) :]
+    assert [job.session for job in served] == list(range(len(sizes)))
+
+
+def test_nobody_wants_anything() -> None:
+    assert admitted(()) == ()
+
+
+def test_who_is_alone_is_asked_as_if_there_were_no_batches() -> None:
+    one, other = expand(1), expand(2)
+    assert batched((one,)) is one
+    assert batched((one, other)) == Drafting((one, other))
+
+
+def test_answers_belong_to_their_questions() -> None:
+    one, other = expand(1), expand(2)
+    trees = (Expanded(1, 0, 1, (), (), ()), Expanded(2, 0, 1, (), (), ()))
+    assert answers(one, trees[0]) == ((one, trees[0]),)
+    assert answers(Drafting((one, other)), trees) == ((one, trees[0]), (other, trees[1]))
+    for job, result in ((one, trees), (Drafting((one, other)), trees[:1]), (one, None)):
+        with pytest.raises(LocalProtocolError, match="is no answer to"):
+            answers(job, result)
+
+
+@given(st.lists(st.integers(0, 9), max_size=12))
+def test_in_step_means_as_many_steps_as_the_longest_has(lengths: list[int]) -> None:
+    def course(number: int, length: int) -> Course[tuple[int, int], str]:
+        for step in range(length):
+            yield number, step
+            assert computed[-1].count((number, step)) == 1, "it is computed before it goes on"
+        return f"{number} is done"
+
+    computed: list[Sequence[tuple[int, int]]] = []
+    found = together([course(*one) for one in enumerate(lengths)], computed.append)
+    assert found == tuple(f"{number} is done" for number in range(len(lengths)))
+    assert len(computed) == max(lengths, default=0)
+    for step, needs in enumerate(computed):
+        assert list(needs) == [(i, step) for i, length in enumerate(lengths) if length > step]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 30), st.integers(0, 99)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_trees_grown_together_are_those_grown_alone(
+    shapes: list[tuple[int, int, int, int]],
+) -> None:
+    """Also where a grower knows nothing that was not prepared for it."""
+
+    def children(seed: int, path: tuple[int, ...], width: int) -> Any:
+        key = hash((seed, *path))
+        return [key % 97 + i for i in range(width)], [-0.1 * (key % 7 + i) for i in range(width)]
+
+    def course(number: int) -> Course[tuple[int, Sequence[int]], Any]:
+        depth, width, count, seed = shapes[number]
+        known: set[tuple[int, int]] = set()
+
+        def prepare(nodes: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+            yield number, nodes
+            known.update((number, node) for node in nodes)
+
+        class Strict(PathGrower):
+            def propose(self, nodes: Sequence[int], width: int) -> list[Any]:
+                assert {(number, node) for node in nodes} <= known
+                return super().propose(nodes, width)
+
+        grower = Strict(partial(children, seed))
+        return growing(grower, Shape(depth, width, count), Start(), prepare)
+
+    passes: list[Any] = []
+    found = together([course(i) for i in range(len(shapes))], passes.append)
+    for (depth, width, count, seed), grown in zip(shapes, found, strict=True):
+        alone = PathGrower(partial(children, seed))
+        assert grown == beam(alone, Shape(depth, width, count))
+    assert len(passes) == max(shape[0] for shape in shapes)
+
+
+def test_a_source_without_passes_answers_one_by_one() -> None:
+    text = (1, 2, 3, 1, 2)
+    alone, both = NGramSource(), NGramSource()
+    trees = [alone.run(expand(session, text)) for session in (1, 2)]
+    assert both.run(Drafting((expand(1, text), expand(2, text)))) == tuple(trees)
+
+
+def test_what_was_given_up_is_one_tree_of_a_session() -> None:
+    given_up = GivenUp()
+    one, same, other = expand(1), expand(1), expand(2)
+    given_up.note(one)
+    assert given_up.has(one)
+    assert not given_up.has(same)
+    assert not given_up.has(other)
+    given_up.note(Drafting((same, other)))
+    assert [given_up.has(job) for job in (one, same, other)] == [False, True, True]
+    given_up.forget(other.session)
+    assert not given_up.has(other)

@@ -1,0 +1,102 @@
+"""Requests are admitted when every stage has room for the most they can come to."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Finish, Received, Submitted
+from asyncspec.sim.costs import EqualTurns
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec_nodes.machines.draft.admission import (
+    BLOCK,
+    slots_in_all,
+    slots_needed,
+    slots_taken,
+    too_large,
+)
+from asyncspec_nodes.machines.draft.width import FEWEST, SLOWER, prompt_rows
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Open, Ready
+from cluster import Cluster, ask
+from nodes.drive import Driven, draft, sent
+
+
+def room(*slots: int) -> Driven:
+    """A draft node whose stages have so many cache slots."""
+    driven = draft(stages=len(slots))
+    for rank, count in enumerate(slots, 1):
+        driven.feed(Received(Rank(rank), Ready(Rank(rank), True, count)))
+    return driven
+
+
+def test_the_smallest_stage_decides_and_order_is_kept() -> None:
+    driven = room(0, 704, 2000)
+    small, large = ask(1, max_new_tokens=20), ask(2, max_new_tokens=400)
+    assert slots_needed(small, 3) == 320
+    assert slots_needed(large, 3) == 704
+    opened = sent(driven.feed(Submitted(small), Submitted(large), Submitted(ask(3))), Open)
+    # The large one waits for all of the room, and the small one behind it for the large one.
+    assert len(opened) == 1
+    assert [job.request.request for job in driven.state.backlog] == [2, 3]
+    assert slots_taken(driven.state) == 320
+
+
+def test_what_can_never_fit_is_told_so_at_once() -> None:
+    driven = room(320)
+    effects = driven.feed(Submitted(ask(1, max_new_tokens=400)), Submitted(ask(2)))
+    (finish,) = [e for e in effects if isinstance(e, Finish)]
+    assert (finish.request, finish.reason) == (1, "error")
+    assert "576 cache slots" in finish.detail
+    assert "the smallest stage has 320" in finish.detail
+    assert [m.session for m in sent(effects, Open)] == [0]
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=4), st.integers(1, 4000))
+def test_a_request_fits_alone_or_never(slots: list[int], tokens: int) -> None:
+    driven = room(*slots)
+    request = ask(1, max_new_tokens=tokens)
+    bound = slots_in_all(driven.state)
+    assert slots_needed(request, len(slots)) % BLOCK == 0
+    assert bool(too_large(driven.state, request)) == (
+        bound is not None and slots_needed(request, len(slots)) > bound
+    )
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=2, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 2),
+)
+def test_all_are_served_however_little_room_there_is(
+    tokens: list[int], stages: int, extra: int
+) -> None:
+    """With room for the largest alone, or for a little more, everybody gets the whole text."""
+    requests = [ask(i, prompt=(i,), max_new_tokens=n) for i, n in enumerate(tokens)]
+    needed = max(slots_needed(request, stages) for request in requests)
+    cluster = Cluster(EqualTurns(), stages=stages, slots=needed + extra * BLOCK, max_sessions=8)
+    for request in requests:
+        cluster.submit(request)
+    cluster.world.run(until=1e6)
+    for request in requests:
+        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+    assert slots_taken(cluster.state(0)) == 0
+
+
+@given(
+    st.integers(1, 256), st.integers(0, 128), st.integers(0, 8), st.integers(1, 64),
+    st.floats(0.0, 0.2),
+)  # fmt: skip
+def test_prompts_hold_nobody_up(
+    most: int, decoding: int, prompts: int, plateau: int, row_seconds: float
+) -> None:
+    cost = StageCost(1.0, plateau, row_seconds)
+    rows = prompt_rows(most, decoding, prompts, cost.seconds)
+    assert min(most, FEWEST) <= rows <= most
+    if decoding and prompts and rows > FEWEST:
+        assert cost.seconds(decoding + prompts * rows) <= SLOWER * cost.seconds(decoding)
+    if not decoding or not prompts:
+        assert rows == most
+    assert prompt_rows(most, decoding, prompts, None) == most
+    assert prompt_rows(most, decoding, prompts, replace(cost, row_seconds=0.0).seconds) == most

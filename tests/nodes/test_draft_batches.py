@@ -1,0 +1,133 @@
+"""The draft machine asks its own device for the trees of all sessions at once, and only when it is
+free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncspec.actor.machine import Cancelled, Compute, Computed, Submitted
+from asyncspec.jobs import Drafting, Release, drafts
+from asyncspec.source.batch import READ, ROWS
+from asyncspec_protocol.messages import Expand, Expanded, Segment
+from cluster import ask
+from nodes.drive import Driven, abandoned, draft, sent
+from nodes.test_draft import verdict
+
+TREE: dict[str, Any] = {"parents": (-1,), "tokens": (7,), "scores": (-0.1,)}
+
+
+def jobs(effects: list[Any]) -> list[Any]:
+    return [e.job for e in effects if isinstance(e, Compute)]
+
+
+def answer(job: Expand, **tree: Any) -> Expanded:
+    nothing: dict[str, Any] = {"parents": (), "tokens": (), "scores": ()}
+    base = job.base + len(job.committed)
+    return Expanded(job.session, job.version, base, **{**nothing, **tree})
+
+
+def done(driven: Driven, job: Any, seconds: float = 0.1, **tree: Any) -> list[Any]:
+    """The device has done a job, and every tree has grown the same."""
+    grown = tuple(answer(one, **tree) for one in drafts(job))
+    result = grown if isinstance(job, Drafting) else grown[0]
+    return driven.feed(Computed(job, result, seconds))
+
+
+def submit(driven: Driven, number: int, prompt: tuple[int, ...], **changes: Any) -> list[Any]:
+    fields: dict[str, Any] = {"prompt": prompt, "max_new_tokens": 20, "policy": "pruned"}
+    return driven.feed(Submitted(ask(number, **{**fields, **changes})))
+
+
+def three() -> tuple[Driven, Any]:
+    """Three sessions: the first one's prompt is being read, the others had to wait."""
+    driven = draft()
+    (first,) = jobs(submit(driven, 0, (1,)))
+    assert isinstance(first, Expand)
+    for number in (1, 2):
+        assert jobs(submit(driven, number, (1, 2))) == []
+    return driven, first
+
+
+def test_while_the_source_is_busy_nobody_asks_and_then_all_do_at_once() -> None:
+    driven, first = three()
+    assert jobs(driven.feed(verdict(0, {0: 5}))) == [], "a tree is wanted, but not before its turn"
+    (both,) = jobs(done(driven, first))
+    assert isinstance(both, Drafting)
+    # Who has waited longest comes first, and the tree is asked for as it is wanted by now.
+    assert [(job.session, job.committed, job.count > 0) for job in both.jobs] == [
+        (1, (1, 2), False),
+        (2, (1, 2), False),
+        (0, (5,), True),
+    ]
+
+
+def test_the_trees_of_a_batch_are_merged_and_its_time_is_shared() -> None:
+    driven, first = three()
+    driven.feed(verdict(0, {0: 5}))
+    (both,) = jobs(done(driven, first, 0.25))
+    effects = done(driven, both, 0.75, **TREE)
+    assert [(m.session, m.tokens) for m in sent(effects, Segment)] == [(0, (5, 7))]
+    books = [driven.state.sessions[i].counters for i in range(3)]
+    assert [one.draft_seconds for one in books] == [0.5, 0.25, 0.25]
+    assert [one.draft_passes for one in books] == [2, 1, 1]
+
+
+def test_one_of_a_batch_is_given_up_and_the_others_are_not() -> None:
+    driven, first = three()
+    driven.feed(verdict(0, {0: 5}))
+    (both,) = jobs(done(driven, first))
+    effects = driven.feed(Cancelled(0))
+    assert abandoned(effects) == [both.jobs[2]]
+    assert jobs(effects) == [Release(0)], "and the source is not free yet"
+    assert jobs(done(driven, both, **TREE)) == []
+    assert set(driven.state.sessions) == {1, 2}
+    assert all(session.asked is None for session in driven.state.sessions.values())
+
+
+def test_a_session_that_opens_while_the_last_ones_tree_still_grows_waits_for_the_device() -> None:
+    driven = draft()
+    (first,) = jobs(submit(driven, 0, (1,)))
+    driven.feed(Cancelled(0))
+    assert jobs(submit(driven, 1, (1, 2))) == []
+    (second,) = jobs(done(driven, first))
+    assert (second.session, second.committed) == (1, (1, 2))
+
+
+def test_a_long_prompt_is_read_in_pieces_and_others_have_their_turn_in_between() -> None:
+    driven = draft()
+    long = tuple(range(2 * READ + 3))
+    (piece,) = jobs(submit(driven, 0, long))
+    assert (piece.base, piece.committed, piece.count) == (0, long[:READ], 0)
+    submit(driven, 1, (8, 9))
+    (both,) = jobs(done(driven, piece))
+    assert [(job.base, len(job.committed)) for job in both.jobs] == [(0, 2), (READ, READ)]
+    (rest,) = jobs(done(driven, both))
+    assert (rest.session, rest.base, rest.committed) == (0, 2 * READ, long[2 * READ :])
+    assert jobs(done(driven, rest)) == []
+
+
+def test_no_tree_is_asked_for_before_the_prompt_is_read() -> None:
+    driven = draft()
+    long = tuple(range(READ + 1))
+    (piece,) = jobs(submit(driven, 0, long))
+    last = driven.state.sessions[0].next_segment - 1
+    driven.feed(verdict(last, {READ: 5}))
+    (rest,) = jobs(done(driven, piece))
+    assert (rest.base, rest.committed, rest.count > 0) == (READ, (READ, 5), True)
+
+
+def test_a_batch_is_bounded_in_rows_and_nobody_is_left_out_twice() -> None:
+    count = ROWS // READ + 1
+    driven = draft()
+    (first,) = jobs(submit(driven, 0, (1,)))
+    for number in range(1, count + 2):
+        submit(driven, number, tuple(range(2 * READ)))
+    turns: list[list[int]] = []
+    (job,) = jobs(done(driven, first))
+    while job is not None:
+        assert sum(len(one.committed) for one in drafts(job)) <= ROWS
+        turns.append([one.session for one in drafts(job)])
+        job = next(iter(jobs(done(driven, job))), None)
+    # All have read the first half before anybody goes on with the second.
+    order = [session for turn in turns for session in turn]
+    assert order == [*range(1, len(order) // 2 + 1)] * 2

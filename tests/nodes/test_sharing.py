@@ -1,0 +1,92 @@
+"""Prompts that begin alike are read once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Request
+from asyncspec.sampling import Sampling
+from asyncspec.sim.costs import EqualTurns
+from asyncspec_nodes.machines.draft.sharing import alike
+from asyncspec_protocol.messages import FINAL
+from cluster import Cluster, ask
+
+LONG = tuple(i % 7 for i in range(90))
+
+
+def served(cluster: Cluster, *requests: Request) -> list[dict[str, float]]:
+    """One after the other; texts are checked."""
+    stats = []
+    for request in requests:
+        cluster.submit(request)
+        cluster.world.run(until=1e9)
+        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+        stats.append(cluster.world.finished[request.request].stats)
+    return stats
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
+def test_the_longest_common_beginning(one: list[int], other: list[int]) -> None:
+    length = alike(one, other)
+    assert one[:length] == other[:length]
+    assert length == min(len(one), len(other)) or one[length] != other[length]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 90), st.lists(st.integers(0, 6), min_size=1, max_size=30)),
+        min_size=2,
+        max_size=5,
+    ),
+    st.sampled_from(((), (FINAL,), (1, 3))),
+    st.integers(1, 3),
+)
+def test_what_is_shared_is_not_computed_again(
+    parts: list[tuple[int, list[int]]], features: tuple[int, ...], stages: int
+) -> None:
+    """Every stage has a pass over just those rows of a prompt that it did not have."""
+    cluster = Cluster(EqualTurns(), stages=stages, share_from=8, features=features)
+    prompts = [LONG[:length] + tuple(rest) for length, rest in parts]
+    requests = [
+        ask(i, prompt=p, max_new_tokens=5, policy="autoregressive" if not features else "flowspec")
+        for i, p in enumerate(prompts)
+    ]
+    for i, stats in enumerate(served(cluster, *requests)):
+        best = max((alike(p[:-1], prompts[i][:-1]) for p in prompts[:i]), default=0)
+        assert stats["shared_tokens"] in (0, *range(8, best + 1))
+        if i and best >= 8 and i <= 3:  # so many prompts are kept here
+            assert stats["shared_tokens"] == best
+        read = stages * (len(prompts[i]) - 1 - stats["shared_tokens"])
+        assert stats["rows"] >= read
+        if not features:
+            assert stats["rows"] == read + stages * 5
+
+
+def test_a_session_that_runs_is_a_beginning_too() -> None:
+    cluster = Cluster(EqualTurns(), share_from=8)
+    long, late = ask(0, prompt=LONG, max_new_tokens=60), ask(1, prompt=(*LONG, 3, 4))
+    cluster.submit(long)
+    cluster.world.at(80.0, lambda: cluster.submit(late))
+    cluster.world.run(until=1e9)
+    for request in (long, late):
+        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+    assert cluster.world.finished[1].stats["shared_tokens"] == len(LONG) - 1
+
+
+def test_penalties_read_the_whole_prompt() -> None:
+    cluster = Cluster(EqualTurns(), share_from=8)
+    plain = ask(0, prompt=LONG)
+    sampling = Sampling(repetition_penalty=1.5)
+    stats = served(cluster, plain, replace(plain, request=1, sampling=sampling))
+    assert [one["shared_tokens"] for one in stats] == [0, 0]
+
+
+def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
+    needed = 448
+    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=needed)
+    large = ask(1, prompt=(1, 2), max_new_tokens=needed - 258)
+    served(cluster, ask(0, prompt=LONG, max_new_tokens=4), large)
+    assert [one.prefix for one in cluster.state(0).kept] == []
+    assert all(not cluster.state(rank).kept for rank in (1, 2, 3))

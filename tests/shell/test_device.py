@@ -1,0 +1,159 @@
+"""A device's jobs: in order and one at a time, on the thread and on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.actor.device import Device
+from asyncspec.actor.short import MOST_PROOF, PROOF, SHORT_SECONDS, ShortJobs
+from asyncspec.jobs import Compact, Job, Release
+from asyncspec_protocol.ids import SessionId
+
+SHORT, LONG = SHORT_SECONDS / 2, SHORT_SECONDS * 2
+
+
+def job(number: int) -> Job:
+    return Release(SessionId(number))
+
+
+@given(st.lists(st.booleans(), max_size=400))
+def test_each_time_a_job_is_longer_than_expected_takes_twice_the_proof(longs: list[bool]) -> None:
+    short, in_a_row, wrong = ShortJobs(), 0, 0
+    for number, long in enumerate(longs):
+        expected = short.expected(job(number))
+        assert expected == (in_a_row >= PROOF * 2**wrong)
+        short.took(job(number), LONG if long else SHORT)
+        in_a_row = 0 if long else in_a_row + 1
+        wrong += expected and long
+
+
+def test_a_kind_gets_another_chance_at_last() -> None:
+    short = ShortJobs()
+    for _ in range(20):
+        for _ in range(MOST_PROOF):
+            short.took(job(0), SHORT)
+        assert short.expected(job(0))
+        short.took(job(0), LONG)
+        assert not short.expected(job(0))
+
+
+def test_sizes_are_told_apart() -> None:
+    short = ShortJobs()
+    for _ in range(PROOF):
+        short.took(Compact(SessionId(0), 0, (1, 2)), SHORT)
+    assert short.expected(Compact(SessionId(1), 7, (4, 5, 6)))
+    assert not short.expected(Compact(SessionId(0), 0, (1, 2, 3, 4)))
+    assert not short.expected(job(0))
+
+
+class Log:
+    """A device whose jobs take as long as they are told, and what it has told us."""
+
+    def __init__(self, lengths: Sequence[float]) -> None:
+        self.lengths = lengths
+        self.threads: list[str] = []
+        self.told: list[tuple[str, int]] = []
+        self.failed: list[BaseException] = []
+        self.end = asyncio.Event()
+        self._busy = threading.Lock()
+        self.device = Device(self._run, self._ran, self._done, self._failed)
+
+    def _run(self, some: Job) -> object | None:
+        assert self._busy.acquire(blocking=False), "two jobs at a time"
+        until = time.monotonic() + self.lengths[some.session]
+        self.threads.append(threading.current_thread().name)
+        while time.monotonic() < until:
+            pass
+        self._busy.release()
+        if self.lengths[some.session] < 0:
+            raise OSError("broken")
+        return some.session + 1 if some.session % 3 else None
+
+    def _ran(self, some: Job, at: float, until: float) -> None:
+        assert at <= until
+        self.told.append(("ran", some.session))
+        if some.session + 1 == len(self.lengths):
+            self.end.set()
+
+    def _done(self, some: Job, result: object, seconds: float) -> None:
+        assert result == some.session + 1
+        self.told.append(("done", some.session))
+
+    def _failed(self, some: Job, error: BaseException) -> None:
+        self.failed.append(error)
+        self.end.set()
+
+
+def on_a_device(lengths: Sequence[float], act: Callable[[Log], Any]) -> Log:
+    """Let ``act`` use a device; all of its jobs are waited for."""
+
+    async def main() -> Log:
+        log = Log(lengths)
+        await act(log)
+        await asyncio.wait_for(log.end.wait(), 30)
+        while log.device.work():
+            pass
+        await log.device.close()
+        return log
+
+    return asyncio.run(main())
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.0, LONG]), st.booleans()), min_size=1))
+def test_jobs_are_told_in_the_order_of_submit(jobs: list[tuple[float, bool]]) -> None:
+    lengths = [0.0] * PROOF + [length for length, _ in jobs]
+
+    async def act(log: Log) -> None:
+        pauses = [True] * PROOF + [pause for _, pause in jobs]
+        for number, pause in enumerate(pauses):
+            log.device.submit(job(number))
+            if pause:
+                while log.device.work():
+                    pass
+                await asyncio.sleep(0)
+        while log.device.work():
+            pass
+
+    log = on_a_device(lengths, act)
+    ran = [number for what, number in log.told if what == "ran"]
+    assert ran == list(range(len(lengths)))
+    assert [n for what, n in log.told if what == "done"] == [n for n in ran if n % 3]
+
+
+def test_short_jobs_stay_on_the_event_loop_and_long_ones_do_not() -> None:
+    async def act(log: Log) -> None:
+        # Other processes may make any job long once in a while.
+        for number in range(len(log.lengths)):
+            log.device.submit(job(number))
+            here = log.device.work()
+            while log.told[-1:] != [("ran", number)] and ("done", number) not in log.told:
+                assert not here
+                await asyncio.sleep(0)
+
+    here = "MainThread"
+    threads = on_a_device([0.0] * 400, act).threads
+    assert threads[:PROOF] == ["device"] * PROOF
+    assert threads.count(here) > 100
+    assert here not in on_a_device([LONG] * 50, act).threads
+
+
+@pytest.mark.parametrize("before", [0, 50])
+def test_a_job_that_raises_is_reported(before: int) -> None:
+    async def act(log: Log) -> None:
+        for number in range(before + 1):
+            log.device.submit(job(number))
+            while not log.failed and log.told[-1:] not in ([("ran", number)], [("done", number)]):
+                if not log.device.work():
+                    await asyncio.sleep(0)
+
+    log = on_a_device([0.0] * before + [-1.0], act)
+    assert isinstance(log.failed[0], OSError)
+    assert len(log.failed) == 1
