@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -37,12 +38,14 @@ def steady(answers: Sequence[Times], running: int) -> Load:
     start = sorted(times[0] for times in answers)[running - 1]
     end = sorted(times[-1] for times in answers)[len(answers) - running]
     if start >= end:
-        raise ValueError(f"{len(answers)} requests are too few or too short for {running} at a time")
+        raise ValueError(
+            f"{len(answers)} requests are too few or too short for {running} at a time"
+        )
     tokens = sum(start < time <= end for times in answers for time in times)
     gaps = [
         time - before
         for times in answers
-        for before, time in zip(times, times[1:], strict=False)
+        for before, time in pairwise(times)
         if start < time <= end
     ]
     return Load(running, tokens / (end - start), sum(gaps) / len(gaps), percentile(gaps, 0.99))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct
@@ -104,7 +105,7 @@ async def _prompts(
 def _sorted_out(times: list[float], spans: list[Span]) -> HeldUp:
     idle: list[float] = []
     beside: list[float] = []
-    for before, now in zip(times, times[1:], strict=False):
+    for before, now in pairwise(times):
         held_up = any(start < now and before < end for start, end in spans)
         (beside if held_up else idle).append(now - before)
     return HeldUp(tuple(idle), tuple(beside), tuple(end - start for start, end in spans))

@@ -17,12 +17,16 @@ from asyncspec.errors import ClusterError
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 
-SETTLE_SECONDS = 10.0
+SETTLE_TRIES, SETTLE_SECONDS = 100, 0.1
 """By then a service that is left alone has let go of everything."""
 
 
+class Busy(ClusterError):
+    """A 429: all places are taken."""
+
+
 class Service:
-    """A service that runs. ``web`` may open any number of connections to it."""
+    """A service that runs. ``web`` opens any number of connections to it."""
 
     def __init__(self, web: aiohttp.ClientSession, port: int, pids: dict[str, int]) -> None:
         self.web = web
@@ -48,18 +52,26 @@ class Service:
     async def complete(self, **fields: Any) -> dict[str, Any]:
         """A whole completion. Raises ``ClusterError`` for any answer but a 200."""
         async with self.web.post("/v1/completions", json={"model": self.model, **fields}) as reply:
-            if reply.status != 200:
-                raise ClusterError(f"{reply.status}: {(await reply.text()).strip()}")
+            await answered(reply)
             answer: dict[str, Any] = await reply.json()
             return answer
+
+    @asynccontextmanager
+    async def visited(self) -> AsyncIterator[None]:
+        """Inside, requests have connections of their own, which are closed in the end."""
+        before = self.web
+        async with _web(self.port) as self.web:
+            yield
+        self.web = before
 
     async def settled(self) -> dict[str, int]:
         """What is left when nobody asks any more: sessions and slots of all nodes, requests in
         queues, answers the service works on. Waits for zeros for a while."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + SETTLE_SECONDS
-        while any((left := await self._left()).values()) and loop.time() < until:
-            await asyncio.sleep(0.1)
+        for _ in range(SETTLE_TRIES):
+            left = await self._left()
+            if not any(left.values()):
+                break
+            await asyncio.sleep(SETTLE_SECONDS)
         return left
 
     async def _left(self) -> dict[str, int]:
@@ -69,6 +81,19 @@ class Service:
             for name in ("sessions", "waiting", "slots")
         }
         return left | {"places": state["places"]["taken"]}
+
+
+async def answered(reply: aiohttp.ClientResponse) -> None:
+    """Raises ``ClusterError`` for any answer but a 200; for a 429 ``Busy``."""
+    if reply.status != 200:
+        kind = Busy if reply.status == 429 else ClusterError
+        raise kind(f"{reply.status}: {(await reply.text()).strip()}")
+
+
+def _web(port: int) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=0)
+    )
 
 
 @asynccontextmanager
@@ -86,10 +111,7 @@ async def served(config: Config, *options: str) -> AsyncIterator[Service]:
         try:
             place = await _port(child)
             pids = {f"rank {rank}": pid for rank, pid in enumerate(cluster.pids)}
-            connector = aiohttp.TCPConnector(limit=0)
-            async with aiohttp.ClientSession(
-                f"http://127.0.0.1:{place}", connector=connector
-            ) as web:
+            async with _web(place) as web:
                 service = Service(web, place, pids | {"http": child.pid})
                 service.model = (await service.state())["served_as"]
                 yield service

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from asyncspec.errors import AsyncSpecError
 from tools.bench.serving.openings import opening
-from tools.bench.serving.service import Service
+from tools.bench.serving.service import Busy, Service
 from tools.bench.serving.streams import stream
 
 CLIENTS, CONNECTIONS, TOGETHER = 64, 1000, 100
@@ -26,7 +26,7 @@ class Soak(Struct, frozen=True):
 
     seconds: float
     # Requests by how they ended: "whole", "streamed", "left", "refused" (a 400 that was asked
-    # for), or "error".
+    # for), "busy" (a 429: the place of one that has left is not free yet), or "error".
     ends: dict[str, int]
     # Some of the errors.
     errors: tuple[str, ...]
@@ -56,7 +56,8 @@ async def measure(
     errors: list[str] = []
     start = time.monotonic()
     until = start + seconds
-    await asyncio.gather(*(_client(service, n, until, ends, errors) for n in range(clients)))
+    async with service.visited():  # their connections are closed when they have gone
+        await asyncio.gather(*(_client(service, n, until, ends, errors) for n in range(clients)))
     taken = time.monotonic() - start
     for _ in range(2):
         await service.settled()
@@ -78,6 +79,8 @@ async def _client(
     while time.monotonic() < until:
         try:
             ends[await _request(service, turn)] += 1
+        except Busy:
+            ends["busy"] += 1
         except (AsyncSpecError, OSError, TimeoutError, ValueError) as error:
             ends["error"] += 1
             errors.append(f"{type(error).__name__}: {error}")

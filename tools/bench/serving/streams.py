@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from asyncspec.errors import ClusterError
-from tools.bench.serving.service import Service
+from tools.bench.serving.service import Service, answered
 
 DATA, DONE = b"data: ", b"[DONE]"
 
@@ -18,8 +18,7 @@ async def stream(service: Service, **fields: Any) -> AsyncGenerator[tuple[float,
     the connection. Raises ``ClusterError``."""
     body = {"model": service.model, "stream": True, "return_details": True, **fields}
     async with service.web.post("/v1/completions", json=body) as reply:
-        if reply.status != 200:
-            raise ClusterError(f"{reply.status}: {(await reply.text()).strip()}")
+        await answered(reply)
         async for line in reply.content:
             if not line.startswith(DATA) or line.startswith(DATA + DONE):
                 continue
