@@ -24,6 +24,8 @@ class Load(Struct, frozen=True):
     # Between two tokens of one answer: the mean over all of them, and what 1 % of them exceed.
     between_mean: float
     between_p99: float
+    # The P99 over the answers, of each one's own mean: how much worse some users fare.
+    answer_p99: float
 
     @property
     def little(self) -> float:
@@ -48,7 +50,14 @@ def steady(answers: Sequence[Times], running: int) -> Load:
         for before, time in pairwise(times)
         if start < time <= end
     ]
-    return Load(running, tokens / (end - start), sum(gaps) / len(gaps), percentile(gaps, 0.99))
+    means = [(times[-1] - times[0]) / (len(times) - 1) for times in answers if len(times) > 1]
+    return Load(
+        running,
+        tokens / (end - start),
+        sum(gaps) / len(gaps),
+        percentile(gaps, 0.99),
+        percentile(means, 0.99),
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

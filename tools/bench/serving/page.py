@@ -107,12 +107,13 @@ def _loads(series: Mapping[str, Sequence[Load]], unit: str) -> str:
             f"{load.tokens_per_second / first[load.running].tokens_per_second:.2f}",
             f"{load.between_mean:.3f}",
             f"{load.between_p99:.3f}",
+            f"{load.answer_p99:.3f}",
             f"{load.little:.3f}",
         )
         for name, loads in series.items()
         for load in loads
     ]
-    return _table((*head, "P99", "Little"), rows)
+    return _table((*head, "P99", "P99 of answers' means", "Little"), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -43,6 +43,7 @@ def _simulated_figures(curves: list[Curve]) -> dict[str, float]:
             base = plain[curve.costs].at(load.running)
             figures[f"throughput_{key}"] = load.tokens_per_second / base.tokens_per_second
             figures[f"p99_{key}"] = load.between_p99 / base.between_p99
+            figures[f"answer_p99_{key}"] = load.answer_p99 / base.answer_p99
             figures[f"little_{key}"] = load.little
     return figures
 
@@ -65,6 +66,7 @@ def _padded_figures(found: Padded) -> dict[str, float]:
             key = f"{policy}_{load.running}"
             figures[f"throughput_{key}"] = load.tokens_per_second / base.tokens_per_second
             figures[f"p99_{key}"] = load.between_p99 / base.between_p99
+            figures[f"answer_p99_{key}"] = load.answer_p99 / base.answer_p99
             figures[f"little_{key}"] = load.little
     return figures
 
