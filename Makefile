@@ -8,6 +8,8 @@ PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
 TEST_TYPES := --disable-error-code arg-type --disable-error-code union-attr --no-warn-unused-ignores
 PROMPT ?= Once upon a time there was a little girl who
 SEED ?= 3
+# Tests run side by side, a file each: most of them leave cores idle part of the time.
+TEST_PROCESSES ?= 2
 
 # One thread per process: parallelism comes from the stages, and the cores are shared.
 export OMP_NUM_THREADS ?= 1
@@ -38,7 +40,7 @@ demo: $(STAMP)
 	@$(BIN)/asyncspec run --check --temperature 0.8 --seed $(SEED) --prompt "$(PROMPT)"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 check: lint types imports test
 

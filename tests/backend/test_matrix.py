@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec.backend.hf.stage as hf_stage
+import asyncspec.backend.hf.stage_session as hf_session
 import asyncspec_nodes.machines.draft.verdicts as verdicts
 import asyncspec_nodes.machines.verify.prunes as prunes
 import asyncspec_nodes.machines.verify.session as stage_session
@@ -97,7 +97,7 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("an ancestor is not seen", stage_session, "place", oldest_ancestor_unseen),
-    ("draws are for other positions", hf_stage, "draw", positions_of_a_chain),
+    ("draws are for other positions", hf_session, "draw", positions_of_a_chain),
     ("the cache is not compacted", prunes, "prune", compaction_forgotten),
     ("a guess is taken for a verdict", verdicts, "walk", bonus_taken_for_a_hit),
 ]

@@ -75,6 +75,25 @@ def test_a_session_that_runs_is_a_beginning_too() -> None:
     assert cluster.world.finished[1].stats["shared_tokens"] == len(LONG) - 1
 
 
+def test_several_answers_to_one_prompt_read_it_once() -> None:
+    cluster = Cluster(EqualTurns(), share_from=8, max_sessions=8, prefill_rows=10)
+    requests = [ask(i, prompt=LONG, max_new_tokens=9) for i in range(4)]
+    for request in (*requests, ask(9, prompt=(1, 2))):
+        cluster.submit(request)
+    early: set[int] = set()
+
+    def look() -> None:
+        early.update(s.request.request for s in cluster.state(0).sessions.values())
+
+    cluster.world.at(2.0, look)
+    cluster.world.run(until=1e9)
+    assert early == {0, 9}  # others do not wait for them
+    for request in requests:
+        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+        shared = cluster.world.finished[request.request].stats["shared_tokens"]
+        assert shared == (len(LONG) - 1 if request.request else 0)
+
+
 def test_penalties_read_the_whole_prompt() -> None:
     cluster = Cluster(EqualTurns(), share_from=8)
     plain = ask(0, prompt=LONG)

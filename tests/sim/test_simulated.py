@@ -76,6 +76,11 @@ def test_the_text_is_the_targets_whatever_things_cost(setting: Setting, policy: 
         assert stats["bytes_sent"] > 0
     assert all(0 <= share <= 1 + 1e-9 for share in outcome.busy)
     assert len(outcome.busy) == setting.stages + 1
+    for stats, times in zip(outcome.stats, outcome.times, strict=True):
+        assert list(times) == sorted(times)
+        assert len(times) == setting.tokens
+        assert times[0] == pytest.approx(stats["first_token_seconds"])
+        assert times[-1] - times[0] == pytest.approx(stats["decode_seconds"])
 
 
 @settings(max_examples=30)

@@ -31,6 +31,7 @@ from tools.bench.growth import command as growth  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
+from tools.bench.serving import command as serving  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
@@ -44,6 +45,7 @@ KINDS = {
     "stage-time": (stage_time, "a stage's pass by its rows"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, turn about"),
+    "serving": (serving, "what a pipeline owes many users at a time"),
     "growth": (growth, "what a pass and a step cost as the work grows"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),

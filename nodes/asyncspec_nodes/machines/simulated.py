@@ -65,6 +65,8 @@ class Outcome(Struct, frozen=True):
     lossy: bool = False
     # Lines of a trace, where one was asked for.
     trace: tuple[Record, ...] = ()
+    # When the user got each token, by request: virtual time since the requests came.
+    times: tuple[tuple[float, ...], ...] = ()
 
 
 class WrongText(AsyncSpecError):
@@ -86,7 +88,8 @@ def simulate(
     """Run all requests of a setting to their end under one policy. Raises ``WrongText``."""
     world, recorders = _world(setting, policies, record=record)
     requests = tuple(_request(setting, number, policy) for number in range(setting.requests))
-    ended = _watch(world, progress)
+    times: dict[int, list[float]] = {request.request: [] for request in requests}
+    ended = _watch(world, progress, times)
     for request in requests:
         world.feed(DRAFT, Submitted(request))
     try:
@@ -104,6 +107,7 @@ def simulate(
         steps=world.steps,
         lossy=lossy,
         trace=_lines(recorders),
+        times=tuple(tuple(times[request.request]) for request in requests),
     )
 
 
@@ -181,8 +185,11 @@ def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> Non
         world.connect(Rank(rank), Rank(rank + 1))
 
 
-def _watch(world: World, progress: Progress | None) -> list[float]:
-    """When the last request ended, once the world has run; and progress on the way."""
+def _watch(
+    world: World, progress: Progress | None, times: Mapping[int, list[float]]
+) -> list[float]:
+    """When the last request ended, once the world has run; and progress on the way. Each token's
+    time is put into ``times``."""
     ended = [0.0]
     tokens = 0
 
@@ -193,9 +200,11 @@ def _watch(world: World, progress: Progress | None) -> list[float]:
         for effect in effects:
             if isinstance(effect, Finish):
                 ended[0] = world.now
-            elif isinstance(effect, Emit) and progress is not None:
+            elif isinstance(effect, Emit):
+                times[effect.request] += [world.now] * len(effect.tokens)
                 tokens += len(effect.tokens)
-                progress(tokens, world.now)
+                if progress is not None:
+                    progress(tokens, world.now)
 
     world.watch = watch
     return ended

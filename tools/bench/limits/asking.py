@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -49,6 +50,8 @@ class Reply(Struct, frozen=True):
 
     tokens: tuple[int, ...]
     stats: dict[str, float]
+    # When each token came, by ``time.monotonic``.
+    times: tuple[float, ...] = ()
 
 
 async def ask(client: Client, prompt: str, policy: str, tokens: int) -> Reply:
@@ -65,14 +68,16 @@ async def ask(client: Client, prompt: str, policy: str, tokens: int) -> Reply:
         ignore_eos=True,
     )
     ids: list[int] = []
+    times: list[float] = []
     async for event in client.ask(submit):
         match event:
             case Output(token_ids=more):
                 ids.extend(more)
+                times.extend([time.monotonic()] * len(more))
             case Finished(reason="error", detail=detail):
                 raise ClusterError(detail)
             case Finished(stats=stats):
-                return Reply(tuple(ids), stats)
+                return Reply(tuple(ids), stats, tuple(times))
     raise AssertionError("an answer ends with Finished")
 
 

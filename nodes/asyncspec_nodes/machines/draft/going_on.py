@@ -12,6 +12,7 @@ from asyncspec_nodes.machines.draft.state import (
     FIRST,
     DraftState,
     Effects,
+    Job,
     put,
     reachable,
 )
@@ -49,15 +50,22 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
 
 
 def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """Sessions for the requests that wait, in their order, as far as there is room."""
+    """Sessions for the requests that wait, in their order, as far as there is room. Only who waits
+    for a prompt that another session is reading anyway lets others pass."""
     effects: Effects = ()
-    while state.up and state.backlog and len(state.sessions) < state.config.max_sessions:
-        job = state.backlog[0]
+    while state.up and len(state.sessions) < state.config.max_sessions:
+        jobs = ((job, sharing.wanted(state, job)) for job in state.backlog)
+        job, prompt = next(
+            (j for j in jobs if not sharing.is_being_read(state, j[1])), (None, None)
+        )
+        if job is None or prompt is None:
+            break
+        left = tuple(other for other in state.backlog if other is not job)
         if why := admission.too_large(state, job.request):
-            state = replace(state, backlog=state.backlog[1:])
+            state = replace(state, backlog=left)
             effects = (*effects, unserved(job, "error", why, now))
         elif admission.fits(state, job.request):
-            state, opened = _open(state, now)
+            state, opened = _open(replace(state, backlog=left), job, prompt, now)
             effects += opened
         elif state.kept:  # a request that waits is worth more than one that may come
             state, given_up = give_up(state, state.kept[:1])
@@ -67,17 +75,13 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return state, effects
 
 
-def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    job, config = state.backlog[0], state.config
-    request, sampling = job.request, job.request.sampling
+def _open(
+    state: DraftState, job: Job, prompt: sharing.Wanted, now: float
+) -> tuple[DraftState, Effects]:
+    config, request, sampling = state.config, job.request, job.request.sampling
     policy = config.policies[request.policy]
     features = config.features if policy.drafts else ()
-    start = sharing.best_start(
-        state,
-        request.prompt + job.given,
-        featured=bool(features),
-        penalises=sampling.penalises,
-    )
+    start = sharing.best_start(state, prompt)
     session = open_session(
         state.next_session,
         request,
@@ -101,9 +105,7 @@ def _open(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         shared=start.shared,
         **asdict(sampling),
     )
-    state = replace(
-        state, backlog=state.backlog[1:], next_session=SessionId(state.next_session + 1)
-    )
+    state = replace(state, next_session=SessionId(state.next_session + 1))
     return put(state, session), (Send(FIRST, message),)
 
 

@@ -16,8 +16,28 @@ from msgspec.structs import replace
 
 from asyncspec.jobs import Rows
 from asyncspec_nodes.machines.draft.session import DraftSession
-from asyncspec_nodes.machines.draft.state import DraftState, Kept
+from asyncspec_nodes.machines.draft.state import DraftState, Job, Kept
 from asyncspec_protocol.ids import SessionId
+
+
+class Wanted(Struct, frozen=True):
+    """A prompt that is to be read, and how."""
+
+    prefix: tuple[int, ...]
+    # Its token source reads features of the target.
+    featured: bool
+    # Penalties count tokens of the prompt on the last stage, which therefore has to read them all.
+    penalises: bool
+
+
+def wanted(state: DraftState, job: Job) -> Wanted:
+    """What a request that waits would have to read."""
+    policy = state.config.policies[job.request.policy]
+    return Wanted(
+        job.request.prompt + job.given,
+        bool(state.config.features and policy.drafts),
+        job.request.sampling.penalises,
+    )
 
 
 class Start(Struct, frozen=True):
@@ -28,24 +48,35 @@ class Start(Struct, frozen=True):
     features: tuple[Rows, ...] = ()
 
 
-def best_start(
-    state: DraftState, prefix: Sequence[int], *, featured: bool, penalises: bool
-) -> Start:
-    """The longest beginning of ``prefix`` that the stages hold. Penalties count tokens of the
-    prompt on the last stage, which therefore has to read them all."""
+def best_start(state: DraftState, prompt: Wanted) -> Start:
+    """The longest beginning of a prompt that the stages hold."""
     best = Start()
-    if penalises:
-        return best
     for one in _held(state):
-        if featured and one.features is None:
-            continue
-        # The last token of either is not shared: the one is to be judged, and the other's feature
-        # came with its verdict, not with the prompt.
-        shared = alike(one.prefix[:-1], prefix[:-1])
-        if shared >= max(best.shared + 1, state.config.share_from):
-            rows = _first(one.features, shared) if featured and one.features else ()
+        shared = _shared(state, one, prompt)
+        if shared > best.shared:
+            rows = _first(one.features, shared) if prompt.featured and one.features else ()
             best = Start(one.session, shared, rows)
     return best
+
+
+def is_being_read(state: DraftState, prompt: Wanted) -> bool:
+    """Whether more of a prompt is held soon: a session is reading it just now. Several answers to
+    one prompt come so."""
+    reading = [as_kept(session) for session in state.sessions.values() if not session.round]
+    most = max((_shared(state, one, prompt) for one in reading), default=0)
+    return most > 0 and most > best_start(state, prompt).shared
+
+
+def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
+    """Tokens of a prompt that can be taken over from one that is held; 0 where it is not worth it.
+
+    The last token of either is not shared: the one is to be judged, and the other's feature came
+    with its verdict, not with the prompt.
+    """
+    if prompt.penalises or (prompt.featured and one.features is None):
+        return 0
+    shared = alike(one.prefix[:-1], prompt.prefix[:-1])
+    return shared if shared >= state.config.share_from else 0
 
 
 def _held(state: DraftState) -> Iterator[Kept]:

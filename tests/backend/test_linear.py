@@ -1,0 +1,36 @@
+"""Linear layers: rows are blind to each other, and few numbers of rows are ever computed on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asyncspec.backend.hf.linear import ANY_ROWS, STEP, RowLinear, rounded
+from asyncspec.backend.hf.recipe import Recipe
+
+pytestmark = pytest.mark.torch
+
+MOST = 300
+
+
+def test_few_numbers_of_rows_are_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = RowLinear(torch.randn(24, 16), torch.randn(24), Recipe())
+    x = torch.randn(MOST, 16)
+    whole, met = linear(x), set()
+    product = linear.product
+
+    def watched(rows: torch.Tensor) -> torch.Tensor:
+        met.add(len(rows))
+        return product(rows)
+
+    monkeypatch.setattr(linear, "product", watched)
+    for count in range(1, MOST + 1):
+        assert torch.equal(linear(x[:count]), whole[:count])
+        assert torch.equal(linear(x[None, -count:])[0], whole[-count:])
+    assert len(met) <= ANY_ROWS + MOST // STEP
+
+
+def test_rounding_never_takes_rows_away() -> None:
+    for count in range(1, MOST):
+        assert count <= rounded(count) < count + STEP
+        assert rounded(rounded(count)) == rounded(count)

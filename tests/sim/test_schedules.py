@@ -1,0 +1,67 @@
+"""Solo equals batched: whoever comes when, and whoever leaves when, each gets what is theirs.
+
+A request's text is the sequential decoder's, and so is that of the same request alone; here are up
+to sixteen at a time, a thousand times (SpecPipe-DB; D1 and D5 of what batching owes its users).
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import Cancelled, Request, Submitted
+from asyncspec.jobs import Batch
+from asyncspec_protocol.ids import DRAFT
+from cluster import Cluster
+from laws import check_empty, clusters, requests, watch_invariants
+
+BOUND = 100_000.0
+MOST = 16
+SCHEDULES = 1000
+
+moments = st.lists(st.integers(0, 60), min_size=MOST, max_size=MOST)
+leaving = st.dictionaries(st.integers(0, MOST - 1), st.integers(1, 90), max_size=4)
+
+
+@settings(max_examples=SCHEDULES, suppress_health_check=[HealthCheck.too_slow])
+@given(clusters(max_sessions=MOST), requests(MOST), moments, leaving)
+def test_solo_equals_batched(
+    cluster: Cluster, asked: list[Request], arrivals: list[int], left: dict[int, int]
+) -> None:
+    watch_invariants(cluster)
+    world = cluster.world
+    for request, when in zip(asked, arrivals, strict=False):
+        world.at(when, world.feed, DRAFT, Submitted(request))
+        if request.request in left:
+            world.at(when + left[request.request], world.feed, DRAFT, Cancelled(request.request))
+    world.run(until=BOUND)
+    for request in asked:
+        given_out, finish = tuple(world.tokens.get(request.request, ())), world.finished
+        expected = cluster.expected(request)
+        if finish[request.request].reason == "cancelled":
+            assert request.request in left
+            expected = expected[: len(given_out)]
+        assert given_out == expected
+    check_empty(cluster)
+
+
+@settings(max_examples=30)
+@given(clusters(max_sessions=MOST, batch_rows=64, slots=0, stages=2), requests(MOST))
+def test_they_do_share_passes(cluster: Cluster, asked: list[Request]) -> None:
+    """Else the law above would say nothing: of requests that come at once some share passes."""
+    shared = 0
+    for rank in (1, 2):
+        actor = cluster.world.actors[rank]  # type: ignore[index]
+        run = actor.device
+
+        def counted(job: object, run: object = run) -> object:
+            nonlocal shared
+            shared += isinstance(job, Batch)
+            return run(job)  # type: ignore[operator]
+
+        actor.device = counted
+    for request in asked:
+        cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    longest = sorted(request.max_new_tokens for request in asked)
+    assert shared or len(asked) == 1 or longest[-2] < 3

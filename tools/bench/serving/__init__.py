@@ -1,0 +1,1 @@
+"""What a pipeline owes many users at a time: throughput, time between tokens, fairness, an end."""

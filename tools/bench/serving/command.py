@@ -1,0 +1,118 @@
+"""``python tools/bench serving``: what a pipeline owes many users at a time (docs/serving.md).
+
+SpecPipe's Figures 16 and 17 on the virtual clock and in real processes; fairness, long prompts,
+memory and a soak over HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from asyncspec.errors import AsyncSpecError, UserError
+from tools.bench.serving.parts import PARTS, as_dict
+
+SOAK_SECONDS = 20.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench serving``."""
+    parser.add_argument("--json", action="store_true", help="one object on stdout, nothing else")
+    parser.add_argument("--only", metavar="PART,PART", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="figures, and serving.md that shows them"
+    )
+    parser.add_argument(
+        "--soak",
+        type=float,
+        default=SOAK_SECONDS,
+        metavar="S",
+        help=f"seconds of the soak (default: {SOAK_SECONDS:g}; 600 for a full one)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    try:
+        parts = _chosen(options.only)
+        if not 0 < options.soak < float("inf"):
+            raise UserError(f"--soak is {options.soak:g}; it must be above 0")
+        if options.out is not None:
+            _make(options.out)
+        found = measure(parts, options.soak)
+    except AsyncSpecError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
+    if options.out is not None:
+        write(found, options.out)
+    if options.json:
+        print(json.dumps(figures(found), indent=1))
+    else:
+        sys.stdout.write(_pages(found, figures=False))
+    return 0
+
+
+def measure(parts: list[str], soak: float) -> dict[str, Any]:
+    """What some parts have found. Raises ``AsyncSpecError``."""
+    found = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        for part in parts:
+            task = progress.add_task(part, total=None)
+            found[part] = PARTS[part].measure(lambda task=task: progress.advance(task), soak)
+            progress.update(task, total=1, completed=1)
+    return found
+
+
+def figures(found: dict[str, Any]) -> dict[str, Any]:
+    """All ratios by name, and all that was measured."""
+    ratios = {
+        f"serving_{part}_{name}": ratio
+        for part, value in found.items()
+        for name, ratio in PARTS[part].figures(value).items()
+    }
+    return ratios | {"measured": {part: as_dict(value) for part, value in found.items()}}
+
+
+def write(found: dict[str, Any], folder: Path) -> None:
+    """The figures, the page that shows them, and everything as JSON."""
+    for part, value in found.items():
+        draw = PARTS[part].draw
+        if draw is not None:
+            draw(value, folder / _figure(part))
+    (folder / "serving.md").write_text(_pages(found, figures=True))
+    (folder / "serving.json").write_text(json.dumps(figures(found), indent=1) + "\n")
+
+
+def _pages(found: dict[str, Any], *, figures: bool) -> str:
+    blocks = []
+    for part, value in found.items():
+        block = f"## {part}\n\n{PARTS[part].page(value)}"
+        if figures and PARTS[part].draw is not None:
+            block += f"\n![throughput and time between tokens]({_figure(part)})\n"
+        blocks.append(block)
+    return "\n".join(blocks)
+
+
+def _figure(part: str) -> str:
+    return f"serving-{part}.png"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from None
+
+
+def _chosen(only: str | None) -> list[str]:
+    chosen = list(PARTS) if only is None else only.split(",")
+    for part in chosen:
+        if part not in PARTS:
+            raise UserError(f"--only: there is no part {part!r}; there are {', '.join(PARTS)}")
+    return chosen

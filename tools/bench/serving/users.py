@@ -1,0 +1,61 @@
+"""The parts that need a service over HTTP, each on a cluster as it needs one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.cluster.source_names import NGRAM
+from asyncspec_nodes.local.cluster import local_config
+from tools.bench.serving import fairness, memory, prefill, soak
+from tools.bench.serving.fairness import Fairness
+from tools.bench.serving.memory import Memory
+from tools.bench.serving.prefill import HeldUp
+from tools.bench.serving.service import served
+from tools.bench.serving.soak import Soak
+
+STAGES, SESSIONS = 2, 8
+PACE = PaceTable(seconds=0.010, plateau=64, row_seconds=0.0001)
+"""Of the stages that many share: they wait for most of it."""
+
+LONG_PACE = PaceTable(seconds=0.040, plateau=64, row_seconds=0.0001)
+"""Where a prompt is long: a chunk of it is real work of some 20 ms."""
+
+POLICIES = ("autoregressive", "flowspec")
+POSITIONS = 8192
+
+
+async def measure_fairness() -> Fairness:
+    """Raises ``AsyncSpecError``, as all of these do."""
+    async with served(_config(PACE)) as service:
+        return await fairness.measure(service)
+
+
+async def measure_prefill() -> dict[str, HeldUp]:
+    """By the running stream's policy."""
+    with tempfile.TemporaryDirectory(prefix="asyncspec-serving-") as folder:
+        target = prefill.longer_context(Path(folder), POSITIONS)
+        config = _config(LONG_PACE, target=target, source=NGRAM)
+        async with served(config) as service:
+            return {policy: await prefill.measure(service, policy) for policy in POLICIES}
+
+
+async def measure_memory() -> Memory:
+    """On stages that do not wait."""
+    async with served(_config(None, source=NGRAM)) as service:
+        return await memory.measure(service)
+
+
+async def measure_soak(seconds: float) -> Soak:
+    """On stages that do not wait."""
+    async with served(_config(None, source=NGRAM)) as service:
+        return await soak.measure(service, seconds)
+
+
+def _config(
+    pace: PaceTable | None, target: Path = BUNDLED_TARGET, source: str = str(BUNDLED_DRAFT)
+) -> Config:
+    table = DraftTable(source=source)
+    return local_config(TargetTable(path=str(target)), table, STAGES, SESSIONS, stage_pace=pace)
