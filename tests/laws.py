@@ -290,5 +290,6 @@ def check_empty(cluster: Cluster) -> None:
         assert not any(known.closed_early for known in state.known.values())
         # But for the prompts that are kept for others, on all stages the same.
         kept = [one for rank in cluster.drafts for one in cluster.state(rank).kept]
+        assert not any(one.spare for one in kept)
         assert state.kept == {one.session: len(one.prefix) for one in kept}
         assert set(backend.slots_held()) == set(state.kept)

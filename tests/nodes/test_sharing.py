@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,7 +11,8 @@ from asyncspec.actor.machine import Request
 from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.machines.draft.sharing import alike
-from asyncspec_protocol.messages import FINAL
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import FINAL, Message
 from cluster import Cluster, ask
 
 LONG = tuple(i % 7 for i in range(90))
@@ -92,6 +94,27 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
         shared = cluster.world.finished[request.request].stats["shared_tokens"]
         assert shared == (len(LONG) - 1 if request.request else 0)
+
+
+class SlowPipeline(EqualTurns, frozen=True):
+    """What goes from stage to stage is overtaken by what goes straight to a stage."""
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        return 9.0 if 0 < source < target else 0.5
+
+
+@pytest.mark.parametrize("moment", range(0, 60, 2))
+def test_an_end_does_not_overtake_a_beginning(moment: int) -> None:
+    """A prompt stays until every stage has opened the sessions that begin like it."""
+    cluster = Cluster(SlowPipeline(), stages=3, share_from=8)
+    covered = [ask(i, prompt=LONG[:80], max_new_tokens=2) for i in (1, 2, 3)]
+    for delay, request in enumerate((ask(0, prompt=LONG, max_new_tokens=3), *covered)):
+        cluster.world.at(100.0 + delay * moment, cluster.submit, request)
+    cluster.world.run(until=1e6)
+    for request in covered:
+        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+    assert [len(one.prefix) for one in cluster.state(0).kept] == [len(LONG)]
+    assert [one.spare for one in cluster.state(0).kept] == [False]
 
 
 def test_penalties_read_the_whole_prompt() -> None:

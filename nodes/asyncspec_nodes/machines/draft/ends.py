@@ -28,10 +28,8 @@ def end(
     state: DraftState, session: DraftSession, reason: str, now: float
 ) -> tuple[DraftState, Effects]:
     """Close a session everywhere. Its request ends when the stages have given account."""
-    state, keeps, gone = sharing.keep(state, session)
+    state, keeps = sharing.keep(state, session)
     state, effects = close(state, session, keep=keeps)
-    state, given_up = give_up(state, gone)
-    effects += given_up
     key = session.session
     missing = frozenset(reachable(state))
     ending = Ending(session=session, reason=reason, ended=now, missing=missing)

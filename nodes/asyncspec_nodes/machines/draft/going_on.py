@@ -30,6 +30,9 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     for session in state.sessions.values():
         state, accepted = _advance(state, session, now)
         effects.extend(accepted)
+    if spare := sharing.spare(state):
+        state, given_up = give_up(state, spare)
+        effects.extend(given_up)
     if not state.expected:
         state, opened = _open_all(state, now)
         effects.extend(opened)
@@ -67,8 +70,9 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         elif admission.fits(state, job.request):
             state, opened = _open(replace(state, backlog=left), job, prompt, now)
             effects += opened
-        elif state.kept:  # a request that waits is worth more than one that may come
-            state, given_up = give_up(state, state.kept[:1])
+        elif free := sharing.not_needed(state):
+            # A request that waits is worth more than one that may come.
+            state, given_up = give_up(state, free[:1])
             effects += given_up
         else:
             break
@@ -90,6 +94,7 @@ def _open(
         job.given,
         job.counters.opened_at(now),
         featured=bool(features),
+        like=start.like,
         shared=start.shared,
         features=start.features,
     )

@@ -24,6 +24,8 @@ from asyncspec_nodes.machines.draft.features import Features, begun
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand
 
+NOBODY = SessionId(-1)
+
 
 class Asked(Struct, frozen=True):
     """What the token source is working on."""
@@ -53,6 +55,8 @@ class DraftSession(Struct, frozen=True):
     tree: TokenTree
     # Live nodes that were not sent yet, oldest first.
     unsent: tuple[NodeId, ...]
+    # The session whose prompt this one began with; -1: none.
+    like: SessionId
     # The node before the root on the committed path.
     root_parent: NodeId
     next_node: NodeId
@@ -138,12 +142,13 @@ def open_session(
     counters: Counters,
     *,
     featured: bool = False,
+    like: SessionId = NOBODY,
     shared: int = 0,
     features: tuple[Rows, ...] = (),
 ) -> DraftSession:
     """A session that goes on after the tokens ``given`` so far. ``featured``: its token source
-    reads features of the target. Of the prompt the stages have ``shared`` tokens already, and
-    these are their ``features``."""
+    reads features of the target. The stages have ``shared`` tokens of the prompt already, of the
+    session ``like``, and these are their ``features``."""
     prefix = request.prompt + given
     last = NodeId(len(prefix) - 1)
     return DraftSession(
@@ -155,6 +160,7 @@ def open_session(
         before=given,
         tree=trees.plant(last, prefix[-1], len(prefix) - 1),
         unsent=(last,),
+        like=like,
         root_parent=NodeId(len(prefix) - 2),
         next_node=NodeId(len(prefix)),
         prefilled=shared,

@@ -9,7 +9,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -80,7 +80,7 @@ def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
 
 
 def _held(state: DraftState) -> Iterator[Kept]:
-    yield from state.kept
+    yield from _useful(state.kept)
     for session in state.sessions.values():
         if session.round:
             yield as_kept(session)
@@ -92,19 +92,45 @@ def as_kept(session: DraftSession) -> Kept:
     return Kept(session.session, session.prefix, features)
 
 
-def keep(state: DraftState, session: DraftSession) -> tuple[DraftState, bool, tuple[Kept, ...]]:
-    """A session is over: whether its prompt is kept, and those that are given up for it. One that
-    begins another that is kept adds nothing."""
-    most, one = state.config.kept, as_kept(session)
-    length = len(one.prefix) - 1
-    worth = session.round > 0 and length >= state.config.share_from and most > 0
-    if not worth or any(_covers(other, one) for other in state.kept):
-        return state, False, ()
-    stay = [other for other in state.kept if not _covers(one, other)]
-    stay = [*stay, one][-most:]
-    names = {other.session for other in stay}
-    gone = tuple(other for other in state.kept if other.session not in names)
-    return replace(state, kept=tuple(stay)), True, gone
+def keep(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
+    """A session is over: whether its prompt is kept, and for whom. What begins another one that is
+    kept is of no use to those to come, and what there is too much of, the oldest first."""
+    one, most = as_kept(session), state.config.kept
+    long = len(one.prefix) - 1 >= state.config.share_from
+    covered = any(_covers(other, one) for other in _useful(state.kept))
+    if not (most and session.round and long) or covered:
+        if one.session not in _needed(state):
+            return state, False
+        return replace(state, kept=(*state.kept, replace(one, spare=True))), True
+    others = [replace(o, spare=o.spare or _covers(one, o)) for o in state.kept]
+    useful = {o.session for o in [*_useful(others), one][-most:]}
+    kept = tuple(replace(o, spare=o.session not in useful) for o in (*others, one))
+    return replace(state, kept=kept), True
+
+
+def _useful(kept: Iterable[Kept]) -> list[Kept]:
+    return [one for one in kept if not one.spare]
+
+
+def _needed(state: DraftState) -> frozenset[SessionId]:
+    """Whose prompts must stay, because the ``Open`` of a session that begins like them may not have
+    reached every stage: a ``Close`` would overtake it."""
+    ending = (ending.session for ending in state.endings.values())
+    sessions = (*state.sessions.values(), *ending)
+    return frozenset(session.like for session in sessions if not session.round)
+
+
+def not_needed(state: DraftState) -> tuple[Kept, ...]:
+    """Prompts that could be given up now, the oldest first."""
+    needed = _needed(state) if state.kept else frozenset()
+    return tuple(one for one in state.kept if one.session not in needed)
+
+
+def spare(state: DraftState) -> tuple[Kept, ...]:
+    """Those that nobody needs any more."""
+    if not any(one.spare for one in state.kept):
+        return ()
+    return tuple(one for one in not_needed(state) if one.spare)
 
 
 def _covers(one: Kept, other: Kept) -> bool:

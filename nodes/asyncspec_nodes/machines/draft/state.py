@@ -70,6 +70,8 @@ class Kept(Struct, frozen=True):
     prefix: tuple[int, ...]
     # Of all of its positions but the last, in order; None where nobody asked for any.
     features: tuple[Rows, ...] | None = None
+    # Not for those to come: it goes as soon as no session that begins like it is on its way.
+    spare: bool = False
 
 
 class DraftState(Struct, frozen=True):

@@ -40,7 +40,7 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         # it: that the link is down is on its way to the draft node. It opens another session when
         # the pipeline stands again.
         return state, ()
-    if message.shared:
+    if message.shared and not early:
         held = _held(state, message)
         if held is None:
             return state, ()  # lost with a peer, as the draft node is about to learn
