@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal
@@ -97,11 +98,13 @@ class Toy:
         stages: int = 2,
         rules: Rules = RULES,
         keys: tuple[str, ...] = (),
+        tls: ssl.SSLContext | None = None,
         **limits: Any,
     ) -> None:
         self.cluster = ServingCluster(stages, rules)
         self._over = over
         self._keys = Keys(keys)
+        self._tls = tls
         self._limits = Limits(**limits)
         self._stack = AsyncExitStack()
 
@@ -117,7 +120,9 @@ class Toy:
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # soon full
         sock.setblocking(False)
-        self.server = await self._stack.enter_async_context(HttpServer(self.service, sock))
+        self.server = await self._stack.enter_async_context(
+            HttpServer(self.service, sock, self._tls)
+        )
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
@@ -129,7 +134,7 @@ class Toy:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.server.scheme}://127.0.0.1:{self.port}"
 
     async def settled(self) -> tuple[Status, ...]:
         """The nodes, once they have no session any more. A test's time-out is the bound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+import ssl
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_rules import is_loopback
 from asyncspec_nodes.http.auth import VARIABLE, Keys, read_keys
 from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.tls import server_context
 
 
 class HttpOptions(Struct, frozen=True):
@@ -24,6 +26,8 @@ class HttpOptions(Struct, frozen=True):
     limits: Limits
     # The target's name for clients; None: the name of its directory.
     model: str | None
+    # None: plain HTTP.
+    tls: ssl.SSLContext | None = None
 
 
 class HttpSocket(NamedTuple):
@@ -43,6 +47,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help=f"keys that open the service, one a line (or one in {VARIABLE})",
     )
+    add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add("--no-api-key", action="store_true", help="open to whoever reaches it")
     add(
         "--max-concurrent",
@@ -110,4 +116,5 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
             drain_seconds=arguments.drain_seconds,
         ),
         model=arguments.model_name,
+        tls=server_context(arguments.tls_certificate, arguments.tls_key),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -25,11 +26,14 @@ class _Refused(asyncio.Protocol):
 
 
 class HttpServer:
-    """``async with``: inside, the service is served on ``sock``. Leaving closes all connections;
-    ``drain`` before it lets what runs come to its end."""
+    """``async with``: inside, the service is served on ``sock``, over ``tls`` if given. Leaving
+    closes all connections; ``drain`` before it lets what runs come to its end."""
 
-    def __init__(self, service: Service, sock: socket.socket) -> None:
+    def __init__(
+        self, service: Service, sock: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._service = service
+        self._tls = tls
         self._sock = sock
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         app = service.app()
@@ -46,6 +50,11 @@ class HttpServer:
         )
 
     @property
+    def scheme(self) -> str:
+        """Of its addresses."""
+        return "http" if self._tls is None else "https"
+
+    @property
     def port(self) -> int:
         """Where it listens."""
         port: int = self._sock.getsockname()[1]
@@ -60,7 +69,10 @@ class HttpServer:
     async def __aenter__(self) -> HttpServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, sock=self._sock)
+        handshake = self._service.limits.request_seconds if self._tls else None
+        self._server = await loop.create_server(
+            self._accept, sock=self._sock, ssl=self._tls, ssl_handshake_timeout=handshake
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -126,7 +126,7 @@ async def serve(
         server = None
         if http is not None and engine is not None:
             server = await stack.enter_async_context(_http(config, engine, http))
-            reporter.log.info("http", port=server.port)
+            reporter.log.info(server.scheme, port=server.port)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -146,7 +146,7 @@ def _http(config: Config, engine: NodeEngine, http: HttpSocket) -> HttpServer:
     options = http.options
     model = options.model or Path(config.target.path).name
     service = Service(engine, model, keys=options.keys, limits=options.limits)
-    return HttpServer(service, http.sock)
+    return HttpServer(service, http.sock, options.tls)
 
 
 def _runtime(

@@ -30,12 +30,12 @@ from tools.bench.serving.openings import opening
 from tools.bench.serving.pool import through
 
 STAGES = 4
-STAGE_PACE = PaceTable(seconds=0.040, plateau=64, row_seconds=0.0001)
-DRAFT_PACE = PaceTable(level_seconds=0.005)
-RUNNING = (1, 2, 4, 8)
+STAGE_PACE = PaceTable(seconds=0.080, plateau=64, row_seconds=0.0002)
+DRAFT_PACE = PaceTable(level_seconds=0.010)
+RUNNING = (1, 2, 4, 8, 16, 32)
 TOKENS = {"autoregressive": 24, "flowspec": 64, "specpipe": 64}
 """New tokens an answer, by policy."""
-REQUESTS = 3
+REQUESTS = 2
 """For each place."""
 
 Texts = Sequence[tuple[int, ...]]
