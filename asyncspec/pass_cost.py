@@ -101,7 +101,7 @@ def affine(rows: Sequence[float], seconds: Sequence[float], most: float) -> tupl
     spread = sum((r - mean_r) ** 2 for r, _ in points)
     slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(_TINY, spread)
     slope = min(max(0.0, slope), mean_s / max(_TINY, mean_r))
-    return mean_s - slope * mean_r, slope
+    return max(0.0, mean_s - slope * mean_r), slope
 
 
 def best_width(chances: Sequence[float], sessions: int, seconds: Seconds) -> int:

@@ -90,7 +90,7 @@ class Affine(Struct, frozen=True):
             return 0.0, mean_y / mean_x
         slope = (self.xy / self.weight - mean_x * mean_y) / spread
         slope = min(max(0.0, slope), mean_y / mean_x)
-        return mean_y - slope * mean_x, slope
+        return max(0.0, mean_y - slope * mean_x), slope
 
 
 class Measured(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from asyncspec.actor.machine import Effect, Emit, Input, Plan, Request
+from asyncspec.actor.machine import Effect, Emit, Input, Planned, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.dipsd.decide import Decision
 from asyncspec.dipsd.noise import DRAFT as DRAFTING
@@ -54,8 +54,7 @@ class Bench(Struct):
 
     def device(self, rank: Rank, job: Job) -> float:
         if isinstance(job, Forward | Batch):
-            rows = sum(len(one.rows) for one in getattr(job, "passes", (job,)))
-            return (self.fixed + self.row * rows) * self.factor(VERIFY)
+            return (self.fixed + self.row * job.row_count) * self.factor(VERIFY)
         if is_draft(rank) and drafts(job):
             depth = max(max(1, tree.depth) for tree in drafts(job))
             return self.people[number(rank)].token * depth * self.factor(DRAFTING)
@@ -93,9 +92,9 @@ class Trial:
         )
         self.tokens, self.policy = tokens, policy
         self.asked: list[Request] = []
-        # (seconds, tokens) of everybody, and how often it was planned.
+        # (seconds, tokens) of everybody, and what was decided when.
         self.given: list[tuple[float, int]] = []
-        self.plans = 0
+        self.decided: list[tuple[float, Decision]] = []
         self.cluster.world.watch = self.watch
 
     def watch(self, rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
@@ -103,7 +102,8 @@ class Trial:
         for effect in effects:
             if isinstance(effect, Emit):
                 self.given.append((now, len(effect.tokens)))
-            self.plans += isinstance(effect, Plan)
+        if isinstance(event, Planned):
+            self.decided.append((now, event.decision))
 
     def ask(self, who: int, tokens: int = 0) -> Request:
         prompt = tuple((7 * who + i) % 50 for i in range(6))
@@ -136,9 +136,14 @@ class Trial:
         return sum(n for at, n in self.given if start <= at < end) / (end - start)
 
     def first_end(self) -> float:
-        """When the first answer is complete."""
-        left = {r.request: r.max_new_tokens for r in self.asked}
-        return min(self.cluster.world.finished[n].stats["decode_seconds"] for n in left)
+        """When the first answer is complete, in virtual seconds."""
+        world = self.cluster.world
+        return min(
+            stats["queue_seconds"] + stats["first_token_seconds"] + stats["decode_seconds"]
+            for stats in (finish.stats for finish in world.finished.values())
+        )
 
-
-__all__ = ["Bench", "Decision", "Person", "Trial"]
+    def steady(self) -> float:
+        """Tokens a second of everybody, after a start and while all are served."""
+        end = self.first_end()
+        return self.throughput(0.4 * end, end)

@@ -121,6 +121,6 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             check_owner(session, peer)
             return planning.told(state, message), ()
         case PassTimes(rank) if config.rank == 1 and is_draft(peer) and 1 < rank <= config.stages:
-            return planning.told_times(state, message), ()
+            return planning.told_times(state, peer, message), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

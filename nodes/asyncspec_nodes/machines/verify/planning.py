@@ -45,9 +45,10 @@ def told(state: VerifyState, message: Rates) -> VerifyState:
     return replace(state, rota=replace(state.rota, members=members, stale=True))
 
 
-def told_times(state: VerifyState, message: PassTimes) -> VerifyState:
+def told_times(state: VerifyState, peer: Rank, message: PassTimes) -> VerifyState:
     """A draft node passes on what a later stage's passes take."""
-    tables = {**state.rota.tables, message.rank: message}
+    theirs = {**state.rota.tables.get(peer, {}), message.rank: message}
+    tables = {**state.rota.tables, peer: theirs}
     return replace(state, rota=replace(state.rota, tables=tables, stale=True))
 
 
@@ -93,6 +94,8 @@ def tend(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if gone:
         before = rota.current
         rota = forget(rota, gone)
+        owners = set(map(owner, rota.members))
+        rota = replace(rota, tables={k: v for k, v in rota.tables.items() if k in owners})
         if before and not set(before) & set(rota.current):
             effects = (_deadline(rota, now),)
         state = replace(state, rota=rota)
@@ -143,18 +146,29 @@ def _question(state: VerifyState) -> Planning | None:
     config, rota = state.config, state.rota
     sessions = planned_with(rota)
     own = state.cost.averages()
-    tables = [rota.tables.get(Rank(rank)) for rank in range(2, config.stages + 1)]
-    if not sessions or not own[0] or any(table is None for table in tables):
-        return None
     most = len(sessions) * MOST_ROWS_EACH
-    others = [affine(t.rows, t.seconds, most) for t in tables if t is not None]
-    stages = [(1000 * fixed, 1000 * row) for fixed, row in (affine(*own, most), *others)]
+    later = [_believed(rota, Rank(rank), most) for rank in range(2, config.stages + 1)]
+    if not sessions or not own[0] or None in later:
+        return None
+    known = (affine(*own, most), *filter(None, later))
+    stages = [(1000 * fixed, 1000 * row) for fixed, row in known]
     users = [_user(rota.members[session]) for session in sessions]
     return Planning(sessions, measured(users, stages))
 
 
 MOST_ROWS_EACH = 21
 """Rows of the longest draft and its root: what larger passes take does not matter for a plan."""
+
+
+def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float] | None:
+    """The line of a later stage's passes. All draft nodes were told the same by that stage, so of
+    what they pass on the middle is taken: one alone cannot make it longer."""
+    tables = [theirs[rank] for theirs in rota.tables.values() if rank in theirs]
+    lines = sorted(
+        (affine(table.rows, table.seconds, most) for table in tables),
+        key=lambda line: line[0] + most / 2 * line[1],
+    )
+    return lines[(len(lines) - 1) // 2] if lines else None
 
 
 def _user(rates: Rates) -> User:

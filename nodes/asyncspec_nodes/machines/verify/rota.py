@@ -49,8 +49,8 @@ class Rota(Struct, frozen=True):
 
     # Sessions that take part, and what their draft nodes measure.
     members: Mapping[SessionId, Rates] = {}
-    # Of the later stages, as draft nodes pass it on.
-    tables: Mapping[Rank, PassTimes] = {}
+    # Of the later stages, by the draft node that passes it on.
+    tables: Mapping[Rank, Mapping[Rank, PassTimes]] = {}
     offences: Mapping[SessionId, Offence] = {}
     # Something that a plan is made of has changed since one was asked for.
     stale: bool = False
