@@ -17,6 +17,7 @@ from asyncspec.pass_cost import affine
 from asyncspec_nodes.machines.verify.rota import (
     LEAST,
     ROTA,
+    STANDS,
     Rota,
     came,
     forget,
@@ -99,7 +100,8 @@ def tend(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
         if before and not set(before) & set(rota.current):
             effects = (_deadline(rota, now),)
         state = replace(state, rota=rota)
-    if not rota.stale or rota.asked is not None:
+    standing = bool(rota.batches) and now < rota.stands
+    if not rota.stale or rota.asked is not None or standing:
         return state, effects
     question = _question(state)
     rota = replace(rota, stale=False)
@@ -120,10 +122,13 @@ def planned(
     groups = [[planning.sessions[m] for m in group] for group in decision.groups]
     batches = tuple(filter(None, (tuple(s for s in g if s in here) for g in groups)))
     rota = replace(rota, asked=None, basis=planning, version=rota.version + 1)
+    period = decision.period_ms / 1000
+    rota = replace(rota, period=period, stands=now + STANDS * period)
+    armed: Effects = ()
     if batches != rota.batches:
         started = (now,) * len(batches)
         rota = replace(rota, batches=batches, started=started, turn=0)
-    rota = replace(rota, period=decision.period_ms / 1000)
+        armed = (_deadline(rota, now),)
     state = replace(state, rota=rota)
     place = {session: n for n, batch in enumerate(batches) for session in batch}
     schedules = tuple(
@@ -131,7 +136,7 @@ def planned(
         for s, length in zip(planning.sessions, decision.lengths, strict=True)
         if s in here
     )
-    return state, (_deadline(rota, now), *schedules)
+    return state, (*armed, *schedules)
 
 
 def _deadline(rota: Rota, now: float) -> Arm:

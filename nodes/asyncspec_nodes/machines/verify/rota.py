@@ -26,6 +26,9 @@ PATIENCE = 1.5
 LEAST = 0.5
 """Periods it has at least when its turn has come."""
 
+STANDS = 4.0
+"""Periods a plan stands at least: longer than any batch waits for its first pass."""
+
 PROOF = 8
 """Segments in time after which somebody who was put aside is planned with again."""
 
@@ -64,6 +67,8 @@ class Rota(Struct, frozen=True):
     started: tuple[float, ...] = ()
     turn: int = 0
     period: float = 0.0
+    # Until then a plan stands: whoever could have it changed at will would move every deadline.
+    stands: float = 0.0
 
     @property
     def current(self) -> tuple[SessionId, ...]:
