@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from asyncspec.dipsd.cycle import simulate_plan
 from asyncspec.dipsd.evaluate import evaluate_on
 from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
 from asyncspec.dipsd.model import Deployment, Shape, Stage, User, Verifier
@@ -31,6 +32,9 @@ RUNS = 600
 """Rounds of all users together in each simulation of greedy batching."""
 
 
+MOST_JITTER = 1.0
+
+
 class RowCount(Shape, frozen=True):
     """A target whose passes were measured by rows: its work is the rows of a pass, one for each
     drafted token and one for the root. Prefixes cost nothing."""
@@ -44,6 +48,8 @@ class Planning(Struct, frozen=True):
 
     sessions: tuple[SessionId, ...]
     deployment: Deployment
+    # The relative deviation of drafts.
+    jitter: float = 0.0
 
 
 class Decision(Struct, frozen=True):
@@ -77,21 +83,33 @@ def measured(users: Sequence[User], stages: Sequence[tuple[float, float]]) -> De
     return Deployment(tuple(users), verifier, LONGEST)
 
 
-def decide(deployment: Deployment) -> Decision:
-    """A plan if it is worth it. Sixty-four users take about two seconds."""
+def decide(deployment: Deployment, jitter: float = 0.0) -> Decision:
+    """A plan if it is worth it. Sixty-four users take about a second.
+
+    ``jitter``: the relative deviation of drafts. A rotation waits for the slowest member of each
+    batch, so both forecasts are then of simulations with it.
+    """
     tables = Tables(deployment)
     rounds = max(4, RUNS // tables.users)
-    common, run = best_greedy(tables, rounds)
-    lengths, greedy = (common,) * tables.users, run.throughput
+    noise = Noise(sigma=min(jitter, MOST_JITTER), expected=True)
+    common, _ = best_greedy(tables, rounds)
+    lengths, greedy = (common,) * tables.users, 0.0
     found = plan_best(tables, effort=EFFORT)
+    candidates = [lengths]
+    if found is not None:
+        own = found.plan.lengths
+        candidates.append(tuple(own[m] for m in range(tables.users)))
+    for some in candidates:
+        run = simulate_greedy(tables, some, rounds, noise)
+        if run.throughput > greedy:
+            lengths, greedy = some, run.throughput
     if found is None:
         return Decision(lengths, (), 0.0, 0.0, greedy)
-    plan = found.plan
-    forecast = evaluate_on(plan, tables)
-    own = tuple(plan.lengths[m] for m in range(tables.users))
-    unbound = simulate_greedy(tables, own, rounds, Noise(expected=True)).throughput
-    if unbound > greedy:
-        lengths, greedy = own, unbound
-    if forecast.throughput <= greedy * (1 + MARGIN):
-        return Decision(lengths, (), 0.0, forecast.throughput, greedy)
-    return Decision(own, plan.groups, forecast.period_ms, forecast.throughput, greedy)
+    forecast = evaluate_on(found.plan, tables)
+    planned, period = forecast.throughput, forecast.period_ms
+    if noise.sigma:
+        shaken = simulate_plan(found.plan, tables, rounds, noise)
+        planned, period = shaken.throughput, shaken.period_ms
+    if planned <= greedy * (1 + MARGIN):
+        return Decision(lengths, (), 0.0, planned, greedy)
+    return Decision(candidates[-1], found.plan.groups, period, planned, greedy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 FORGET = 1 / 256
 """Share of what is known that each new round takes the place of."""
@@ -101,21 +102,33 @@ class Measured(Struct, frozen=True):
     drafting: Affine = Affine()
     # Sums over rounds: how many, and their seconds on links.
     links: Affine = Affine()
+    # Of drafts: squares of how far each was from what the line said, as a share of it.
+    deviation: Affine = Affine()
 
     def with_round(self, drafted: int, accepted: int) -> Measured:
         """A round's draft was judged."""
         acceptance = self.acceptance.with_round(drafted, accepted)
-        return Measured(self.rounds + 1, acceptance, self.drafting, self.links)
+        return replace(self, rounds=self.rounds + 1, acceptance=acceptance)
 
     def with_draft(self, tokens: int, seconds: float) -> Measured:
         """The source has drafted so many tokens, one after another."""
+        fixed, slope = self.drafting.fit
+        expected, deviation = fixed + slope * tokens, self.deviation
+        if expected > 0:
+            off = min(1.0, abs(seconds / expected - 1))
+            deviation = deviation.with_point(1.0, off * off)
         drafting = self.drafting.with_point(tokens, seconds)
-        return Measured(self.rounds, self.acceptance, drafting, self.links)
+        return replace(self, drafting=drafting, deviation=deviation)
 
     def with_link(self, seconds: float) -> Measured:
         """What of a segment's way and its verdict's was spent at no stage."""
         links = self.links.with_point(1.0, max(0.0, seconds))
-        return Measured(self.rounds, self.acceptance, self.drafting, links)
+        return replace(self, links=links)
+
+    @property
+    def jitter(self) -> float:
+        """The relative deviation of drafts."""
+        return math.sqrt(self.deviation.fit[1])
 
     @property
     def known(self) -> bool:

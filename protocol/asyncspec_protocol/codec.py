@@ -139,10 +139,10 @@ def _check_message(message: Message) -> None:
             _require(all(map(math.isfinite, (*rows, *seconds))), "numbers are finite")
             _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
             _require(min(seconds) >= 0, "time does not go back")
-        case Rates(_, rounds, alpha, token, call, link):
+        case Rates(_, rounds, alpha, token, call, link, jitter):
             _require(rounds >= 0 <= alpha <= 1, "a chance is in 0..1")
-            _require(min(token, call, link) >= 0, "time does not go back")
-            _require(max(token, call, link) < math.inf, "numbers are finite")
+            _require(min(token, call, link, jitter) >= 0, "time does not go back")
+            _require(max(token, call, link, jitter) < math.inf, "numbers are finite")
         case Schedule(_, version, batch, batches, length):
             _require(min(version, batch, batches) >= 0, "numbers do not go below 0")
             _require(batch < max(1, batches), "a batch is one of all")

@@ -298,6 +298,8 @@ class Rates(Struct, array_like=True, frozen=True, tag="rates"):
     token_seconds: float = 0.0
     call_seconds: float = 0.0
     link_seconds: float = 0.0
+    # Relative deviation of a draft's seconds.
+    jitter: float = 0.0
 
 
 class Schedule(Struct, array_like=True, frozen=True, tag="schedule"):

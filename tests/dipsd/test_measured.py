@@ -89,25 +89,40 @@ stages = st.tuples(anything, st.floats(0, 30))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(users, min_size=1, max_size=8), st.lists(stages, min_size=1, max_size=3))
+@given(
+    st.lists(users, min_size=1, max_size=8),
+    st.lists(stages, min_size=1, max_size=3),
+    st.sampled_from((0.0, 0.2, 1e300)),
+)
 def test_whatever_is_said_there_is_a_decision_and_plans_pay(
-    people: list[User], passes: list[tuple[float, float]]
+    people: list[User], passes: list[tuple[float, float]], jitter: float
 ) -> None:
     deployment = measured(people, passes)
-    decision = decide(deployment)
+    decision = decide(deployment, jitter)
     assert len(decision.lengths) == len(people)
     assert all(1 <= length <= deployment.longest for length in decision.lengths)
-    assert decision == decide(deployment)
+    assert decision == decide(deployment, jitter)
     if decision.groups:
         forecast = evaluate(plan_of(decision.groups, decision.lengths), deployment)
-        assert forecast.throughput == pytest.approx(decision.planned)
-        assert forecast.period_ms == pytest.approx(decision.period_ms)
+        if not jitter:
+            assert forecast.throughput == pytest.approx(decision.planned)
+            assert forecast.period_ms == pytest.approx(decision.period_ms)
         assert decision.planned > decision.greedy * (1 + MARGIN)
     else:
-        quiet = Noise(expected=True)
+        noise = Noise(sigma=min(1.0, jitter), expected=True)
         rounds = max(4, 600 // len(people))
-        run = simulate_greedy(Tables(deployment), decision.lengths, rounds, quiet)
+        run = simulate_greedy(Tables(deployment), decision.lengths, rounds, noise)
         assert run.throughput == pytest.approx(decision.greedy)
+        assert decision.planned <= decision.greedy * (1 + MARGIN)
+
+
+@given(st.floats(0.01, 9), st.floats(0, 0.5), st.integers(1, 20))
+def test_jitter_is_the_relative_deviation(token: float, share: float, length: int) -> None:
+    known = Measured().with_draft(length, token * length)
+    for number in range(300):
+        off = share if number % 2 else -share
+        known = known.with_draft(length, token * length * (1 + off))
+    assert known.jitter == pytest.approx(share, rel=0.2, abs=1e-6)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 5), st.floats(0, 90))

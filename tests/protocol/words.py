@@ -154,7 +154,7 @@ SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
     PassTimes: times(),
-    Rates: st.builds(Rates, count, count, st.floats(0, 1), seconds, seconds, seconds),
+    Rates: st.builds(Rates, count, count, st.floats(0, 1), seconds, seconds, seconds, seconds),
     Schedule: st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
         lambda drawn: Schedule(7, 1, drawn[1] % drawn[0], drawn[0], 1 + drawn[1])
     ),

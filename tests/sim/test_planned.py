@@ -59,6 +59,18 @@ def test_where_greedy_batching_is_better_there_is_no_plan() -> None:
     assert not trial.rota.offences
 
 
+def test_a_rotation_that_jitter_would_cost_is_not_made() -> None:
+    """Without jitter the same users are planned for; with it they would wait for the slowest."""
+    trial = Trial(Bench(people(SPREAD), sigma=0.3), tokens=200)
+    trial.run()
+    end = trial.first_end()
+    whole = [one for at, one in trial.decided if 0.5 * end < at < end and len(one.lengths) == 6]
+    assert not any(decision.groups for decision in whole[-2:])
+    last = Trial(Bench(people(SPREAD), sigma=0.3), tokens=200, policy="dip-sd:length=4,plan=false")
+    last.run()
+    assert trial.steady() > 0.95 * last.steady()
+
+
 @settings(max_examples=6, deadline=None)
 @given(
     st.lists(st.floats(0.005, 0.15), min_size=4, max_size=9),

@@ -173,7 +173,8 @@ class _Player:
                 return machine.Stopped(request, kept)
             case records.Planned():
                 assert self._planning is not None
-                return machine.Planned(self._planning, decide(self._planning.deployment))
+                asked = self._planning
+                return machine.Planned(asked, decide(asked.deployment, asked.jitter))
             case _:
                 assert_never(source)
 

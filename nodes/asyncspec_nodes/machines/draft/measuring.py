@@ -103,7 +103,8 @@ def rates_of(measured: Measured, session: DraftSession) -> Rates:
     call, token = measured.drafting.fit
     _, link = measured.links.fit
     alpha = measured.acceptance.cautious
-    return Rates(session.session, measured.rounds, alpha, token, call, link)
+    jitter = measured.jitter
+    return Rates(session.session, measured.rounds, alpha, token, call, link, jitter)
 
 
 def news(told: Rates, now: Rates) -> bool:
@@ -112,6 +113,8 @@ def news(told: Rates, now: Rates) -> bool:
         return True
     room = max(0.02, NEWS * 2 * min(told.alpha, 1 - told.alpha))
     if abs(now.alpha - told.alpha) > room:
+        return True
+    if abs(now.jitter - told.jitter) > NEWS / 2:
         return True
     before = (told.token_seconds, told.call_seconds, told.link_seconds)
     after = (now.token_seconds, now.call_seconds, now.link_seconds)

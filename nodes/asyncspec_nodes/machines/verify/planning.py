@@ -158,7 +158,9 @@ def _question(state: VerifyState) -> Planning | None:
     known = (affine(*own, most), *filter(None, later))
     stages = [(1000 * fixed, 1000 * row) for fixed, row in known]
     users = [_user(rota.members[session]) for session in sessions]
-    return Planning(sessions, measured(users, stages))
+    deviations = sorted(rota.members[session].jitter for session in sessions)
+    jitter = deviations[len(deviations) // 2]
+    return Planning(sessions, measured(users, stages), jitter)
 
 
 MOST_ROWS_EACH = 21
@@ -189,6 +191,8 @@ def _user(rates: Rates) -> User:
 def _drifted(old: Planning, new: Planning) -> bool:
     """Whether a plan for the one may not be good for the other."""
     if old.sessions != new.sessions:
+        return True
+    if abs(new.jitter - old.jitter) > DRIFT / 2:
         return True
     before, after = old.deployment, new.deployment
     users = zip(before.users, after.users, strict=True)
