@@ -63,6 +63,11 @@ class PassCost(Struct, frozen=True):
             return None
         return PassCost(self.sizes, known)
 
+    def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Rows, ascending, and the seconds of such a pass, as they are now."""
+        known = [self.sizes[n] for n in sorted(self.sizes)]
+        return tuple([a.rows for a in known]), tuple([a.seconds for a in known])
+
     def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they are told."""
         sizes = sorted(self.told)
@@ -84,6 +89,19 @@ def interpolated(rows: Sequence[float], seconds: Sequence[float]) -> Seconds:
         return heights[i - 1] + slope * (count - rows[i - 1])
 
     return at
+
+
+def affine(rows: Sequence[float], seconds: Sequence[float], most: float) -> tuple[float, float]:
+    """(fixed seconds, seconds a row) of the line that is closest to a table's points up to
+    ``most`` rows; at least one point. Neither is below 0."""
+    points = [p for p in zip(rows, seconds, strict=True) if p[0] <= most]
+    points = points or [(rows[0], seconds[0])]
+    mean_r = sum(r for r, _ in points) / len(points)
+    mean_s = sum(s for _, s in points) / len(points)
+    spread = sum((r - mean_r) ** 2 for r, _ in points)
+    slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(_TINY, spread)
+    slope = min(max(0.0, slope), mean_s / max(_TINY, mean_r))
+    return max(0.0, mean_s - slope * mean_r), slope
 
 
 def best_width(chances: Sequence[float], sessions: int, seconds: Seconds) -> int:

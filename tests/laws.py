@@ -18,6 +18,7 @@ from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.levels import Levels
+from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank, first_session, is_draft, owner
@@ -38,6 +39,7 @@ SMALL: dict[str, Policy] = {
         sbd=False, l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6
     ),
     "flowspec": FlowSpec(l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6),
+    "dip-sd": Linear(length=3),
 }
 
 

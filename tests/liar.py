@@ -20,7 +20,9 @@ from asyncspec_protocol.messages import (
     Floor,
     Message,
     Open,
+    PassTimes,
     PruneIndices,
+    Rates,
     Segment,
 )
 
@@ -74,6 +76,7 @@ class Court(World):
 
 
 small = st.integers(0, 3)
+shares = st.floats(0, 1)
 nodes = st.integers(0, 9)
 several = st.lists(nodes, max_size=4).map(tuple)
 mores = st.sampled_from([0, 0, 0, 1, 2, 9])
@@ -112,7 +115,12 @@ def lies(
     prunes = st.builds(PruneIndices, st.just(about), small, nodes, several, several)
     begun = draw(st.sampled_from((-1, session - 1, *foreign)))
     to_first = st.one_of(
-        chains(about), chains(about), segments(about), st.just(opening(about, begun))
+        chains(about),
+        chains(about),
+        segments(about),
+        st.just(opening(about, begun)),
+        st.builds(Rates, st.just(about), small, shares, shares, shares, shares),
+        st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares)),
     )
     to_all = st.one_of(
         prunes,

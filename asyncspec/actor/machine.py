@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from asyncspec.accept import Opinion
+from asyncspec.dipsd.decide import Decision, Planning
 from asyncspec.jobs import Job, Rows
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import Rank, SessionId
@@ -92,7 +93,14 @@ class Stopped(Struct, frozen=True):
     kept: int
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped
+class Planned(Struct, frozen=True):
+    """What was asked with ``Plan`` is decided."""
+
+    planning: Planning
+    decision: Decision
+
+
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | Planned
 
 
 # --- effects ----------------------------------------------------------------------------------
@@ -159,7 +167,14 @@ class Arm(Struct, frozen=True):
     at: float | None
 
 
-Effect = Send | Compute | Abandon | Emit | Finish | Report | Arm
+class Plan(Struct, frozen=True):
+    """Decide who is verified together, beside the device, which it keeps waiting for nothing. Comes
+    back as ``Planned``."""
+
+    planning: Planning
+
+
+Effect = Send | Compute | Abandon | Emit | Finish | Report | Arm | Plan
 
 S = TypeVar("S")
 

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from asyncspec.actor.device import Device
@@ -28,6 +29,8 @@ from asyncspec.actor.machine import (
     Joined,
     Lost,
     Machine,
+    Plan,
+    Planned,
     Received,
     Report,
     Send,
@@ -36,6 +39,7 @@ from asyncspec.actor.memo import Memo
 from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import Tensors, WireTensor
+from asyncspec.dipsd.decide import Decision, Planning, decide
 from asyncspec.jobs import Job, Rows
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
@@ -251,6 +255,8 @@ class Runtime(Generic[S]):
                 return size
             case Arm(timer, at):
                 self._arm(timer, at)
+            case Plan(planning):
+                self._plan(planning)
             case _:
                 assert_never(effect)
         return 0
@@ -297,6 +303,20 @@ class Runtime(Generic[S]):
     def _ran(self, job: Job, at: float, until: float) -> None:
         if self._tap is not None:
             self._tap.ran(job, at, until)
+
+    def _plan(self, planning: Planning) -> None:
+        """On a thread of its own: the device works on meanwhile. Only one at a time is asked for,
+        so there is nothing to queue."""
+        future = self._loop.run_in_executor(None, decide, planning.deployment, planning.jitter)
+        future.add_done_callback(partial(self._planned, planning))
+
+    def _planned(self, planning: Planning, future: asyncio.Future[Decision]) -> None:
+        if self._end.done() or future.cancelled():
+            return
+        if (error := future.exception()) is not None:
+            self._end.set_exception(error)
+        else:
+            self.feed(Planned(planning, future.result()))
 
     def _computed(self, job: Job, result: object, seconds: float) -> None:
         self.feed(Computed(job, result, seconds))

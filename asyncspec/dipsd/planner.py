@@ -24,8 +24,9 @@ FEW = 6
 CLOSE = 1e-12
 
 
-def plan_best(tables: Tables, few: int = FEW) -> Planned | None:
-    """The best plan found; None if no batching fits in the memory."""
+def plan_best(tables: Tables, few: int = FEW, effort: float = 1.0) -> Planned | None:
+    """The best plan found; None if no batching fits in the memory. ``effort``: share of the usual
+    search, where it has to be over soon."""
     best: Plan | None = None
     ratio, limit = 0.0, 0.0
     scanned = []
@@ -34,7 +35,10 @@ def plan_best(tables: Tables, few: int = FEW) -> Planned | None:
         if best is not None and bound <= ratio * (1 + CLOSE):
             break
         every = tables.users <= few or batches in (1, tables.users)
-        found = (_enumerated if every else search)(tables, batches, ratio)
+        if every:
+            found = _enumerated(tables, batches, ratio)
+        else:
+            found = search(tables, batches, ratio, effort)
         # Where everything was tried, the best of it is the bound of this batch count.
         limit = max(limit, (found.ratio if found else ratio) if every else bound)
         throughput = None

@@ -46,14 +46,16 @@ class Found(NamedTuple):
     plan: Plan
 
 
-def search(tables: Tables, batches: int, above: float) -> Found | None:
+def search(tables: Tables, batches: int, above: float, effort: float = 1.0) -> Found | None:
     """The best plan found with ``batches`` batches, if above ``above`` tokens a ms."""
-    return _Search(tables, batches, above).run()
+    return _Search(tables, batches, above, effort).run()
 
 
 class _Search:
-    def __init__(self, tables: Tables, batches: int, above: float) -> None:
+    def __init__(self, tables: Tables, batches: int, above: float, effort: float) -> None:
         self.tables, self.batches, self.ratio = tables, batches, above
+        self.kicks = int(effort * KICKS) // tables.users
+        self.steps = int(effort * STEPS) // tables.users**2
         self.steepest = max(tables.slopes)
         self.tries = TRIES if tables.users <= CROWD else TRIES // 2
         self.best: Groups | None = None
@@ -105,7 +107,7 @@ class _Search:
 
     def _kick(self) -> None:
         """Always the best so far is kicked, so that what is found is a function of the tables."""
-        for number in range(KICKS // self.tables.users):
+        for number in range(self.kicks):
             if self.best is None or self.plan is None:
                 return
             period = evaluate_on(self.plan, self.tables).period_ms
@@ -125,7 +127,7 @@ class _Search:
             yield shortest + (longest - shortest) * (i + 0.5) / self.tries
 
     def _polish(self) -> None:
-        budget = STEPS // self.tables.users**2
+        budget = self.steps
         better = True
         while better and self.best is not None:
             better = False

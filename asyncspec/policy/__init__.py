@@ -9,6 +9,7 @@ from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.levels import Levels
+from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 
 POLICIES = Catalogue(
@@ -23,6 +24,7 @@ POLICIES = Catalogue(
         "specpipe": Levels(width=64, children=8),
         "flowspec-no-sbd": FlowSpec(sbd=False),
         "flowspec": FlowSpec(),
+        "dip-sd": Linear(),
         "lossy-relaxed": Levels(width=64, children=8, lossy="relaxed"),
         "lossy-top-p": Levels(width=64, children=8, lossy="top-p"),
     }

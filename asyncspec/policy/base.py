@@ -49,6 +49,8 @@ class View(Struct, frozen=True):
     # Rows that a segment should have at most: where many sessions share passes, a row must be
     # worth its time (``asyncspec.pass_cost``).
     rows: int = MOST_ROWS
+    # Tokens that a plan gives its drafts; 0: there is no plan.
+    length: int = 0
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:
@@ -94,6 +96,10 @@ class Usual(Struct, frozen=True):
     def tops(self) -> int:
         return 0
 
+    @property
+    def planned(self) -> bool:
+        return False
+
     def accepts(self, view: View) -> bool:
         return True
 
@@ -111,6 +117,11 @@ class Policy(Protocol):
     @property
     def tops(self) -> int:
         """Likeliest tokens wanted with every verdict. Lossless policies want none: 0."""
+
+    @property
+    def planned(self) -> bool:
+        """True where the first stage may plan when its segments are verified, and how long they are
+        (``View.length``)."""
 
     def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
         """The token after ``node``. Of lossless policies it is the drawn one."""

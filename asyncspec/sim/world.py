@@ -29,12 +29,15 @@ from asyncspec.actor.machine import (
     Joined,
     Lost,
     Machine,
+    Plan,
+    Planned,
     Received,
     Report,
     Send,
 )
 from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import Tensors
+from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.jobs import Batch, Drafting, Forward, Job, Rows, drafts
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.framing import frame_bytes
@@ -127,6 +130,8 @@ class World:
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
         self.steps = 0
+        # What a ``Plan`` takes, in virtual time.
+        self.planning_seconds = 0.0
         self._costs = costs
         self._taps = {} if taps is None else taps
         self._wires = wires
@@ -149,6 +154,7 @@ class World:
             Finish: self._finish,
             Report: self._report,
             Arm: self._arm,
+            Plan: self._plan,
         }
 
     # --- the outside ----------------------------------------------------------------------------
@@ -298,6 +304,15 @@ class World:
         number = self.at(end, self._ran, rank, actor)
         actor.underway.append(Underway(job, start, end, number, actor.life))
         return 0
+
+    def _plan(self, rank: Rank, actor: Actor, effect: Plan) -> int:
+        """Beside the device."""
+        self.at(self.now + self.planning_seconds, self._planned, rank, actor.life, effect.planning)
+        return 0
+
+    def _planned(self, rank: Rank, life: int, planning: Planning) -> None:
+        if self.actors[rank].life == life:
+            self.feed(rank, Planned(planning, decide(planning.deployment, planning.jitter)))
 
     def _ran(self, rank: Rank, actor: Actor) -> None:
         """The first job under way at a device is done."""

@@ -35,6 +35,8 @@ def input_record(event: machine.Input, job: int) -> records.Input:
             return records.Cancelled(request)
         case machine.Stopped(request, kept):
             return records.Stopped(request, kept)
+        case machine.Planned():
+            return records.Planned()
         case _:
             assert_never(event)
 
@@ -76,6 +78,8 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
             return records.Reported(to, session, passes, computed, dead_rows, nbytes)
         case machine.Arm(timer, at):
             return records.Armed(timer, at)
+        case machine.Plan(planning):
+            return records.Plan(len(planning.sessions), zlib.crc32(_PACK(planning)))
         case _:
             assert_never(effect)
 

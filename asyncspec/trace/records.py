@@ -113,7 +113,11 @@ class Stopped(Struct, frozen=True, array_like=True, tag="stopped", gc=False):
     kept: int
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped
+class Planned(Struct, frozen=True, array_like=True, tag="planned", gc=False):
+    """What the node asked for last with ``Plan`` is decided: a function of the question."""
+
+
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | Planned
 
 
 # --- effects of a machine -----------------------------------------------------------------------
@@ -194,7 +198,14 @@ class Armed(Struct, frozen=True, array_like=True, tag="arm", gc=False):
     at: float | None = None
 
 
-Effect = Sent | Issued | Abandoned | Emitted | Finished | Reported | Armed
+class Plan(Struct, frozen=True, array_like=True, tag="plan", gc=False):
+    """It is to be decided how so many users are verified. ``check``: CRC-32 of the question."""
+
+    users: int
+    check: int
+
+
+Effect = Sent | Issued | Abandoned | Emitted | Finished | Reported | Armed | Plan
 
 
 # --- what happened ------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from .messages import (
     Output,
     PassTimes,
     PruneIndices,
+    Rates,
+    Schedule,
     Segment,
     Status,
     Submit,
@@ -81,7 +83,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
 
 def _check_message(message: Message) -> None:
     match message:
-        case Segment(_, _, applied, ids, parents, tokens, taps, _, more):
+        case Segment(_, _, applied, ids, parents, tokens, taps, _, more, spent):
             _require(0 < len(ids) <= MOST_NODES, "a segment has 1 to 4096 nodes")
             _require(len(parents) == len(ids), "every node of a segment has a parent")
             _require(len(tokens) in (0, len(ids)), "every node of a segment has a token, or none")
@@ -94,7 +96,9 @@ def _check_message(message: Message) -> None:
             _require(0 <= taps <= MOST_FEATURES, "a row has at most 64 features")
             _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
             _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 segments")
-        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn, more):
+            _require(0 <= spent < math.inf, "time does not go back")
+        case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn, more, spent):
+            _require(0 <= spent < math.inf, "time does not go back")
             _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 verdicts")
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
             _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
@@ -135,6 +139,14 @@ def _check_message(message: Message) -> None:
             _require(all(map(math.isfinite, (*rows, *seconds))), "numbers are finite")
             _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
             _require(min(seconds) >= 0, "time does not go back")
+        case Rates(_, rounds, alpha, token, call, link, jitter):
+            _require(rounds >= 0 <= alpha <= 1, "a chance is in 0..1")
+            _require(min(token, call, link, jitter) >= 0, "time does not go back")
+            _require(max(token, call, link, jitter) < math.inf, "numbers are finite")
+        case Schedule(_, version, batch, batches, length):
+            _require(min(version, batch, batches) >= 0, "numbers do not go below 0")
+            _require(batch < max(1, batches), "a batch is one of all")
+            _require(0 < length <= MOST_NODES, "a draft has a token at least")
         case Status(peers=peers, round_trips=round_trips, sent=sent) as status:
             _require(len(peers) == len(round_trips) == len(sent), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)

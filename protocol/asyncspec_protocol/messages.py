@@ -48,6 +48,9 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     # So many segments of the same pass, of other sessions, follow at once on this link: an idle
     # receiver that did not wait for them would need another pass for them, at every stage anew.
     more: int = 0
+    # Seconds it was at the stages before, waiting or computed, of a session that has told its
+    # ``Rates``: what is left of its way is drafting and links. 0: nobody wants to know.
+    spent: float = 0.0
 
 
 class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
@@ -74,6 +77,8 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     drawn: tuple[float, ...] = ()
     # So many verdicts of the same pass follow at once: what they allow to send goes out together.
     more: int = 0
+    # As in ``Segment``, all stages together.
+    spent: float = 0.0
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):
@@ -280,6 +285,37 @@ class PassTimes(Struct, array_like=True, frozen=True, tag="times"):
     seconds: tuple[float, ...]
 
 
+class Rates(Struct, array_like=True, frozen=True, tag="rates"):
+    """A draft node tells the first stage what it has measured of a session whose policy may be
+    planned: when its first answer token is out, and when it has changed noticeably."""
+
+    session: SessionId
+    # Rounds that were measured; 0: none yet, the session only takes part.
+    rounds: int = 0
+    # A cautious chance of a drafted token to be accepted (a lower confidence bound).
+    alpha: float = 0.0
+    # Of a draft: for each token, for each call of the source, and on the links.
+    token_seconds: float = 0.0
+    call_seconds: float = 0.0
+    link_seconds: float = 0.0
+    # Relative deviation of a draft's seconds.
+    jitter: float = 0.0
+
+
+class Schedule(Struct, array_like=True, frozen=True, tag="schedule"):
+    """The first stage tells a draft node what is planned for a session that has told its
+    ``Rates``. Another one that comes later counts."""
+
+    session: SessionId
+    # Counts the first stage's plans.
+    version: int
+    # Which batch it is verified in, of how many; of 0: whoever is ready is verified.
+    batch: int
+    batches: int
+    # Tokens of its drafts.
+    length: int
+
+
 class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False):
     """Says that a silent peer is alive; the echo measures the round trip."""
 
@@ -456,6 +492,8 @@ Message = (
     | Closed
     | Credit
     | PassTimes
+    | Rates
+    | Schedule
     | Heartbeat
     | Clock
     | Fault

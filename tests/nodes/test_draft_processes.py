@@ -93,12 +93,14 @@ class Shared:
         # Of the last answer of each.
         self.tokens: dict[int, list[int]] = {}
 
-    async def ask(self, number: int, prompt: str, count: int, seen: asyncio.Event) -> Finished:
+    async def ask(
+        self, number: int, prompt: str, count: int, seen: asyncio.Event, policy: str = ""
+    ) -> Finished:
         """The end of an answer; its tokens go to ``tokens``. ``seen``: there are some."""
         client = await Client.connect("127.0.0.1", self.drafts[number].port, self.cluster)
         self.tokens[number] = []
         try:
-            async for event in client.ask(submit(prompt, count)):
+            async for event in client.ask(submit(prompt, count, policy)):
                 if isinstance(event, Finished):
                     return event
                 assert isinstance(event, Output)
@@ -114,8 +116,8 @@ class Shared:
         self.background.close()
 
 
-def submit(prompt: str, count: int) -> Submit:
-    return Submit(0, prompt, count, 0, 0.0, 0, 1.0, ignore_eos=True)
+def submit(prompt: str, count: int, policy: str = "") -> Submit:
+    return Submit(0, prompt, count, 0, 0.0, 0, 1.0, policy=policy, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,20 @@ def test_each_of_six_gets_the_text_it_would_get_alone(shared: Shared) -> None:
     asyncio.run(main())
     for number, prompt in enumerate(PROMPTS):
         assert shared.tokens[number] == generate(BUNDLED_TARGET, prompt, TOKENS)[0]
+
+
+def test_the_first_stage_plans_for_all_of_them(shared: Shared) -> None:
+    async def main() -> None:
+        seen = asyncio.Event()
+        ends = await asyncio.gather(
+            *(shared.ask(n, PROMPTS[n], 3 * TOKENS, seen, "dip-sd") for n in range(6))
+        )
+        assert [end.reason for end in ends] == ["length"] * 6
+        assert [end.stats["sessions"] for end in ends] == [1] * 6
+
+    asyncio.run(main())
+    for number, prompt in enumerate(PROMPTS):
+        assert shared.tokens[number] == generate(BUNDLED_TARGET, prompt, 3 * TOKENS)[0]
 
 
 def test_the_commands_ask_any_of_them(shared: Shared, capsys: pytest.CaptureFixture[str]) -> None:

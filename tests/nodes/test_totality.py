@@ -34,8 +34,11 @@ from asyncspec_protocol.messages import (
     Floor,
     Heartbeat,
     Open,
+    PassTimes,
     PruneIndices,
+    Rates,
     Ready,
+    Schedule,
     Segment,
     Verdict,
 )
@@ -44,6 +47,7 @@ from laws import SMALL, check_draft, check_stage
 from nodes.drive import Driven, draft, stage
 
 small = st.integers(0, 3)
+shares = st.floats(0, 1)
 nodes = st.integers(0, 12)
 several = st.lists(nodes, max_size=4).map(tuple)
 
@@ -86,6 +90,9 @@ messages: st.SearchStrategy[Any] = st.one_of(
     ),
     st.builds(Close, small),
     st.builds(Floor, small),
+    st.builds(Rates, small, small, shares, shares, shares, shares),
+    st.builds(Schedule, small, small, st.just(0), st.just(1), st.integers(1, 4)),
+    st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares)),
     st.builds(Ready, ranks, st.booleans()),
     st.builds(Credit, st.integers(0, 20)),
     st.builds(Closed, small, ranks, small, small, small, st.just(0.1), small),
@@ -96,7 +103,7 @@ inputs: st.SearchStrategy[Any] = st.one_of(
     st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"])),
     st.builds(Joined, ranks),
     st.builds(Lost, ranks),
-    st.builds(Fired, st.sampled_from(["rejoin", "account:0", "tea"])),
+    st.builds(Fired, st.sampled_from(["rejoin", "account:0", "rota", "tea"])),
     st.builds(Cancelled, small),
     st.builds(Stopped, small, small),
     st.just("device"),

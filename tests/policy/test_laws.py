@@ -41,6 +41,7 @@ def views(draw: st.DrawFn) -> View:
         starving=draw(st.booleans()),
         room=draw(st.integers(0, 9)),
         rows=draw(st.sampled_from((1, 2, 5, 4096))),
+        length=draw(st.integers(0, 6)),
     )
 
 

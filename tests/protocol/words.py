@@ -17,6 +17,8 @@ from asyncspec_protocol.messages import (
     Open,
     Output,
     PassTimes,
+    Rates,
+    Schedule,
     Segment,
     Status,
     Verdict,
@@ -25,6 +27,7 @@ from asyncspec_protocol.messages import (
 KINDS: tuple[type[Any], ...] = typing.get_args(Message)
 count = st.integers(0, 2**31 - 1)
 nodes = st.integers(0, 5000)
+seconds = st.floats(0, 1e3)
 
 
 @st.composite
@@ -33,14 +36,16 @@ def segments(draw: st.DrawFn) -> Segment:
     parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
     tokens = tuple(draw(count) for _ in ids) if draw(st.booleans()) else ()
     taps = draw(st.integers(0, 3))
-    return Segment(draw(count), draw(count), draw(count), tuple(ids), parents, tokens, taps)
+    names = (draw(count), draw(count), draw(count))
+    return Segment(*names, tuple(ids), parents, tokens, taps, spent=draw(seconds))
 
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
     pairs = draw(st.lists(st.tuples(nodes, count), max_size=8))
     ids, tokens = tuple(n for n, _ in pairs), tuple(t for _, t in pairs)
-    return Verdict(draw(count), draw(count), draw(count), ids, tokens)
+    names = (draw(count), draw(count), draw(count))
+    return Verdict(*names, ids, tokens, spent=draw(seconds))
 
 
 @st.composite
@@ -149,6 +154,10 @@ SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
     PassTimes: times(),
+    Rates: st.builds(Rates, count, count, st.floats(0, 1), seconds, seconds, seconds, seconds),
+    Schedule: st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
+        lambda drawn: Schedule(7, 1, drawn[1] % drawn[0], drawn[0], 1 + drawn[1])
+    ),
     Expand: questions(),
     Expanded: expansions(),
     Open: openings,

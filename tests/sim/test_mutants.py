@@ -159,10 +159,10 @@ def tokens_not_compacted(self: SlotTokens, start: int, keep: Any) -> None:
     """The cache is compacted, the tokens are not."""
 
 
-def tokens_lost_on_the_way(state: Any, waiting: Any, **how: Any) -> Any:
+def tokens_lost_on_the_way(state: Any, waiting: Any, now: float, **how: Any) -> Any:
     """Between stages the tokens of a segment get out of step with its rows."""
     waiting = replace(waiting, tokens=waiting.tokens[::-1])
-    return ONWARD(state, waiting, **how)
+    return ONWARD(state, waiting, now, **how)
 
 
 ONWARD = passes._onward

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncspec.dipsd.decide import decide, measured
+from asyncspec.dipsd.model import User
+from asyncspec_nodes.reference.check import Question
+from asyncspec_protocol.messages import Submit
 from tools.bench.__main__ import main
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
 from tools.bench.dipsd.quality import Quality, quality_markdown
+from tools.bench.dipsd.run_time import STAGES_MS, Answer, Measured, Row, table, throughput
 from tools.bench.dipsd.unsteady import Unsteady, unsteady_markdown
 
 
@@ -43,3 +48,20 @@ def test_tables_are_markdown() -> None:
 def test_a_count_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dipsd", "--out", str(tmp_path), "--count", "0"]) == 2
     assert "--count is 0" in capsys.readouterr().err
+
+
+def test_all_users_tokens_count_until_the_first_is_done() -> None:
+    question = Question(Submit(0, "", 4, 0, 0.0, 0, 1.0), ())
+    slow = Answer(question, tuple((float(at), 1) for at in range(21)), {})
+    fast = Answer(question, tuple((float(at), 2) for at in range(11)), {})
+    # From 4 to 10: six tokens of the one, twelve of the other.
+    assert throughput([slow, fast]) == pytest.approx(3.0)
+
+
+def test_a_run_is_shown_beside_its_forecast() -> None:
+    forecast = decide(measured([User("u", 0.7, 0, 12.0, 1.0)] * 6, STAGES_MS))
+    assert forecast.groups
+    rows = (Row("dip-sd:length=2,plan=false", 50.0), Row("dip-sd", 60.0))
+    text = table(Measured(rows, 0.7, forecast, 12, 12))
+    assert "| `dip-sd` | 60.0 | 1.200 |" in text
+    assert "12 of 12" in text[-1]

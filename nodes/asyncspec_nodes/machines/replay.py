@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.actor import machine
+from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.errors import UserError
 from asyncspec.jobs import Job, Judged
 from asyncspec.policy import POLICIES, Policy
@@ -116,6 +117,8 @@ class _Player:
         self._jobs: dict[int, Job] = {}
         self._issued = 0
         self._handles = 0
+        # What the machine wanted decided last: there is one question at a time.
+        self._planning: Planning | None = None
 
     def play(self, step: Step) -> Difference | None:
         """Feed one input; what differs, if anything does."""
@@ -136,6 +139,8 @@ class _Player:
             if isinstance(effect, machine.Compute):
                 self._jobs[self._issued] = effect.job
                 self._issued += 1
+            elif isinstance(effect, machine.Plan):
+                self._planning = effect.planning
         return event, effects, ""
 
     def _short(self, effects: tuple[machine.Effect, ...]) -> tuple[records.Effect, ...]:
@@ -166,6 +171,10 @@ class _Player:
                 return machine.Cancelled(request)
             case records.Stopped(request, kept):
                 return machine.Stopped(request, kept)
+            case records.Planned():
+                assert self._planning is not None
+                asked = self._planning
+                return machine.Planned(asked, decide(asked.deployment, asked.jitter))
             case _:
                 assert_never(source)
 

@@ -23,6 +23,7 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Lost,
+    Planned,
     Received,
     Send,
     Stopped,
@@ -96,7 +97,7 @@ class SourceMachine:
                 return _forget(state, tuple(state.sessions))
             case Joined() | Lost():
                 return state, ()
-            case Computed() | Fired() | Submitted() | Cancelled() | Stopped():
+            case Computed() | Fired() | Submitted() | Cancelled() | Stopped() | Planned():
                 raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
             case _:
                 assert_never(event)

@@ -18,7 +18,7 @@ from asyncspec_nodes.machines.draft.width import narrowed, prompt_rows, slowest
 from asyncspec_protocol.messages import Segment
 
 
-def send(state: DraftState) -> tuple[DraftState, Effects]:
+def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     """Hand out credit, one segment a session in turn, the longest waiting first. What can be sent
     only now that there is credit again had to wait for it."""
     if state.sent >= state.allowed:
@@ -41,6 +41,8 @@ def send(state: DraftState) -> tuple[DraftState, Effects]:
             idle = 0
             session, message = cut
             session = narrowed(session, message.ids, len(decoding), seconds)
+            if session.policy.planned:
+                session = replace(session, sent_at=now)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.dry else message)
         state = put(without(state, session.session), session)

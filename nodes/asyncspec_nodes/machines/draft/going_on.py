@@ -7,6 +7,7 @@ from msgspec.structs import asdict, replace
 from asyncspec.actor.machine import Compute, Effect, Emit, Send
 from asyncspec_nodes.machines.draft import admission, asking, dispatch, drafting, sharing, verdicts
 from asyncspec_nodes.machines.draft.ends import end, give_up, unserved
+from asyncspec_nodes.machines.draft.measuring import advanced, tell
 from asyncspec_nodes.machines.draft.session import DraftSession, open_session
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
@@ -36,7 +37,9 @@ def go_on(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if not state.expected:
         state, opened = _open_all(state, now)
         effects.extend(opened)
-        state, sent = dispatch.send(state)
+        state, told = tell(state)
+        effects.extend(told)
+        state, sent = dispatch.send(state, now)
         effects.extend(sent)
     for session in state.sessions.values():
         if fed := drafting.feed(session):
@@ -126,4 +129,5 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
         return state, (*effects, *ended)
     assert moved.prune is not None
     prunes = tuple(Send(rank, moved.prune) for rank in reachable(state))
+    state = advanced(state, session, moved)
     return put(state, moved.session), (*effects, *prunes)

@@ -18,13 +18,14 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Lost,
+    Planned,
     Received,
     Stopped,
     Submitted,
 )
 from asyncspec.jobs import Drafting
 from asyncspec.source.batch import Answers, answers
-from asyncspec_nodes.machines.draft import drafting, verdicts
+from asyncspec_nodes.machines.draft import drafting, measuring, verdicts
 from asyncspec_nodes.machines.draft.ends import account
 from asyncspec_nodes.machines.draft.going_on import go_on
 from asyncspec_nodes.machines.draft.peers import broken, complete, joined, lost
@@ -40,6 +41,7 @@ from asyncspec_protocol.messages import (
     Message,
     PassTimes,
     Ready,
+    Schedule,
     Verdict,
 )
 
@@ -75,6 +77,8 @@ class DraftMachine:
                 state, effects = joined(state, peer)
             case Lost(peer):
                 state, effects = lost(state, peer, now)
+            case Planned():
+                raise LocalProtocolError("a draft node plans nothing")
             case _:
                 assert_never(event)
         state, more = go_on(state, now)
@@ -86,7 +90,7 @@ def _received(
 ) -> tuple[DraftState, Effects]:
     match message:
         case Verdict() if peer == state.config.stages:
-            expected = replace(state, expected=message.more)
+            expected = measuring.judged(replace(state, expected=message.more), message, now)
             return _verdict(expected, message, tensor), ()
         case Credit(limit, room) if peer == FIRST:
             if limit < state.allowed:
@@ -101,7 +105,10 @@ def _received(
                 return complete(replace(state, ready=state.ready | {peer}))
             return broken(replace(state, ready=state.ready - {peer}), now)
         case PassTimes(rank) if peer == rank:
-            return replace(state, times={**state.times, peer: message}), ()
+            state = replace(state, times={**state.times, peer: message})
+            return state, measuring.pass_on(state, message)
+        case Schedule() if peer == FIRST:
+            return measuring.scheduled(state, message), ()
         case Closed() if peer == message.rank:
             return account(state, message)
         case Expanded() if peer == state.config.source:
@@ -123,7 +130,7 @@ def _verdict(state: DraftState, message: Verdict, tensor: object | None) -> Draf
 
 def _drafted(state: DraftState, batch: Answers, seconds: float) -> tuple[DraftState, Effects]:
     """The source of this device is free again. Its time was spent for all alike."""
-    state = replace(state, drafting=False)
+    state = measuring.drafted(replace(state, drafting=False), batch, seconds)
     for _, answer in batch:
         state = _expanded(state, answer, seconds / len(batch))
     return state, ()
@@ -144,4 +151,5 @@ def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftSta
             raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
         if max(answer.tokens, default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
+        state = measuring.drafted(state, ((asked.job, answer),), answer.seconds)
     return _expanded(state, answer, answer.seconds), ()

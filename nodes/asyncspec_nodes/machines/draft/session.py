@@ -22,7 +22,7 @@ from asyncspec.tree import TokenTree
 from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
 from asyncspec_nodes.machines.draft.features import Features, begun
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Expand
+from asyncspec_protocol.messages import Expand, Rates
 
 NOBODY = SessionId(-1)
 
@@ -91,6 +91,11 @@ class DraftSession(Struct, frozen=True):
     # Rows its segments should have at most, and those of the last one.
     width: int = MOST_ROWS
     rows: int = 0
+    # Tokens of its drafts by the first stage's plan; 0: there is none. What of it the first stage
+    # was told last, and when its last segment went out (``measuring``).
+    planned_length: int = 0
+    told: Rates | None = None
+    sent_at: float = 0.0
     counters: Counters = Counters()
 
     @property
@@ -120,6 +125,11 @@ class DraftSession(Struct, frozen=True):
     def reach(self) -> int:
         """Tokens of the committed path that the token source can be told of."""
         return self.length if self.features is None else self.features.reach
+
+    @property
+    def levels(self) -> int:
+        """Levels of the tree below its root."""
+        return self.tree.bottom - self.tree.nodes[self.tree.root].position
 
     @property
     def tops(self) -> int:
@@ -194,4 +204,5 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         starving=starving,
         room=max(0, session.last_position - tree.nodes[tree.root].position),
         rows=session.width,
+        length=session.planned_length,
     )

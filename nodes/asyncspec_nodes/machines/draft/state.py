@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Request
+from asyncspec.dipsd.measured import Measured
 from asyncspec.jobs import Rows
 from asyncspec.policy import POLICIES, Policy
 from asyncspec_nodes.machines.draft.counters import Counters
@@ -92,6 +93,8 @@ class DraftState(Struct, frozen=True):
     slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
+    # What this node is, by the sessions whose policy may be planned.
+    measured: Measured = Measured()
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
 from asyncspec.jobs import Rows
+from asyncspec_nodes.machines.verify import planning
 from asyncspec_nodes.machines.verify.credit import grant, lengthen, put
 from asyncspec_nodes.machines.verify.follows import astray
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting, taps, thin
@@ -17,7 +18,7 @@ from asyncspec_protocol.messages import Close, Fault, Segment
 
 
 def arrived(
-    state: VerifyState, peer: Rank, message: Segment, tensor: object | None
+    state: VerifyState, peer: Rank, message: Segment, tensor: object | None, now: float
 ) -> tuple[VerifyState, Effects]:
     """A segment has come. Raises ``RemoteProtocolError`` for one that must not come."""
     state = _received(state, peer, message)
@@ -42,6 +43,9 @@ def arrived(
             parents=message.parents,
             tokens=message.tokens,
             hidden=None if first else Rows(tensor, tuple(range(len(ids)))),
+            since=now,
+            spent=message.spent,
+            timed=message.spent > 0 or message.session in state.rota.members,
         ),
     )
     if waiting is None:
@@ -49,7 +53,7 @@ def arrived(
     before = [w for w in state.queue if w.session == message.session]
     if wrong := astray(session, before, (waiting,)):
         return _led_astray(state, peer, message, wrong)
-    state = lengthen(state, peer, message)
+    state = lengthen(planning.arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 
 

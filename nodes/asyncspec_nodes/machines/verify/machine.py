@@ -20,15 +20,18 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Lost,
+    Planned,
     Received,
     Stopped,
     Submitted,
 )
 from asyncspec.jobs import Batch, Forward
+from asyncspec_nodes.machines.verify import planning
 from asyncspec_nodes.machines.verify.arrivals import arrived
 from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
+from asyncspec_nodes.machines.verify.rota import ROTA
 from asyncspec_nodes.machines.verify.sessions import closed, opened, raise_floor
 from asyncspec_nodes.machines.verify.state import (
     Effects,
@@ -37,8 +40,17 @@ from asyncspec_nodes.machines.verify.state import (
     check_owner,
 )
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import Rank, is_draft
-from asyncspec_protocol.messages import Close, Credit, Floor, Message, Open, PruneIndices, Segment
+from asyncspec_protocol.ids import is_draft
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Floor,
+    Open,
+    PassTimes,
+    PruneIndices,
+    Rates,
+    Segment,
+)
 
 
 class VerifyMachine:
@@ -56,36 +68,41 @@ class VerifyMachine:
         # In the order of how often they come.
         match event:
             case Received():
-                state, effects = _received(state, event.peer, event.message, event.tensor)
+                state, effects = _received(state, event, now)
             case Computed():
                 if not isinstance(event.job, Forward | Batch):
                     raise LocalProtocolError("a stage asks for no other result than a pass's")
-                state, effects = computed(state, event.job, event.result, event.seconds)
+                state, effects = computed(state, event.job, event.result, event.seconds, now)
             case Joined(peer):
                 state, effects = joined(state, peer)
             case Lost(peer):
                 state, effects = lost(state, peer)
+            case Planned(question, decision):
+                state, effects = planning.planned(state, question, decision, now)
+            case Fired(timer) if timer == ROTA:
+                state, effects = planning.fired(state, now)
             case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
                 assert_never(event)
+        if state.rota.members:
+            state, more = planning.tend(state, now)
+            effects += more
         if not idle(state):
-            state, more = serve(state)
+            state, more = serve(state, now)
             effects += more
         return state, effects
 
 
-def _received(
-    state: VerifyState, peer: Rank, message: Message, tensor: object | None
-) -> tuple[VerifyState, Effects]:
-    config = state.config
+def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifyState, Effects]:
+    config, peer, message = state.config, event.peer, event.message
     match message:
         case Segment() if config.fed_by(peer):
-            return arrived(state, peer, message, tensor)
+            return arrived(state, peer, message, event.tensor, now)
         case Credit() if peer == config.after and not config.last:
             if message.limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
-            return send_parked(replace(state, allowed=message.limit), waited=True)
+            return send_parked(replace(state, allowed=message.limit), now, waited=True)
         case PruneIndices(session) if is_draft(peer):
             check_owner(session, peer)
             return pruned(state, message)
@@ -100,5 +117,10 @@ def _received(
         case Floor(first) if is_draft(peer):
             check_owner(first, peer)
             return raise_floor(state, peer, first)
+        case Rates(session) if config.rank == 1 and is_draft(peer):
+            check_owner(session, peer)
+            return planning.told(state, message), ()
+        case PassTimes(rank) if config.rank == 1 and is_draft(peer) and 1 < rank <= config.stages:
+            return planning.told_times(state, peer, message), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

@@ -11,6 +11,7 @@ from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
 from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
+from asyncspec_nodes.machines.verify.planning import taken
 from asyncspec_nodes.machines.verify.session import (
     Part,
     Running,
@@ -41,35 +42,39 @@ def idle(state: VerifyState) -> bool:
 
 def _held(state: VerifyState) -> Collection[SessionId]:
     """Waiting sessions some of whose link's segments are still to come: these belong in one pass.
-    Nobody but they waits for them."""
-    late = [peer for peer, inflow in state.inflows.items() if inflow.expected]
-    if not late:
+    Nobody but they waits for them. And those whose batch has not its turn, or is not complete."""
+    rota, late = state.rota, [peer for peer, inflow in state.inflows.items() if inflow.expected]
+    if not late and not rota.batches:
         return ()
     way = state.config.way_of
-    return {waiting.session for waiting in state.queue if way(waiting.session) in late}
+    here = {waiting.session for waiting in state.queue}
+    return {session for session in here if way(session) in late}.union(rota.held(here))
 
 
-def serve(state: VerifyState) -> tuple[VerifyState, Effects]:
+def serve(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Send what is parked and start the next pass, where that is possible now."""
-    state, effects = send_parked(state)
+    state, effects = send_parked(state, now)
     if not state.parked and not idle(state):
-        state, started = _start(state)
+        state, started = _start(state, now)
         effects += started
     return state, effects
 
 
-def send_parked(state: VerifyState, *, waited: bool = False) -> tuple[VerifyState, Effects]:
+def send_parked(
+    state: VerifyState, now: float, *, waited: bool = False
+) -> tuple[VerifyState, Effects]:
     """Send what is computed, as far as there is credit."""
     go = state.parked[: max(0, state.allowed - state.sent)]
     if not go:
         return state, ()
     state = replace(state, parked=state.parked[len(go) :], sent=state.sent + len(go))
     return state, tuple(
-        _onward(state, waiting, waited=waited, more=len(go) - 1 - i) for i, waiting in enumerate(go)
+        _onward(state, waiting, now, waited=waited, more=len(go) - 1 - i)
+        for i, waiting in enumerate(go)
     )
 
 
-def _start(state: VerifyState) -> tuple[VerifyState, Effects]:
+def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """The first of the queue get their pass, and their places go back to the stage before."""
     config, sessions = state.config, dict(state.sessions)
     chosen, queue = gather(state.queue, sessions, config.batch_rows, _held(state))
@@ -87,12 +92,14 @@ def _start(state: VerifyState) -> tuple[VerifyState, Effects]:
         sessions=sessions,
         fit=max(1, config.batch_rows // largest),
     )
-    state, granted = give_back(state, [waiting.session for waiting in chosen])
-    return state, (Compute(job), *granted)
+    started = [waiting.session for waiting in chosen]
+    state, granted = give_back(state, started)
+    state, armed = taken(state, started, now) if state.rota.batches else (state, ())
+    return state, (Compute(job), *granted, *armed)
 
 
 def computed(
-    state: VerifyState, job: Forward | Batch, result: object, seconds: float
+    state: VerifyState, job: Forward | Batch, result: object, seconds: float, now: float
 ) -> tuple[VerifyState, Effects]:
     """A pass has ended. Raises ``LocalProtocolError`` where none was in service."""
     running = state.running
@@ -112,7 +119,7 @@ def computed(
             state = replace(state, closing=left)
             effects.append(report(session))
         elif state.config.last:
-            if not running.abandoned and (verdict := _verdict(session, part, own, stay)):
+            if not running.abandoned and (verdict := _verdict(session, part, own, stay, now)):
                 verdicts.append(verdict)
         elif stay:
             state = replace(state, parked=(*state.parked, _done(session, part, own, stay)))
@@ -183,7 +190,9 @@ def _together(verdicts: Sequence[Send]) -> Sequence[Send]:
     return found[::-1]
 
 
-def _verdict(session: StageSession, part: Part, result: object, stay: Sequence[int]) -> Send | None:
+def _verdict(
+    session: StageSession, part: Part, result: object, stay: Sequence[int], now: float
+) -> Send | None:
     """The verdict of a pass, for the rows that are still alive, with their features if wanted."""
     tokens = result.tokens if isinstance(result, Judged) else result
     if not isinstance(tokens, tuple) or len(tokens) != len(part.judged):
@@ -211,11 +220,12 @@ def _verdict(session: StageSession, part: Part, result: object, stay: Sequence[i
         likely=tuple(t for i in judged if more.likely for t in more.likely[i][0]),
         log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
         drawn=tuple(more.drawn[i] for i in judged if more.drawn),
+        spent=part.waiting.spent_by(now),
     )
     return Send(owner(session.session), message, features)
 
 
-def _onward(state: VerifyState, waiting: Waiting, *, waited: bool, more: int) -> Send:
+def _onward(state: VerifyState, waiting: Waiting, now: float, *, waited: bool, more: int) -> Send:
     session = state.sessions[waiting.session]
     message = Segment(
         session=waiting.session,
@@ -227,5 +237,6 @@ def _onward(state: VerifyState, waiting: Waiting, *, waited: bool, more: int) ->
         taps=taps(session, state.config.end_layer),
         waited=waited,
         more=more,
+        spent=waiting.spent_by(now),
     )
     return Send(state.config.after, message, waiting.hidden)

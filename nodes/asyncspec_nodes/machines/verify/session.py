@@ -13,6 +13,8 @@ from asyncspec.slots import Slots, place, settle
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
 
+_SOME = 1e-9
+
 
 class Waiting(Struct, frozen=True):
     """A segment in the queue; its dead rows are gone. ``hidden`` names the rows that are left."""
@@ -27,6 +29,15 @@ class Waiting(Struct, frozen=True):
     hidden: Rows | None = None
     # Passes that could have taken it and have not.
     passed_over: int = 0
+    # When it came, and what it had spent at the stages before. Told only where somebody wants to
+    # know (``timed``).
+    since: float = 0.0
+    spent: float = 0.0
+    timed: bool = False
+
+    def spent_by(self, now: float) -> float:
+        """Seconds at all stages so far; 0 where nobody wants to know."""
+        return max(_SOME, self.spent + now - self.since) if self.timed else 0.0
 
     def select(self, stay: Sequence[int]) -> Waiting:
         """The same segment with only the rows ``stay`` (indices into ``ids``, ascending)."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect
 from asyncspec.pass_cost import PassCost
+from asyncspec_nodes.machines.verify.rota import Rota
 from asyncspec_nodes.machines.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
@@ -107,6 +108,8 @@ class VerifyState(Struct, frozen=True):
     # Segments the stage after allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0
+    # First stage only: who is verified together.
+    rota: Rota = Rota()
 
     @property
     def drafts(self) -> tuple[Rank, ...]:

@@ -1,0 +1,234 @@
+"""``python tools/bench dipsd-run``: a plan at run time next to greedy batching, on real processes.
+
+Six draft nodes with one user each share two stages; devices are padded to given paces, and the text
+of every answer is held against the sequential decoder's. The forecast is that of the first stage's
+planner, for those paces and the acceptance that was seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.dipsd.acceptance import expected_tokens
+from asyncspec.dipsd.decide import Decision, decide, measured
+from asyncspec.dipsd.model import User
+from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import to_toml
+from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.local.supervisor import Child
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Report
+from asyncspec_nodes.reference.check import Question, check
+from asyncspec_protocol.ids import draft_rank
+from asyncspec_protocol.messages import Finished, Output, Submit
+from tools.bench.options import check_counts
+
+PROMPTS = (
+    "Once upon a time there was a little fox",
+    "Tom and Lily went to the park. They saw",
+    "The cat sat",
+    "One day, a boy named Ben found a big",
+    "Mia liked to sing. Every day she",
+    "Sam had a red ball. He",
+)
+STAGES_MS = ((60.0, 3.0), (30.0, 3.0))
+"""Of each stage: a pass, and each row of it."""
+
+TOKEN_MS = 12.0
+LINK_MS = 1.0
+LENGTHS = (2, 3, 4)
+"""Of the drafts, where nothing is planned."""
+
+WARM = 0.4
+"""Share of the time until the first answer is complete that is start-up."""
+
+START_SECONDS = 100.0
+
+
+class Answer(Struct, frozen=True):
+    """Of one user: when tokens came, which, and the statistics."""
+
+    question: Question
+    came: tuple[tuple[float, int], ...]
+    stats: dict[str, float]
+
+
+class Row(Struct, frozen=True):
+    """All users under one policy: tokens a second of all of them together."""
+
+    policy: str
+    throughput: float
+
+
+class Measured(Struct, frozen=True):
+    """What came out; ``forecast`` by the planner."""
+
+    rows: tuple[Row, ...]
+    alpha: float
+    forecast: Decision
+    answers: int
+    equal: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench dipsd-run``."""
+    parser.add_argument("--max-new-tokens", type=int, default=100, help="of each answer (100)")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    try:
+        check_counts(options, "max_new_tokens")
+        found = asyncio.run(_measure(options.max_new_tokens))
+    except AsyncSpecError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
+    if options.json:
+        print(json.dumps(msgspec.to_builtins(found), indent=1))
+    else:
+        print("\n".join(table(found)))
+    return 0 if found.equal == found.answers else 1
+
+
+async def _measure(tokens: int) -> Measured:
+    config = _config()
+    async with LocalCluster(config, lambda report: None) as cluster:
+        with tempfile.TemporaryDirectory(prefix="asyncspec-") as folder:
+            drafts, ports = await _drafts(cluster.config, Path(folder))
+            try:
+                greedy = [f"dip-sd:length={length},plan=false" for length in LENGTHS]
+                policies = [*greedy, "dip-sd", "dip-sd"]
+                runs = [await _together(config, ports, policy, tokens) for policy in policies]
+            finally:
+                await asyncio.gather(*(child.stop() for child in drafts))
+    questions = [answer.question for answers in runs for answer in answers]
+    compared = await check(cluster.config, questions)
+    rows = tuple(Row(p, throughput(r)) for p, r in zip(policies, runs, strict=True))
+    alpha = _alpha([answer.stats for answers in runs for answer in answers])
+    people = [User(str(n), alpha, 0, TOKEN_MS, LINK_MS) for n in range(len(PROMPTS))]
+    forecast = decide(measured(people, STAGES_MS))
+    return Measured(rows, alpha, forecast, len(compared), sum(one.equal for one in compared))
+
+
+def _config() -> Config:
+    target = TargetTable(path=str(BUNDLED_TARGET))
+    config = local_config(target, DraftTable(source=str(BUNDLED_DRAFT)), len(STAGES_MS), 2)
+    pace = {
+        rank: PaceTable(seconds=(fixed + row) / 1000, plateau=1, row_seconds=row / 1000)
+        for rank, (fixed, row) in enumerate(STAGES_MS, 1)
+    }
+    drafting = PaceTable(level_seconds=TOKEN_MS / 1000)
+    pace |= {draft_rank(number): drafting for number in range(len(PROMPTS))}
+    stages = tuple(node for node in config.node if node.rank)
+    return msgspec.structs.replace(config, node=stages, pace=pace)
+
+
+async def _drafts(config: Config, folder: Path) -> tuple[list[Child], list[int]]:
+    """The draft nodes, when all of them serve, and their ports."""
+    file = folder / "cluster.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    children: list[Child] = []
+    ports: list[int] = []
+    for number in range(len(PROMPTS)):
+        sock = listen.loopback()
+        ports.append(sock.getsockname()[1])
+        rank = draft_rank(number)
+        log = folder / f"draft-{number}.log"
+        children.append(await Child.start(rank, "draft", file, sock, log))
+    serving = asyncio.Event()
+
+    def heard(report: Report) -> None:
+        if all(child.serving for child in children):
+            serving.set()
+
+    watches = [asyncio.create_task(child.watch(heard)) for child in children]
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await serving.wait()
+    except TimeoutError:
+        await asyncio.gather(*(child.stop() for child in children))
+        raise ClusterError(f"draft nodes did not load within {START_SECONDS:g} s") from None
+    finally:
+        for watch in watches:
+            watch.cancel()
+    return children, ports
+
+
+async def _together(config: Config, ports: Sequence[int], policy: str, tokens: int) -> list[Answer]:
+    """Every user asks at once."""
+    asked = zip(ports, PROMPTS, strict=True)
+    name = config.cluster.name
+    return await asyncio.gather(*(_ask(name, port, text, policy, tokens) for port, text in asked))
+
+
+async def _ask(name: str, port: int, prompt: str, policy: str, tokens: int) -> Answer:
+    submit = Submit(0, prompt, tokens, 0, 0.0, 0, 1.0, policy=policy, ignore_eos=True)
+    client = await Client.connect("127.0.0.1", port, name)
+    came: list[tuple[float, int]] = []
+    ids: list[int] = []
+    try:
+        async for event in client.ask(submit):
+            if isinstance(event, Finished):
+                question = Question(submit, tuple(ids))
+                return Answer(question, tuple(came), event.stats)
+            if isinstance(event, Output):
+                ids.extend(event.token_ids)
+                came.append((time.monotonic(), len(event.token_ids)))
+    finally:
+        await client.close()
+    raise ClusterError("an answer has no end")
+
+
+def throughput(answers: Sequence[Answer]) -> float:
+    """Tokens a second, from when all are at work until the first of them is done."""
+    begun = min(answer.came[0][0] for answer in answers)
+    end = min(answer.came[-1][0] for answer in answers)
+    start = begun + WARM * (end - begun)
+    tokens = sum(n for answer in answers for at, n in answer.came if start < at <= end)
+    return tokens / (end - start)
+
+
+def _alpha(stats: Sequence[dict[str, float]]) -> float:
+    """The chance that explains the tokens of all rounds, by bisection."""
+    rounds = sum(one["rounds"] for one in stats)
+    tokens = sum(one["new_tokens"] - 1 for one in stats) / rounds
+    lengths = [round(one["drafted_nodes"] / max(1.0, one["rounds"])) for one in stats]
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        whole = zip(lengths, stats, strict=True)
+        found = sum(expected_tokens(middle, k) * one["rounds"] for k, one in whole) / rounds
+        low, high = (middle, high) if found < tokens else (low, middle)
+    return low
+
+
+def table(found: Measured) -> list[str]:
+    """Markdown."""
+    greedy = max(row.throughput for row in found.rows if "plan=false" in row.policy)
+    lines = ["| | tokens/s | over greedy |", "| --- | ---: | ---: |"]
+    for row in found.rows:
+        share = row.throughput / greedy
+        lines.append(f"| `{row.policy}` | {row.throughput:.1f} | {share:.3f} |")
+    forecast = found.forecast
+    lines += [
+        f"| forecast of the plan | {forecast.planned:.1f} | {forecast.planned / greedy:.3f} |",
+        f"| forecast of greedy batching | {forecast.greedy:.1f} | {forecast.greedy / greedy:.3f} |",
+        "",
+        f"alpha {found.alpha:.2f}; {found.equal} of {found.answers} texts are the sequential "
+        "decoder's",
+    ]
+    return lines
