@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from asyncspec.dipsd.algorithm1 import alternate
 from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.fit import Fit
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.neighbours import neighbours
 from asyncspec.dipsd.plan import Groups, Plan, plan_of
@@ -90,6 +89,9 @@ class _Search:
     def _fit(self, groups: Groups, period: float) -> bool:
         """Without and with a price on the verifier's work: drafting limits, or it does."""
         prices = (0.0, self.ratio * self.steepest)
+        # Here, because numpy takes longer to import than most commands run.
+        from asyncspec.dipsd.fit import Fit
+
         fitted = [Fit(self.tables, period, price).climb(groups) for price in prices]
         better = [self._try(other) for other in fitted]
         return any(better)
