@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asyncspec.errors import AsyncSpecError, UserError
+from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.growth import page
 from tools.bench.growth.curve import Curve
 from tools.bench.limits.progress import Tick
@@ -60,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     try:
-        chosen = _chosen(options.only)
+        chosen = chosen_parts(options.only, PARTS)
         if options.out is not None:
-            _make(options.out)
+            make_folder(options.out)
         parts = measure(chosen)
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")
@@ -93,18 +94,3 @@ def write(parts: dict[str, list[Curve]], folder: Path) -> None:
     for part, curves in parts.items():
         draw(curves, folder / page.figure(part))
     (folder / "growth.md").write_text(page.page(parts, figures=True))
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from None
-
-
-def _chosen(only: str | None) -> list[str]:
-    chosen = list(PARTS) if only is None else only.split(",")
-    for part in chosen:
-        if part not in PARTS:
-            raise UserError(f"--only: there is no part {part!r}; there are {', '.join(PARTS)}")
-    return chosen

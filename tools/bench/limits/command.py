@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asyncspec.errors import AsyncSpecError, UserError
+from tools.bench.chosen import chosen_parts
 from tools.bench.limits.progress import Tick
 
 Figures = dict[str, float | str | list[str]]
@@ -119,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     try:
-        figures = measure(_chosen(options.only))
+        figures = measure(chosen_parts(options.only, PARTS))
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2 if isinstance(error, UserError) else 1
@@ -142,11 +143,3 @@ def measure(parts: list[str]) -> Figures:
                 figures |= PARTS[part](lambda task=task: progress.advance(task), Path(folder))
             progress.update(task, total=1, completed=1)
     return figures
-
-
-def _chosen(only: str | None) -> list[str]:
-    chosen = list(PARTS) if only is None else only.split(",")
-    for part in chosen:
-        if part not in PARTS:
-            raise UserError(f"--only: there is no part {part!r}; there are {', '.join(PARTS)}")
-    return chosen

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asyncspec.errors import AsyncSpecError, UserError
+from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.serving.parts import PARTS, as_dict
 
 SOAK_SECONDS = 20.0
@@ -40,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     try:
-        parts = _chosen(options.only)
+        parts = chosen_parts(options.only, PARTS)
         if not 0 < options.soak < float("inf"):
             raise UserError(f"--soak is {options.soak:g}; it must be above 0")
         if options.out is not None:
-            _make(options.out)
+            make_folder(options.out)
         found = measure(parts, options.soak)
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")
@@ -101,18 +102,3 @@ def _pages(found: dict[str, Any], *, figures: bool) -> str:
 
 def _figure(part: str) -> str:
     return f"serving-{part}.png"
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from None
-
-
-def _chosen(only: str | None) -> list[str]:
-    chosen = list(PARTS) if only is None else only.split(",")
-    for part in chosen:
-        if part not in PARTS:
-            raise UserError(f"--only: there is no part {part!r}; there are {', '.join(PARTS)}")
-    return chosen

@@ -23,8 +23,7 @@ TREE = 64
 def slots_needed(request: Request, stages: int) -> int:
     """The most slots that a session of a request takes on any stage, in whole blocks: prompt,
     answer and tree."""
-    most = len(request.prompt) + request.max_new_tokens + TREE * (stages + 1)
-    return -(-most // BLOCK) * BLOCK
+    return _blocks(len(request.prompt) + request.max_new_tokens + TREE * (stages + 1))
 
 
 def slots_in_all(state: DraftState) -> int | None:
@@ -36,7 +35,7 @@ def slots_in_all(state: DraftState) -> int | None:
 def slots_taken(state: DraftState) -> int:
     """What the sessions that are open may come to, those whose end not every stage has told, and
     the prompts that are kept."""
-    kept = sum(-(-len(one.prefix) // BLOCK) * BLOCK for one in state.kept)
+    kept = sum(_blocks(len(one.prefix)) for one in state.kept)
     return kept + sum(slots_needed(request, state.config.stages) for request in _holders(state))
 
 
@@ -56,6 +55,10 @@ def too_large(state: DraftState, request: Request) -> str:
         f"prompt, answer and draft tree may take {needed} cache slots, and the smallest stage has "
         f"{bound}; ask for fewer tokens, or raise [limits] cache_mib there"
     )
+
+
+def _blocks(slots: int) -> int:
+    return -(-slots // BLOCK) * BLOCK
 
 
 def _holders(state: DraftState) -> Iterable[Request]:

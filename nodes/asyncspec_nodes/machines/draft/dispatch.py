@@ -24,7 +24,8 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if state.sent >= state.allowed:
         return (state if state.dry else replace(state, dry=True)), ()
     segments: list[Segment] = []
-    idle, seconds = 0, slowest(state.times)
+    # Who is alone is as wide as the policy says, and its prompt is in nobody's way.
+    idle, seconds = 0, slowest(state.times) if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.round]
     rows = prompt_rows(
         state.config.prefill_rows,
