@@ -101,7 +101,7 @@ def measure(
         check=True,
         env=os.environ | SETTINGS,
         capture_output=True,
-        timeout=100,
+        timeout=250,
     )
     sizes: dict[str, float] = json.loads(done.stdout)
     return sizes
