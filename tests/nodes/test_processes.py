@@ -308,11 +308,21 @@ class Running:
         return err
 
 
-def test_a_stage_killed_in_the_middle_is_named(tiny: Path) -> None:
+def test_a_draft_node_killed_in_the_middle_is_named(tiny: Path) -> None:
+    running = Running(tiny, 2)
+    with_rank(running.nodes, 0).kill()
+    assert running.ended() == "asyncspec: the draft node was killed by SIGKILL\n"
+    assert running.process.returncode == 1
+
+
+def test_a_stage_killed_in_the_middle_is_named_and_started_again(tiny: Path) -> None:
     running = Running(tiny, 2)
     with_rank(running.nodes, 2).kill()
-    assert running.ended() == "asyncspec: stage 2 was killed by SIGKILL\n"
-    assert running.process.returncode == 1
+    assert running.process.stderr is not None
+    line = running.process.stderr.readline()
+    assert line == "asyncspec: stage 2 was killed by SIGKILL; it is started again\n"
+    assert "generated 4000 tokens" in running.ended()
+    assert running.process.returncode == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

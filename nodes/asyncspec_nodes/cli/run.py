@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
 from asyncspec_nodes.client.answers import Answer, answer_all
@@ -19,6 +20,7 @@ from asyncspec_nodes.client.remote import Remote, connect
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.local.restarts import WITHOUT_DRAFT
 from asyncspec_nodes.reference.check import Comparison, Question, check
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,7 +87,9 @@ class Run:
         async with AsyncExitStack() as stack:
             with watched(config.stages) as progress:
                 cluster = await stack.enter_async_context(
-                    LocalCluster(config, progress, self._options.logs)
+                    LocalCluster(
+                        config, progress, self._options.logs, restarts=WITHOUT_DRAFT, say=say
+                    )
                 )
             self._stages, self._guarantee = config.stages, cluster.guarantee
             client = await Client.connect(*cluster.address, config.cluster.name)
