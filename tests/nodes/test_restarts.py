@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 
 import psutil
 import pytest
 
+from asyncspec.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from asyncspec_nodes.local.restarts import WITHOUT_DRAFT, Allowance, Restarts
+from asyncspec_nodes.local.restarts import ALL, WITHOUT_DRAFT, Allowance, Restarts
 from asyncspec_protocol.messages import Finished, Output, Submit
+from nodes.background import START
 from nodes.test_processes import generate
 
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 160
 
-processes = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
 
 
 def test_an_allowance_is_of_some_time() -> None:
@@ -86,3 +89,40 @@ def test_the_text_goes_on(victim: int, name: str, apart: bool) -> None:
     assert (end.reason, end.stats["sessions"]) == ("length", 2)
     assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
     assert psutil.Process().children() == []
+
+
+def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
+    asked = Asked(1, Restarts(("verify",), most=1))
+
+    async def main() -> ClusterError:
+        async with asked.cluster:
+            await asked.ask()
+            asked.victim = 1
+            asked.kill()
+            error = await asked.cluster.watch()
+            assert isinstance(error, ClusterError)
+            return error
+
+    error = asyncio.run(main())
+    assert str(error) == "stage 1 was killed by SIGKILL, started 1 times within 600 s"
+    assert asked.said == ["stage 1 was killed by SIGKILL; it is started again"]
+    assert psutil.Process().children() == []
+
+
+def test_a_draft_node_that_dies_takes_its_answer_with_it_and_no_other() -> None:
+    asked = Asked(0, ALL)
+
+    async def main() -> Finished:
+        async with asked.cluster:
+            with pytest.raises(ClusterError, match="the draft node is gone"):
+                await asked.ask()
+            async with asyncio.timeout(START):
+                while True:
+                    # Whoever dials waits for the node, a while each time.
+                    with contextlib.suppress(ClusterError):
+                        return await asked.ask()
+
+    end = asyncio.run(main())
+    assert asked.said == ["the draft node was killed by SIGKILL; it is started again"]
+    assert end.reason == "length"
+    assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
