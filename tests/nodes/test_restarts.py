@@ -114,7 +114,7 @@ def test_a_draft_node_that_dies_takes_its_answer_with_it_and_no_other() -> None:
 
     async def main() -> Finished:
         async with asked.cluster:
-            with pytest.raises(ClusterError, match="the draft node is gone"):
+            with pytest.raises(ClusterError, match=r"the draft node .*is gone"):
                 await asked.ask()
             async with asyncio.timeout(START):
                 while True:

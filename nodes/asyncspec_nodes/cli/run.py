@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -76,6 +76,8 @@ class Run:
         if alone and self._answers[0].error is not None:
             raise self._answers[0].error
         self._printer.end(self._answers, self._stages, self._guarantee, checks)
+        if (line := cut_short(self._answers)) is not None:
+            say(line)
         wrong = [answer for answer in self._answers if answer.error is not None]
         if wrong:
             count = f"{len(wrong)} of {len(self._answers)} requests failed"
@@ -132,6 +134,21 @@ def _title(options: RunOptions) -> str:
     where = options.where
     stages = "" if isinstance(where, Remote) else f", {where.stages} stages"
     return f"{options.submit.policy or 'the default policy'}{stages}"
+
+
+def cut_short(answers: Sequence[Answer]) -> str | None:
+    """What is to be said of answers that end before --max-new-tokens, where the context does."""
+    cut = [
+        answer
+        for answer in answers
+        if answer.finish_reason == "length" and len(answer.token_ids) < answer.submit.max_new_tokens
+    ]
+    if not cut:
+        return None
+    which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
+    some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
+    most = cut[0].submit.max_new_tokens
+    return f"{which} {some}where the target's context does, before --max-new-tokens {most}"
 
 
 async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None]) -> None:
