@@ -30,7 +30,7 @@ def test_an_allowance_is_of_some_time() -> None:
     allowance = Allowance(Restarts(("verify",), most=2, seconds=10.0))
     assert allowance.spent == ""
     assert [allowance.take(now) for now in (0.0, 1.0, 5.0, 10.0)] == [True, True, False, False]
-    assert allowance.spent == ", started 2 times within 10 s"
+    assert allowance.spent == " after 2 new starts within 10 s"
     # The first is forgotten, then the second.
     assert [allowance.take(now) for now in (10.5, 10.9, 11.5, 12.0)] == [True, False, True, False]
 
@@ -104,7 +104,7 @@ def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
             return error
 
     error = asyncio.run(main())
-    assert str(error) == "stage 1 was killed by SIGKILL, started 1 times within 600 s"
+    assert str(error) == "stage 1 was killed by SIGKILL after 1 new starts within 600 s"
     assert asked.said == ["stage 1 was killed by SIGKILL; it is started again"]
     assert psutil.Process().children() == []
 

@@ -36,9 +36,9 @@ from asyncspec_protocol.ids import DRAFT
 START_SECONDS = 600.0
 """A cluster that has not loaded its models by then is given up."""
 
-REJOIN_SECONDS = START_SECONDS
-"""A lost node is started again, so it is waited for as long as it may take to load; or else the
-cluster ends."""
+REJOIN_SECONDS = 5.0
+"""Where a lost node does not come back, nothing waits for it for long. One that is started again is
+waited for as long as it may take to load; or else the cluster ends."""
 
 
 NEVER = Restarts()
@@ -94,6 +94,9 @@ class LocalCluster:
         restarts: Restarts = NEVER,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
+        if restarts.roles:
+            limits = replace(config.limits, rejoin_seconds=START_SECONDS)
+            config = replace(config, limits=limits)
         # With the ports of the nodes, once they were started.
         self.config = config
         self._progress = progress

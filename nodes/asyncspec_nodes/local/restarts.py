@@ -1,8 +1,8 @@
 """Which nodes of a local cluster are started again when they end by themselves, and how often.
 
-What vLLM's users know: a worker that dies ends the server. Here the draft node has every committed
-path, so a stage may die and come back while requests wait; but not for ever, as a node that has
-too little memory, say, dies each time it has loaded.
+In most engines a worker that dies ends the server. Here the draft node has every committed path, so
+a stage may die and come back while requests wait; but not for ever, as a node that has too little
+memory, say, dies each time it has loaded.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ class Allowance:
     def spent(self) -> str:
         """Why there is none left, in words; empty where none was taken."""
         count = len(self._taken)
-        return f", started {count} times within {self._restarts.seconds:g} s" if count else ""
+        return f" after {count} new starts within {self._restarts.seconds:g} s" if count else ""
