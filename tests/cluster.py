@@ -115,7 +115,8 @@ class Cluster:
 
     def source_node(self, rank: Rank) -> Actor:
         """A fresh node for the token source."""
-        machine = SourceMachine(SourceConfig(rank, self.model.vocab))
+        most = self.config.max_sessions
+        machine = SourceMachine(SourceConfig(rank, self.model.vocab, sessions=most))
         return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
 
     def node(self, rank: Rank) -> Actor:

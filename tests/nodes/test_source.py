@@ -140,3 +140,14 @@ def test_nobody_speaks_of_anothers_session(message: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="another draft node's") as caught:
         driven.feed(Received(OTHER, message))
     assert caught.value.peer == OTHER
+
+
+def test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time() -> None:
+    driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, sessions=2)))
+    driven.feed(Joined(DRAFT), Joined(OTHER))
+    asked(driven, question(0, (1,)))
+    driven.feed(Received(DRAFT, question(0, (1,), 1)), Received(OTHER, question(0, (1,), THEIRS)))
+    with pytest.raises(RemoteProtocolError, match="more than 2 sessions at a time"):
+        driven.feed(Received(DRAFT, question(0, (1,), 2)))
+    driven.feed(Received(DRAFT, Close(1)), Received(DRAFT, question(0, (1,), 2)))
+    assert len(driven.state.sessions) == 3

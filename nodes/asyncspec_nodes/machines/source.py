@@ -52,6 +52,8 @@ class SourceConfig(Struct, frozen=True):
     rank: Rank
     # Tokens are below this.
     vocab: int = 2**31
+    # Sessions of one draft node at a time; 0: no bound.
+    sessions: int = 0
 
 
 class Reading(Struct, frozen=True):
@@ -137,6 +139,13 @@ def _floor(state: SourceState, draft: Rank) -> SessionId:
 def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, Effects]:
     if job.session < _floor(state, peer):
         return state, ()  # over, and the draft node has said so
+    most = state.config.sessions
+    if most and job.session not in state.sessions and len(_of(state, peer)) >= most:
+        # Every session takes a cache here.
+        raise RemoteProtocolError(
+            f"more than {most} sessions at a time: give all nodes the same [limits] sessions",
+            peer=peer,
+        )
     reading = state.sessions.get(job.session, Reading(0))
     if reading.asked is not None or job.base != reading.length:
         raise RemoteProtocolError(
