@@ -59,7 +59,7 @@ class Cluster:
         record: bool = False,
         world: type[World] = World,
     ) -> None:
-        """``apart``: the token source of draft node 0 is a node of its own, unless it reads
+        """``apart``: the token source is a node of its own for all draft nodes, unless it reads
         features."""
         self.model = model or ToyModel()
         self.stages = stages
@@ -111,12 +111,12 @@ class Cluster:
         """How a fresh draft node works; its session ids are above those of its lives before."""
         first = SessionId(first_session(rank) + LIFE * self.lives[rank])
         self.lives[rank] += 1
-        source = self.config.source if rank == DRAFT else None
-        return replace(self.config, first_session=first, source=source)
+        return replace(self.config, first_session=first)
 
     def source_node(self, rank: Rank) -> Actor:
         """A fresh node for the token source."""
-        machine = SourceMachine(SourceConfig(rank, self.model.vocab))
+        most = self.config.max_sessions
+        machine = SourceMachine(SourceConfig(rank, self.model.vocab, sessions=most))
         return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
 
     def node(self, rank: Rank) -> Actor:
@@ -164,8 +164,9 @@ class Cluster:
     def connect_all(self) -> None:
         """Bring up every link that is down, of the draft nodes that take part."""
         connect(self.world, self.stages, sorted(self.drafts))
-        if self.config.source is not None and DRAFT in self.drafts:
-            self.world.connect(DRAFT, self.config.source)
+        for rank in sorted(self.drafts):
+            if self.config.source is not None:
+                self.world.connect(rank, self.config.source)
 
     def leave(self, rank: Rank) -> None:
         """A draft node ends, and what its users wanted with it."""

@@ -280,7 +280,10 @@ def check_empty(cluster: Cluster) -> None:
     for rank in cluster.drafts & cluster.eagles.keys():
         assert not cluster.eagles[rank].fed
     if cluster.config.source is not None:
-        assert not cluster.state(cluster.config.source).sessions
+        source = cluster.state(cluster.config.source)
+        assert not source.sessions
+        assert not source.waiting
+        assert not source.working
     for rank, backend in cluster.backends.items():
         backend.check()
         state = cluster.state(rank)

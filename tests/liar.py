@@ -12,10 +12,11 @@ from asyncspec.actor.machine import Effect, Input, Received, Send
 from asyncspec.jobs import Job
 from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import (
     Close,
     Credit,
+    Expand,
     Fault,
     Floor,
     Message,
@@ -24,6 +25,7 @@ from asyncspec_protocol.messages import (
     PruneIndices,
     Rates,
     Segment,
+    Withdraw,
 )
 
 
@@ -133,3 +135,17 @@ def lies(
     if draw(st.booleans()):
         return Rank(1), draw(to_first)
     return stage, draw(to_all)
+
+
+@st.composite
+def questions(
+    draw: st.DrawFn, own: Sequence[SessionId], others: Sequence[SessionId]
+) -> Expand | Withdraw | Close | Floor:
+    """What is told a token source, most often about a session that is one's own."""
+    session = draw(st.sampled_from((*own, *own, *own, *others)))
+    committed = draw(st.lists(st.integers(0, 9), max_size=3).map(tuple))
+    expand = st.builds(
+        Expand, st.just(session), st.just(0), small, st.just(committed), small, small, small
+    )
+    ends = st.builds(Withdraw, st.just(session)), st.builds(Close, st.just(session))
+    return draw(st.one_of(expand, expand, *ends, st.builds(Floor, st.just(session))))

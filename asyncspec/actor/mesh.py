@@ -1,7 +1,7 @@
 """Who is linked to whom: listening, dialling, handshakes, and dialling again.
 
-Draft nodes dial every stage (and number 0 the token source, where that is a node of its own),
-stage k dials stage k+1; clients dial draft nodes. Each node listens on one port. A stage takes any
+Draft nodes dial every stage (and the token source, where that is a node of its own), stage k dials
+stage k+1; clients dial draft nodes. Each node listens on one port. Stages and the source take any
 draft node that shakes hands, listed or not. A second link of a rank replaces the first only when
 that one is dead.
 """

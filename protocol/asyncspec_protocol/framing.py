@@ -129,7 +129,7 @@ class FrameReader:
         self._lengths, self._header = None, None
         return Frame(header.message, header.tensor, data, size)
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Copy ``data`` in and return what it completes: for tests and tools."""
         frames = []
         view = memoryview(data)

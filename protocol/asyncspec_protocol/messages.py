@@ -372,6 +372,9 @@ class Submit(Struct, array_like=True, frozen=True, tag="submit"):
     # Every token of the answer comes with its log-probability, and with so many of the likeliest.
     log_probs: bool = False
     tops: int = 0
+    # Refused where the context has no room for ``max_new_tokens`` behind the prompt; else they are
+    # cut to what there is.
+    must_fit: bool = False
 
 
 class Output(Struct, array_like=True, frozen=True, tag="output"):

@@ -133,9 +133,10 @@ def test_a_stage_takes_its_share(
     assert taken["running_peak"] < weights + 1.25 * cache + RUNNING, report
     assert taken["full"] < weights + 1.1 * cache + RUNNING, report
     assert taken["released"] < weights + RUNNING, report
-    # Several sessions, all of them ended.
+    # Several sessions, all but one of them ended, all of them ended.
     assert sizes["several_held"] == pytest.approx(SESSIONS * cache)
     assert sizes["several"] - sizes["released"] > 0.5 * sizes["several_held"], report
+    assert sizes["one_is_left"] - sizes["released"] < cache + 16, report
     assert sizes["several_released"] - sizes["released"] < 16, report
 
 

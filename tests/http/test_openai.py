@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -225,13 +226,36 @@ async def test_a_prompt_that_is_too_long() -> None:
         with pytest.raises(openai.BadRequestError, match="context is 20") as caught:
             await ai.completions.create(model="toy", prompt="x" * 20)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-        # An answer is cut to what the context has room for.
+        # Where nobody has said how long, an answer is cut to what the context has room for.
         whole = await ai.completions.create(
-            model="toy", prompt="x" * 15, max_tokens=99, extra_body={"ignore_eos": True}
+            model="toy", prompt="x" * 15, extra_body={"ignore_eos": True}
         )
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 5
         assert whole.choices[0].finish_reason == "length"
+
+
+async def test_an_answer_that_cannot_be_as_long_as_was_said() -> None:
+    """Completions and chats, by either name; one token fewer fits."""
+    async with Toy(rules=replace(RULES, context_length=60)) as toy, client(toy) as ai:
+        everything: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
+        messages: Any = [{"role": "user", "content": "x"}]
+        completion: Any = partial(ai.completions.create, model="toy", prompt="x" * 15)
+        chat: Any = partial(ai.chat.completions.create, model="toy", messages=messages)
+        whole = await chat(**everything)
+        assert whole.choices[0].finish_reason == "length"
+        room = whole.usage.completion_tokens
+        for ask, name, most in (
+            (completion, "max_tokens", 45),
+            (chat, "max_tokens", room),
+            (chat, "max_completion_tokens", room),
+        ):
+            with pytest.raises(openai.BadRequestError, match=f"room for {most} in") as caught:
+                await ask(**{name: most + 1})
+            assert caught.value.code == "context_length_exceeded"
+            assert f"but {most + 1} are asked for" in caught.value.message
+            fits = await ask(**{name: most}, **everything)
+            assert fits.usage.completion_tokens == most
 
 
 @pytest.mark.parametrize("over", ["node", "link"])

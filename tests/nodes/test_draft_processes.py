@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -76,18 +76,17 @@ class DraftNode:
 
 
 class Shared:
-    """Two stages and six draft nodes."""
+    """Two stages and draft nodes; ``apart``: also a node for the source that they share."""
 
-    def __init__(self, folder: Path) -> None:
-        config = local_config(
-            TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT)), 2, 2
-        )
+    def __init__(self, folder: Path, sources: Sequence[str | None], apart: bool = False) -> None:
+        target, guess = TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT))
+        config = local_config(target, guess, 2, 2, apart=apart)
         stages = tuple(node for node in config.node if node.rank)
         self.background = Background(msgspec.structs.replace(config, node=stages))
         self.cluster = self.background.name
         file = folder / "cluster.toml"
         file.write_text(to_toml(self.background.cluster.config))
-        self.drafts = [DraftNode(number, file, source) for number, source in enumerate(SOURCES)]
+        self.drafts = [DraftNode(number, file, source) for number, source in enumerate(sources)]
         for draft in self.drafts:
             draft.wait()
         # Of the last answer of each.
@@ -110,6 +109,14 @@ class Shared:
             await client.close()
         raise AssertionError("there was no end")
 
+    async def nodes(self, number: int) -> tuple[Status, ...]:
+        """How the nodes are, as one of the draft nodes says."""
+        client = await Client.connect("127.0.0.1", self.drafts[number].port, self.cluster)
+        try:
+            return await client.nodes()
+        finally:
+            await client.close()
+
     def close(self) -> None:
         for draft in self.drafts:
             draft.close()
@@ -122,7 +129,7 @@ def submit(prompt: str, count: int, policy: str = "") -> Submit:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    found = Shared(tmp_path_factory.mktemp("shared"))
+    found = Shared(tmp_path_factory.mktemp("shared"), SOURCES)
     yield found
     found.close()
     assert psutil.Process().children(recursive=True) == []
@@ -168,14 +175,8 @@ def test_the_commands_ask_any_of_them(shared: Shared, capsys: pytest.CaptureFixt
 
 
 def test_each_says_how_the_stages_are(shared: Shared) -> None:
-    async def main() -> tuple[Status, ...]:
-        client = await Client.connect("127.0.0.1", shared.drafts[3].port, shared.cluster)
-        try:
-            return await client.nodes()
-        finally:
-            await client.close()
-
-    draft, first, second = sorted(asyncio.run(main()), key=lambda status: status.role)
+    found = asyncio.run(shared.nodes(3))
+    draft, first, second = sorted(found, key=lambda status: status.role)
     assert (draft.rank, draft.role, draft.missing) == (draft_rank(3), "draft", "")
     everybody = {draft_rank(number) for number in range(6)}
     assert {*first.peers, *second.peers} == everybody | {1, 2}

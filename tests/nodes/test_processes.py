@@ -21,11 +21,14 @@ import transformers
 
 from asyncspec.errors import ClusterError, UserError
 from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cli.run import cut_short
+from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, SecurityTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.node.reports import Loading, Report
+from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
 from nodes.background import START, Background
@@ -240,6 +243,34 @@ def test_a_quantised_target_checks_against_its_own_reference(kind: str, tmp_path
     assert f"weights={kind}" in "".join(x.read_text() for x in tmp_path.iterdir()).replace("'", "")
 
 
+def test_an_answer_that_the_context_cuts_short_is_said(tiny: Path, tmp_path: Path) -> None:
+    short = shutil.copytree(tiny, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 24}
+    (short / "config.json").write_text(json.dumps(config))
+    argv = ["--target", str(short), "--draft", "none", "--stages", "1", "--prompt", PROMPTS[2]]
+    argv += ["--max-new-tokens", "100", "--ignore-eos", "--json"]
+    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
+    answer = json.loads(done.stdout)
+    count = len(answer["token_ids"])
+    assert count + answer["stats"]["prompt_tokens"] == 24
+    assert (done.returncode, answer["finish_reason"]) == (0, "length")
+    assert done.stderr == (
+        f"asyncspec: the answer ends after {count} tokens, where the target's context does, "
+        "before --max-new-tokens 100\n"
+    )
+
+
+def test_of_several_answers_it_is_said_how_many_were_cut_short() -> None:
+    submit = Submit(0, "x", 3, 0, 0.0, 0, 1.0)
+    whole = Answer(submit, 0, 0, None, token_ids=(1, 2, 3), finish_reason="length")
+    stopped = Answer(submit, 1, 0, None, token_ids=(1,), finish_reason="stop")
+    cut = Answer(submit, 2, 0, None, token_ids=(1, 2), finish_reason="length")
+    assert cut_short([whole, stopped]) is None
+    assert cut_short([whole, stopped, cut, cut]) == (
+        "2 of 4 answers end where the target's context does, before --max-new-tokens 3"
+    )
+
+
 def random_eagle3(directory: Path) -> Path:
     """An EAGLE-3 head for the bundled target; its guesses are noise."""
     sizes = Sizes(hidden=256, heads=4, kv_heads=2, head_dim=64, vocab=1024)
@@ -293,6 +324,7 @@ class Running:
         assert self.process.stdout.read(1), self.process.communicate()[1]
         self.nodes = psutil.Process(self.process.pid).children(recursive=True)
         assert len(self.nodes) == stages + 1
+        self.arguments = [word for node in self.nodes for word in node.cmdline()]
         self.ports = [c.laddr.port for n in self.nodes for c in n.net_connections("tcp")]
 
     def ended(self) -> str:
@@ -308,11 +340,24 @@ class Running:
         return err
 
 
-def test_a_stage_killed_in_the_middle_is_named(tiny: Path) -> None:
+def test_a_draft_node_killed_in_the_middle_is_named(tiny: Path) -> None:
+    running = Running(tiny, 2)
+    with_rank(running.nodes, 0).kill()
+    assert running.ended() == "asyncspec: the draft node was killed by SIGKILL\n"
+    assert running.process.returncode == 1
+
+
+def test_a_stage_killed_in_the_middle_is_named_and_started_again(tiny: Path) -> None:
     running = Running(tiny, 2)
     with_rank(running.nodes, 2).kill()
-    assert running.ended() == "asyncspec: stage 2 was killed by SIGKILL\n"
-    assert running.process.returncode == 1
+    assert running.process.stderr is not None
+    line = running.process.stderr.readline()
+    assert line == "asyncspec: stage 2 was killed by SIGKILL; it is started again\n"
+    # Who interrupts it now leaves nothing behind either.
+    running.process.send_signal(signal.SIGINT)
+    assert running.ended() == "asyncspec: interrupted\n"
+    (file,) = {node for node in running.arguments if node.endswith("cluster.toml")}
+    assert not [p for p in psutil.process_iter(["cmdline"]) if file in (p.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from asyncspec.actor.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
-from asyncspec.jobs import Release
+from asyncspec.jobs import Drafting, Release
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import DRAFT, Rank, draft_rank, first_session
 from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw
 from nodes.drive import Driven, abandoned
 
@@ -96,3 +96,58 @@ def test_what_has_no_place_here() -> None:
             driven.feed(Received(peer, message))
     with pytest.raises(LocalProtocolError, match="no use for Fired"):
         driven.feed(Fired("late"))
+
+
+OTHER = draft_rank(5)
+THEIRS = first_session(OTHER)
+
+
+def test_two_draft_nodes_have_one_device() -> None:
+    driven = source()
+    driven.feed(Joined(OTHER))
+    first, theirs, third = question(0, (1,)), question(0, (2,), THEIRS), question(0, (3,), 1)
+    asked(driven, first)
+    assert driven.feed(Received(OTHER, theirs), Received(DRAFT, third)) == []
+    *_, compute = driven.feed(Computed(first, answer(first)))
+    batch = Drafting((theirs, third))
+    assert compute == Compute(batch)
+    found = driven.feed(Computed(batch, (answer(theirs), answer(third)), 0.5))
+    assert [(e.to, e.message.session) for e in found if isinstance(e, Send)] == [
+        (OTHER, THEIRS),
+        (DRAFT, 1),
+    ]
+
+
+@pytest.mark.parametrize("end", [Lost(OTHER), Received(OTHER, Floor(THEIRS + 9))])
+def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
+    driven = source()
+    driven.feed(Joined(OTHER))
+    job, theirs = question(0, (1,)), question(0, (2,), THEIRS)
+    asked(driven, job)
+    driven.feed(Received(OTHER, theirs))
+    assert driven.feed(end) == [Compute(Release(THEIRS))]
+    assert [type(e) for e in driven.feed(Computed(job, answer(job)))] == [Send]
+    asked(driven, question(1, (4,)))
+
+
+@pytest.mark.parametrize(
+    "message", [question(0, (1,)), Withdraw(0), Close(0), Floor(3)], ids=lambda m: type(m).__name__
+)
+def test_nobody_speaks_of_anothers_session(message: Any) -> None:
+    driven = source()
+    driven.feed(Joined(OTHER))
+    asked(driven, question(0, (1,)))
+    with pytest.raises(RemoteProtocolError, match="another draft node's") as caught:
+        driven.feed(Received(OTHER, message))
+    assert caught.value.peer == OTHER
+
+
+def test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time() -> None:
+    driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, sessions=2)))
+    driven.feed(Joined(DRAFT), Joined(OTHER))
+    asked(driven, question(0, (1,)))
+    driven.feed(Received(DRAFT, question(0, (1,), 1)), Received(OTHER, question(0, (1,), THEIRS)))
+    with pytest.raises(RemoteProtocolError, match="more than 2 sessions at a time"):
+        driven.feed(Received(DRAFT, question(0, (1,), 2)))
+    driven.feed(Received(DRAFT, Close(1)), Received(DRAFT, question(0, (1,), 2)))
+    assert len(driven.state.sessions) == 3

@@ -80,6 +80,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "submit-stop": (
         m.Submit(1, "Once", 9, 3, 0.8, 0, 0.9, 0.0, "", True, 1.25, 0.5, -0.5, ("é\n", "."), True),
     ),
+    "submit-must-fit": (m.Submit(1, "Once", 128, 3, 0.8, 0, 0.9, must_fit=True),),
     "submit-log-probs": (
         m.Submit(
             *(1, "", 9, 3, 0.8, 0, 0.9, 0.0, "", False, 1.0, 0.0, 0.0, (), False),

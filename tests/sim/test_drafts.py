@@ -16,7 +16,7 @@ from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import Expand, Message
 from cluster import Cluster, ask
 from laws import check_after, clusters, requests, watch_invariants
-from liar import Court, deaf, lies, opening
+from liar import Court, deaf, lies, opening, questions
 
 BOUND = 200_000.0
 """More virtual time than any of these small requests can need: a bound on liveness."""
@@ -177,8 +177,10 @@ def test_lost_stages_end_sessions_never_requests(
     def restart(stage: Rank) -> None:
         world.restart(stage, cluster.node(stage))
 
+    # Or the token source, where that is a node of its own.
+    nodes = cluster.stages + (cluster.config.source is not None)
     for when, which, what, pause in drawn:
-        stage = Rank(1 + which % cluster.stages)
+        stage = Rank(1 + which % nodes)
         if what == 0:
             world.at(when, users.leave, ranks[which % len(ranks)])
         elif what == 1 and stage < cluster.stages:
@@ -216,6 +218,34 @@ def test_a_liar_is_refused_and_the_others_are_served(users: Users, data: st.Data
     world.at(1000, cluster.drafts.discard, liar)
     for rank in range(1, cluster.stages + 1):
         world.at(1000, world.cut, liar, Rank(rank))
+    if cluster.config.source is not None:
+        world.at(1000, world.cut, liar, cluster.config.source)
+    world.run(until=BOUND)
+    users.check()
+    users.check_undisturbed(set(honest))
+
+
+@settings(max_examples=100)
+@given(crowds(least=2, world=Court, apart=True, features=()), st.data())
+def test_a_liar_at_the_token_source_is_refused_and_the_others_are_served(
+    users: Users, data: st.DataObject
+) -> None:
+    """It asks, withdraws and ends what is others', and what never was."""
+    cluster = users.cluster
+    world, source = cluster.world, cluster.config.source
+    assert isinstance(world, Court)
+    assert source is not None
+    honest = sorted(cluster.drafts)
+    liar = draft_rank(len(honest))
+    world.liars = frozenset((liar,))
+    world.actors[liar] = deaf()
+    own = [SessionId(first_session(liar) + n) for n in range(2)]
+    others = [SessionId(first_session(rank) + n) for rank in honest for n in range(2)]
+    for when in sorted(data.draw(st.lists(st.integers(0, 60), max_size=12))):
+        world.at(when, world.connect, liar, source)
+        world.at(when, world.lie, liar, source, data.draw(questions(own, others)))
+    world.at(1000, world.connect, liar, source)
+    world.at(1000, world.cut, liar, source)
     world.run(until=BOUND)
     users.check()
     users.check_undisturbed(set(honest))

@@ -14,6 +14,7 @@ from asyncspec_protocol.messages import Submit
 from tools.bench.__main__ import main
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
+from tools.bench.dipsd.proof import Proof, proofs_markdown
 from tools.bench.dipsd.quality import Quality, quality_markdown
 from tools.bench.dipsd.run_time import STAGES_MS, Answer, Measured, Row, table, throughput
 from tools.bench.dipsd.unsteady import Unsteady, unsteady_markdown
@@ -41,6 +42,8 @@ def test_figure_3_bends_where_the_paper_says(tmp_path: Path) -> None:
 def test_tables_are_markdown() -> None:
     row = Quality("paper", 2, "ours", 3, 3, 1.0, 1.0, 1.0, 0.1)
     assert quality_markdown([row]).splitlines()[-1].count("|") == 9
+    proof = Proof("paper", 2, 3, 1e-9, 0.001, 1.2)
+    assert "| 1e-09 | 0.001 | 1.2 |" in proofs_markdown([proof])
     told = Unsteady(4, "as planned", 1.0, 1.0, None, 1.0)
     assert unsteady_markdown([told]).splitlines()[-1].count("|") == 7
 

@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, sessions: Sequence[int] = SESSIONS) -> 
         ("EAGLE head", head, head.features.width),
     ):
         texts = _Texts(source, max(sessions), options, width)
-        tries = {n: ([*()], [*()]) for n in sessions}
+        tries: dict[int, tuple[list[float], list[float]]] = {n: ([], []) for n in sessions}
         for repeat in range(options.repeats + 1):
             for n in sessions:
                 both = texts.together(n), texts.one_by_one(n)
@@ -118,6 +118,7 @@ class _Texts:
 
     def _jobs(self, sessions: Sequence[int], news: int, count: int) -> list[Any]:
         """A question for every session, ``news`` tokens further on. A prompt is read at once."""
+        from asyncspec_protocol.ids import SessionId, Version
         from asyncspec_protocol.messages import Expand
 
         options, jobs = self._options, []
@@ -127,7 +128,7 @@ class _Texts:
             self._feed(session, base, news)
             self._known[session] += news
             shape = (options.levels, options.width, count)
-            jobs.append(Expand(session, 0, base, committed, *shape))
+            jobs.append(Expand(SessionId(session), Version(0), base, committed, *shape))
             if not count:
                 self._source.run(jobs[-1])
         return jobs
@@ -137,8 +138,11 @@ class _Texts:
         import torch
 
         from asyncspec.jobs import Feed, Rows
+        from asyncspec_protocol.ids import SessionId
 
         start, end = max(base, 1) - 1, base + news - 1
         if self._width and end > start:
             features = torch.randn(end - start, self._width)
-            self._source.run(Feed(session, start, (Rows(features, tuple(range(end - start))),)))
+            self._source.run(
+                Feed(SessionId(session), start, (Rows(features, tuple(range(end - start))),))
+            )

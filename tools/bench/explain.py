@@ -21,12 +21,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec.jobs import Drafted
 from asyncspec.sampling import Sampling
 from asyncspec.source.grow import Proposal
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.learned import LOOK
 from asyncspec_nodes.node.sources import Source
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expand
 from tools.bench.hybrid import MIXES
 from tools.bench.options import check_counts, check_policies
 from tools.bench.prompts import read_sets
@@ -62,7 +63,7 @@ class Listener:
         self._source = source
         self.places: list[Place] = []
 
-    def run(self, job: Any) -> Expanded | None:
+    def run(self, job: Any) -> Drafted | None:
         """See ``TokenSource``."""
         if isinstance(job, Expand):
             learned = self._source.learned(job.session)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,7 +225,7 @@ def read_text(options: argparse.Namespace) -> list[Opinion]:
     return opinions
 
 
-def _logits(stage: HFStage, tokens: list[int]) -> Any:
+def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
     """[n, vocab], each row before its token is followed by the next."""
     import torch
 

@@ -66,13 +66,13 @@ def wires(description: Description) -> dict[Way, Wire]:
             given[link.between[::-1]] = link
     network, found = description.network, {}
     for way in ((i, j) for i in range(count) for j in range(count) if i != j):
-        link = given.get(way)
-        latency = None if link is None else link.latency_ms
-        jitter = None if link is None else link.jitter_ms
+        own = given.get(way)
+        latency = None if own is None else own.latency_ms
+        jitter = None if own is None else own.jitter_ms
         found[way] = Wire(
             latency_seconds=(network.latency_ms if latency is None else latency) / 1000,
             jitter_seconds=(network.jitter_ms if jitter is None else jitter) / 1000,
-            mbit=None if link is None else link.mbit,
+            mbit=None if own is None else own.mbit,
             seed=description.seed * 1_000_003 + way[0] * 1009 + way[1],
         )
     return found

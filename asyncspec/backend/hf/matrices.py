@@ -16,7 +16,7 @@ from msgspec import Struct
 from torch import nn
 
 from asyncspec.backend.hf.checkpoint import read_rows, read_tensor
-from asyncspec.backend.hf.give_back import LARGE, give_back
+from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.pieces import EMBEDDING, HEAD
 from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
@@ -43,7 +43,7 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
         sources[HEAD] = sources[EMBEDDING]
     # A tied head comes after the embedding, which it may share.
     order = sorted(sources, key=lambda name: (-sources[name].size, name == HEAD))
-    freed = 0
+    freed = Freed()
     for name in order:
         owner, _, attribute = name.rpartition(".")
         if owner in linears and attribute == "weight":
@@ -51,10 +51,7 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
         elif name in matrices and isinstance(_module(model, owner), nn.Embedding):
             weight = read_tensor(sources[name], wanted.dtype)
             _module(model, owner).weight = nn.Parameter(weight, requires_grad=False)
-        freed += sources[name].size
-        if freed >= LARGE:
-            give_back(freed)
-            freed = 0
+        freed.add(sources[name].size)
     found = [model.get_submodule(name) for name in linears]
     for name, linear in zip(linears, found, strict=True):
         if not isinstance(linear, RowwiseLinear):

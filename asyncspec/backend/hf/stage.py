@@ -13,7 +13,7 @@ from asyncspec.backend.hf.attention import Abandoned, FastAttention, TreeAttenti
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.exact import ExactAttention
-from asyncspec.backend.hf.give_back import give_back
+from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.quantized import check_quantize
 from asyncspec.backend.hf.recipe import Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
@@ -41,6 +41,7 @@ class HFStage:
         self._shape = shard.cache_shape(mode)
         self._sessions: dict[SessionId, StageSession] = {}
         self._useless: StageJob | None = None
+        self._freed = Freed()
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``. Raises ``ValueError`` for a job that cannot be meant."""
@@ -91,14 +92,14 @@ class HFStage:
         before = held.cache.bytes_held
         held.cache, held.tokens = held.cache.trimmed(slots), None
         held.committed = min(held.committed, slots)
-        give_back(before)
+        self._freed.add(before)
 
     def _release(self, session: SessionId) -> None:
         gone = self._sessions.pop(session, None)
         if gone is not None:
             freed = gone.cache.bytes_held
             del gone
-            give_back(freed)
+            self._freed.add(freed)
 
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:
@@ -226,7 +227,7 @@ def load_stage(
     with torch.inference_mode():
         start = Recipe(min_rows=1) if mode == "fast" else recipe or Recipe()
         shard = load_shard(checkpoint, first, last, torch_dtype, mode, start, quantize=quantize)
-        give_back(shard.weight_bytes)
+        Freed().add(shard.weight_bytes)
         if mode == "fast":
             return HFStage(shard, mode, start, "tolerance")
         if recipe is None:

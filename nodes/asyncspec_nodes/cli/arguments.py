@@ -28,3 +28,8 @@ def host_and_port(option: str, text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{option} {text} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def say(line: str) -> None:
+    """A line for whoever looks at stderr, in the voice of the command."""
+    sys.stderr.write(f"asyncspec: {line}\n")

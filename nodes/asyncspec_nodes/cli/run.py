@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
 from asyncspec_nodes.client.answers import Answer, answer_all
@@ -19,6 +20,7 @@ from asyncspec_nodes.client.remote import Remote, connect
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.local.restarts import WITHOUT_DRAFT
 from asyncspec_nodes.reference.check import Comparison, Question, check
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -74,6 +76,8 @@ class Run:
         if alone and self._answers[0].error is not None:
             raise self._answers[0].error
         self._printer.end(self._answers, self._stages, self._guarantee, checks)
+        if (line := cut_short(self._answers)) is not None:
+            say(line)
         wrong = [answer for answer in self._answers if answer.error is not None]
         if wrong:
             count = f"{len(wrong)} of {len(self._answers)} requests failed"
@@ -85,7 +89,9 @@ class Run:
         async with AsyncExitStack() as stack:
             with watched(config.stages) as progress:
                 cluster = await stack.enter_async_context(
-                    LocalCluster(config, progress, self._options.logs)
+                    LocalCluster(
+                        config, progress, self._options.logs, restarts=WITHOUT_DRAFT, say=say
+                    )
                 )
             self._stages, self._guarantee = config.stages, cluster.guarantee
             client = await Client.connect(*cluster.address, config.cluster.name)
@@ -128,6 +134,21 @@ def _title(options: RunOptions) -> str:
     where = options.where
     stages = "" if isinstance(where, Remote) else f", {where.stages} stages"
     return f"{options.submit.policy or 'the default policy'}{stages}"
+
+
+def cut_short(answers: Sequence[Answer]) -> str | None:
+    """What is to be said of answers that end before --max-new-tokens, where the context does."""
+    cut = [
+        answer
+        for answer in answers
+        if answer.finish_reason == "length" and len(answer.token_ids) < answer.submit.max_new_tokens
+    ]
+    if not cut:
+        return None
+    which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
+    some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
+    most = cut[0].submit.max_new_tokens
+    return f"{which} {some}where the target's context does, before --max-new-tokens {most}"
 
 
 async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None]) -> None:

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from asyncspec.errors import AsyncSpecError
+from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.serve_options import ServeOptions
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
@@ -19,6 +20,7 @@ from asyncspec_nodes.http.engine import LinkEngine
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.local.restarts import ALL
 from asyncspec_nodes.node import listen
 
 
@@ -60,7 +62,7 @@ async def _engine(
     if isinstance(where, Remote):
         return await stack.enter_async_context(LinkEngine(partial(remote.connect, where))), None
     with watched(where.stages) as progress:
-        cluster = LocalCluster(where, progress, options.logs)
+        cluster = LocalCluster(where, progress, options.logs, restarts=ALL, say=say)
         await stack.enter_async_context(cluster)
     connect = partial(Client.connect, *cluster.address, where.cluster.name)
     return await stack.enter_async_context(LinkEngine(connect)), cluster
@@ -73,7 +75,7 @@ async def _name(engine: LinkEngine) -> str:
 
 async def _until(stop: asyncio.Event, server: HttpServer, cluster: LocalCluster | None) -> None:
     """Until a signal, and then until what runs has ended or a second one comes; or until a node
-    of a cluster of our own ends by itself, which is an error."""
+    of a cluster of our own ends for good, which is an error."""
     watch: asyncio.Task[AsyncSpecError] | None = None
     if cluster is not None:
         watch = asyncio.create_task(cluster.watch())

@@ -77,9 +77,9 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[source]``: a node of its own for what [draft] source names, with the rank after the last
-    stage's. Left out: the draft node has it."""
+    stage's. Left out: every draft node has one."""
 
-    # Address this node listens on and the draft node reaches it at.
+    # Address this node listens on and the draft nodes reach it at.
     host: Annotated[str, Meta(min_length=1)]
     port: Port
 

@@ -28,12 +28,17 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
         if len(both) > 1:
             raise invalid("max_tokens and max_completion_tokens differ", "max_completion_tokens")
 
+    @property
+    def limit(self) -> int | None:
+        """See ``Shared``."""
+        return self.max_completion_tokens or self.max_tokens
+
     def asked(self, seed: int) -> Asked:
         """What is asked of the cluster. ``seed``: in place of one that is not given."""
         seed = seed if self.seed is None else self.seed
         chat = conversation(self.messages)
         # Without a limit an answer may take what room the context has.
-        most = self.max_completion_tokens or self.max_tokens or MOST_TOKENS
+        most = self.limit or MOST_TOKENS
         submits = tuple(
             replace(
                 self.submit(most, seed, choice),

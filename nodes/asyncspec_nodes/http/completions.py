@@ -47,7 +47,7 @@ class CompletionRequest(Shared, frozen=True, kw_only=True):
     def _submit(self, prompt: Prompt, seed: int, choice: int) -> Submit:
         text = isinstance(prompt, str)
         return replace(
-            self.submit(self.max_tokens or DEFAULT_TOKENS, seed, choice),
+            self.submit(self.limit or DEFAULT_TOKENS, seed, choice),
             prompt=prompt if text else "",
             prompt_ids=() if text else prompt,
             log_probs=self.logprobs is not None,

@@ -66,6 +66,11 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.n or 1
 
     @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer, where the request says so."""
+        return self.max_tokens
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -104,6 +109,7 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             frequency_penalty=self.frequency_penalty or 0.0,
             stop=self.stops,
             include_stop=bool(self.include_stop_str_in_output),
+            must_fit=self.limit is not None,
         )
 
 

@@ -60,7 +60,8 @@ class Shown:
 
     def __call__(self, report: Report) -> None:
         """See ``Progress``."""
-        name, _ = self._lines[report.rank]
+        # Behind the stages there is the token source, where it has a process of its own.
+        name, _ = self._lines.get(report.rank, ("token source", ""))
         if isinstance(report, Loading):
             self._lines[report.rank] = (name, f"loading {report.text}")
         elif isinstance(report, Serving):

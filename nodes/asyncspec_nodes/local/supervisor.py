@@ -44,15 +44,22 @@ class Child:
 
     @classmethod
     async def start(
-        cls, rank: int, role: Role, config: Path, sock: socket.socket, log: Path
+        cls,
+        rank: int,
+        role: Role,
+        config: Path,
+        sock: socket.socket,
+        log: Path,
+        *,
+        again: bool = False,
     ) -> Child:
-        """Start a node that serves on ``sock``; this process's end of it is closed."""
+        """Start a node that serves on ``sock``. ``again``: its log goes on."""
         # -P: a file in the user's directory must not stand in for a module.
         command = [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", role]
         number = draft_number(Rank(rank)) if role == "draft" else rank
         command += ["--rank", str(number), "--config", str(config), "--supervised"]
         command += ["--listen-fd", str(sock.fileno())]
-        with log.open("wb") as stderr, sock:
+        with log.open("ab" if again else "wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,

@@ -1,8 +1,9 @@
 """A token source on a device of its own, as a machine: ``Expand`` in, ``Expanded`` out.
 
-Law of this file: the draft node says what a session's path is, and every question continues the
-one before it; whatever does not is the draft node's fault. What comes while the device is busy
-waits, and is one batch when it is free (``asyncspec.source.batch``). Pure.
+Law of this file: a draft node says what the path of its session is, and every question continues
+the one before it; whatever does not is that draft node's fault. Several draft nodes may ask; none
+can speak of another's sessions, or end them by its own end. What comes while the device is busy
+waits, whoever asks, and is one batch when it is free (``asyncspec.source.batch``). Pure.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.jobs import Drafting, Release
 from asyncspec.source.batch import Answers, admitted, answers, batched
+from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.ids import Rank, SessionId, first_session, is_draft, owner
 from asyncspec_protocol.messages import (
     Close,
     Expand,
@@ -50,6 +52,8 @@ class SourceConfig(Struct, frozen=True):
     rank: Rank
     # Tokens are below this.
     vocab: int = 2**31
+    # Sessions of one draft node at a time; 0: no bound.
+    sessions: int = 0
 
 
 class Reading(Struct, frozen=True):
@@ -66,8 +70,8 @@ class SourceState(Struct, frozen=True):
 
     config: SourceConfig
     sessions: Mapping[SessionId, Reading] = {}
-    # Sessions below this are over.
-    floor: SessionId = SessionId(0)
+    # By draft node: its sessions below this are over.
+    floors: Mapping[Rank, SessionId] = {}
     # Questions the device does not know yet, in the order in which they came.
     waiting: tuple[Expand, ...] = ()
     # The batch it works on; empty: it is free.
@@ -87,14 +91,14 @@ class SourceMachine:
     def step(self, state: SourceState, event: Input, now: float) -> tuple[SourceState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
         match event:
-            case Received(peer, message) if peer == DRAFT:
-                return _go_on(*_received(state, message))
+            case Received(peer, message) if is_draft(peer):
+                return _go_on(*_received(state, peer, message))
             case Received(peer, message):
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
             case Computed(Expand() | Drafting() as job, result, seconds):
                 return _go_on(*_computed(state, answers(job, result), seconds))
-            case Lost(peer) if peer == DRAFT:
-                return _forget(state, tuple(state.sessions))
+            case Lost(peer) if is_draft(peer):
+                return _forget(state, _of(state, peer))
             case Joined() | Lost():
                 return state, ()
             case Computed() | Fired() | Submitted() | Cancelled() | Stopped() | Planned():
@@ -103,31 +107,52 @@ class SourceMachine:
                 assert_never(event)
 
 
-def _received(state: SourceState, message: Message) -> tuple[SourceState, Effects]:
+def _received(state: SourceState, peer: Rank, message: Message) -> tuple[SourceState, Effects]:
     match message:
-        case Expand():
-            return _expand(state, message)
+        case Expand(session):
+            check_owner(session, peer)
+            return _expand(state, peer, message)
         case Withdraw(session):
+            check_owner(session, peer)
             return _withdraw(state, session)
         case Close(session):
+            check_owner(session, peer)
             return _forget(state, (session,) if session in state.sessions else ())
         case Floor(first):
-            over = tuple(session for session in state.sessions if session < first)
-            return _forget(replace(state, floor=max(state.floor, first)), over)
+            check_owner(first, peer)
+            over = tuple(session for session in _of(state, peer) if session < first)
+            floors = {**state.floors, peer: max(_floor(state, peer), first)}
+            return _forget(replace(state, floors=floors), over)
         case _:
-            raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=DRAFT)
+            raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
 
 
-def _expand(state: SourceState, job: Expand) -> tuple[SourceState, Effects]:
-    if job.session < state.floor:
+def _of(state: SourceState, draft: Rank) -> tuple[SessionId, ...]:
+    """The sessions of a draft node."""
+    return tuple(session for session in state.sessions if owner(session) == draft)
+
+
+def _floor(state: SourceState, draft: Rank) -> SessionId:
+    return state.floors.get(draft, first_session(draft))
+
+
+def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, Effects]:
+    if job.session < _floor(state, peer):
         return state, ()  # over, and the draft node has said so
+    most = state.config.sessions
+    if most and job.session not in state.sessions and len(_of(state, peer)) >= most:
+        # Every session takes a cache here.
+        raise RemoteProtocolError(
+            f"more than {most} sessions at a time: give all nodes the same [limits] sessions",
+            peer=peer,
+        )
     reading = state.sessions.get(job.session, Reading(0))
     if reading.asked is not None or job.base != reading.length:
         raise RemoteProtocolError(
-            f"session {job.session} goes on from token {job.base}, not {reading.length}", peer=DRAFT
+            f"session {job.session} goes on from token {job.base}, not {reading.length}", peer=peer
         )
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
-        raise RemoteProtocolError("a token that is not in the vocabulary", peer=DRAFT)
+        raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
     reading = Reading(job.base + len(job.committed), job)
     sessions = {**state.sessions, job.session: reading}
     return replace(state, sessions=sessions, waiting=(*state.waiting, job)), ()
@@ -165,7 +190,7 @@ def _computed(state: SourceState, batch: Answers, seconds: float) -> tuple[Sourc
         reading = sessions.get(job.session)
         if reading is not None and reading.asked is job:  # else closed meanwhile
             sessions[job.session] = replace(reading, asked=None)
-            effects.append(Send(DRAFT, replace(answer, seconds=seconds / len(batch))))
+            effects.append(Send(owner(job.session), replace(answer, seconds=seconds / len(batch))))
     return replace(state, sessions=sessions, working=()), tuple(effects)
 
 

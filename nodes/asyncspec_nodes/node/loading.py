@@ -170,7 +170,8 @@ def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
     target = open_checkpoint(config.target.path)
     reporter.loading(f"draft {short(config.draft.source)}")
     source = load_source(config, target)
-    machine = SourceMachine(SourceConfig(Rank(rank), vocab=target.facts.vocab_size))
+    most = config.limits.sessions
+    machine = SourceMachine(SourceConfig(Rank(rank), target.facts.vocab_size, sessions=most))
     return Loaded(
         me=_hello(config, rank, "source", (0, 0), target),
         machine=machine,

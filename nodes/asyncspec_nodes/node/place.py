@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--source",
         metavar="NAME",
-        help="draft node: what proposes tokens here, in place of [draft] source",
+        help="draft node: what proposes tokens here, in place of [draft] source and its node",
     )
     add("--listen-fd", type=int, metavar="N", help="inherited listening socket")
 
@@ -96,14 +96,10 @@ def _draft(arguments: argparse.Namespace, config: Config) -> Config:
             f"{arguments.config} does not say where draft node {number} listens: {but}"
             "give --listen HOST:PORT"
         )
-    if number:
-        config = replace(config, source=None)  # it serves draft node 0
-    if arguments.source is not None:
-        if config.source is not None:
-            raise UserError("[source] is a node of its own with a source; leave --source out")
-        source = check_draft(arguments.source, locate(config.target.path).absolute())
-        config = replace(config, draft=replace(config.draft, source=source))
-    return config
+    if arguments.source is None:
+        return config
+    source = check_draft(arguments.source, locate(config.target.path).absolute())
+    return replace(config, draft=replace(config.draft, source=source), source=None)
 
 
 def _check_listed(arguments: argparse.Namespace, config: Config) -> None:

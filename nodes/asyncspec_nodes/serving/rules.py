@@ -123,7 +123,7 @@ def prompt_problem(prompt: str) -> str | None:
 def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Request | Refusal:
     """The machine's request for what a user asks, or what refuses it.
 
-    ``max_new_tokens`` is cut to what the context has room for.
+    ``max_new_tokens`` is cut to what the context has room for, or refused if it ``must_fit``.
     """
     policy = submit.policy or rules.policy
     problem = (
@@ -142,6 +142,13 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         return Refusal(
             f"the prompt has {len(prompt)} tokens, but the target's context is "
             f"{rules.context_length}, answer included; shorten the prompt",
+            "context_length_exceeded",
+        )
+    if submit.must_fit and submit.max_new_tokens > room:
+        return Refusal(
+            f"the prompt has {len(prompt)} tokens, which leaves room for {room} in the target's "
+            f"context of {rules.context_length}, but {submit.max_new_tokens} are asked for; ask "
+            "for fewer, or shorten the prompt",
             "context_length_exceeded",
         )
     return Request(

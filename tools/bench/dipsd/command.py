@@ -7,20 +7,26 @@ import json
 import sys
 from pathlib import Path
 
+from asyncspec.errors import UserError
 from tools.bench.dipsd.crowd import crowd, crowd_markdown
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
+from tools.bench.dipsd.proof import proofs, proofs_markdown
 from tools.bench.dipsd.quality import quality, quality_markdown
 from tools.bench.dipsd.unsteady import unsteady, unsteady_markdown
 
 PARTS = ("curves", "quality", "crowd", "unsteady")
+OPTIONAL = ("milp",)
+"""Parts that need more than the others: HiGHS, and minutes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``bench dipsd``."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--count", type=int, default=100, help="deployments a row of quality")
+    parser.add_argument("--parts", nargs="+", choices=PARTS + OPTIONAL, default=PARTS)
+    parser.add_argument(
+        "--count", type=int, default=100, help="deployments a row of quality and of milp"
+    )
     parser.add_argument("--seed", type=int, default=1)
 
 
@@ -46,6 +52,14 @@ def run(options: argparse.Namespace) -> int:
         _write(options.out / "crowd.md", crowd_markdown(list(crowd(options.seed))))
     if "unsteady" in options.parts:
         _write(options.out / "unsteady.md", unsteady_markdown(list(unsteady(options.seed))))
+    if "milp" in options.parts:
+        try:
+            _write(
+                options.out / "milp.md", proofs_markdown(list(proofs(options.count, options.seed)))
+            )
+        except UserError as error:
+            sys.stderr.write(f"bench: {error}\n")
+            return 2
     return 0
 
 

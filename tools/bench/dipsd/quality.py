@@ -36,7 +36,7 @@ class Quality(NamedTuple):
     kind: str
     users: int
     planner: str
-    count: int
+    cases: int
     optimal: int
     mean: float
     worst: float
@@ -88,7 +88,7 @@ def quality_markdown(rows: list[Quality]) -> str:
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {row.kind} | {row.users} | {row.planner} | {row.optimal}/{row.count} | {row.mean:.4f} "
+        f"| {row.kind} | {row.users} | {row.planner} | {row.optimal}/{row.cases} | {row.mean:.4f} "
         f"| {row.worst:.4f} | {row.mean_of_its_own:.4f} | {row.seconds:.3f} |"
         for row in rows
     ]

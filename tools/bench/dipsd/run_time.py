@@ -144,11 +144,10 @@ async def _drafts(config: Config, folder: Path) -> tuple[list[Child], list[int]]
     children: list[Child] = []
     ports: list[int] = []
     for number in range(len(PROMPTS)):
-        sock = listen.loopback()
-        ports.append(sock.getsockname()[1])
-        rank = draft_rank(number)
-        log = folder / f"draft-{number}.log"
-        children.append(await Child.start(rank, "draft", file, sock, log))
+        rank, log = draft_rank(number), folder / f"draft-{number}.log"
+        with listen.loopback() as sock:
+            ports.append(sock.getsockname()[1])
+            children.append(await Child.start(rank, "draft", file, sock, log))
     serving = asyncio.Event()
 
     def heard(report: Report) -> None:

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -83,7 +84,7 @@ def measure(parts: list[str]) -> dict[str, list[Curve]]:
     with Progress(console=Console(stderr=True)) as progress:
         for part in parts:
             task = progress.add_task(part, total=STEPS[part])
-            found[part] = PARTS[part](lambda task=task: progress.advance(task))
+            found[part] = PARTS[part](partial(progress.advance, task))
     return found
 
 

@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -140,6 +141,6 @@ def measure(parts: list[str]) -> Figures:
         for part in parts:
             task = progress.add_task(part, total=None)
             with tempfile.TemporaryDirectory(prefix="asyncspec-limits-") as folder:
-                figures |= PARTS[part](lambda task=task: progress.advance(task), Path(folder))
+                figures |= PARTS[part](partial(progress.advance, task), Path(folder))
             progress.update(task, total=1, completed=1)
     return figures

@@ -256,7 +256,8 @@ class Peer:
                 raise ClusterError("the node has closed the connection")
             self._filled += got
             while self._filled >= PREFIX.size:
-                size = PREFIX.size + sum(PREFIX.unpack(self._into[: PREFIX.size]))
+                header, tensor = PREFIX.unpack(self._into[: PREFIX.size])
+                size: int = PREFIX.size + header + tensor
                 if self._filled < size:
                     break
                 self._into[: self._filled - size] = self._into[size : self._filled]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -49,10 +49,10 @@ class Endpoint:
                     raise UserError(f"{url} answers {response.status}: {said}")
                 text, count = await self._collect(response.content)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise UserError(f"cannot ask {url}: {error or 'it takes too long'}") from None
+            raise UserError(f"cannot ask {url}: {str(error) or 'it takes too long'}") from None
         return Answer(count, time.perf_counter() - start, text=text)
 
-    async def _collect(self, lines: AsyncIterator[bytes]) -> tuple[str, int]:
+    async def _collect(self, lines: AsyncIterable[bytes]) -> tuple[str, int]:
         """The text, and the number of tokens. Raises ``ClusterError``."""
         pieces: list[str] = []
         count: int | None = None
@@ -67,7 +67,7 @@ class Endpoint:
         return "".join(pieces), count
 
 
-async def events(lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+async def events(lines: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
     """The objects of a stream of server-sent events, up to ``[DONE]``; one ``data`` line each, as
     the OpenAI API has it. Raises ``ClusterError`` for what is none."""
     async for line in lines:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def measure(parts: list[str], soak: float) -> dict[str, Any]:
     with Progress(console=Console(stderr=True)) as progress:
         for part in parts:
             task = progress.add_task(part, total=None)
-            found[part] = PARTS[part].measure(lambda task=task: progress.advance(task), soak)
+            found[part] = PARTS[part].measure(partial(progress.advance, task), soak)
             progress.update(task, total=1, completed=1)
     return found
 

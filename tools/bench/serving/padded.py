@@ -53,10 +53,15 @@ class Padded(Struct, frozen=True):
     single: dict[str, float]
 
 
-def bed(stages: int = STAGES, **paces: PaceTable) -> Config:
+def bed(
+    stages: int = STAGES,
+    *,
+    stage_pace: PaceTable | None = None,
+    draft_pace: PaceTable | None = None,
+) -> Config:
     """A cluster file: the bundled pair with its EAGLE head."""
     target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=EAGLE_HEAD)
-    return local_config(target, draft, stages, 1, **paces)
+    return local_config(target, draft, stages, 1, stage_pace=stage_pace, draft_pace=draft_pace)
 
 
 async def measure(

@@ -6,12 +6,13 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
 from asyncspec.jobs import Rows
+from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning
 from asyncspec_nodes.machines.verify.credit import grant, lengthen, put
 from asyncspec_nodes.machines.verify.follows import astray
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting, taps, thin
 from asyncspec_nodes.machines.verify.sessions import closed
-from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known, check_owner
+from asyncspec_nodes.machines.verify.state import Effects, VerifyState, check_known
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, is_draft, owner
 from asyncspec_protocol.messages import Close, Fault, Segment

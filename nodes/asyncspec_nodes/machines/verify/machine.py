@@ -26,6 +26,7 @@ from asyncspec.actor.machine import (
     Submitted,
 )
 from asyncspec.jobs import Batch, Forward
+from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning
 from asyncspec_nodes.machines.verify.arrivals import arrived
 from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, serve
@@ -37,7 +38,6 @@ from asyncspec_nodes.machines.verify.state import (
     Effects,
     VerifyConfig,
     VerifyState,
-    check_owner,
 )
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import is_draft

@@ -117,12 +117,6 @@ class VerifyState(Struct, frozen=True):
         return tuple(sorted(filter(is_draft, self.peers)))
 
 
-def check_owner(session: SessionId, peer: Rank) -> None:
-    """A draft node speaks of its own sessions only; stages pass on those of all of them."""
-    if is_draft(peer) and owner(session) != peer:
-        raise RemoteProtocolError(f"session {session} is another draft node's", peer=peer)
-
-
 def check_known(state: VerifyState, session: SessionId, peer: Rank) -> None:
     """A session that is over may still be spoken of; one that never was may not."""
     known = state.known.get(owner(session), UNKNOWN)

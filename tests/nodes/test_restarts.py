@@ -1,0 +1,128 @@
+"""A node of a local cluster that dies is started again: the text stays the sequential decoder's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import psutil
+import pytest
+
+from asyncspec.errors import ClusterError
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.local.restarts import ALL, WITHOUT_DRAFT, Allowance, Restarts
+from asyncspec_protocol.messages import Finished, Output, Submit
+from nodes.background import START
+from nodes.test_processes import generate
+
+PROMPT = "Once upon a time there was a little fox"
+TOKENS = 160
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def test_an_allowance_is_of_some_time() -> None:
+    allowance = Allowance(Restarts(("verify",), most=2, seconds=10.0))
+    assert allowance.spent == ""
+    assert [allowance.take(now) for now in (0.0, 1.0, 5.0, 10.0)] == [True, True, False, False]
+    assert allowance.spent == " after 2 new starts within 10 s"
+    # The first is forgotten, then the second.
+    assert [allowance.take(now) for now in (10.5, 10.9, 11.5, 12.0)] == [True, False, True, False]
+
+
+def config(source: str = "ngram", *, apart: bool = False) -> Config:
+    target = TargetTable(path=str(BUNDLED_TARGET))
+    return local_config(target, DraftTable(source=source), 2, 2, apart=apart)
+
+
+class Asked:
+    """A cluster whose ``victim`` is killed when the first text is there."""
+
+    def __init__(self, victim: int, restarts: Restarts, *, apart: bool = False) -> None:
+        self.said: list[str] = []
+        self.tokens: list[int] = []
+        self.victim = victim
+        self.cluster = LocalCluster(
+            config(apart=apart), lambda report: None, restarts=restarts, say=self.said.append
+        )
+
+    async def ask(self) -> Finished:
+        """The whole answer."""
+        client = await Client.connect(*self.cluster.address, self.cluster.config.cluster.name)
+        submit = Submit(0, PROMPT, TOKENS, 0, 0.0, 0, 1.0, ignore_eos=True)
+        self.tokens = []
+        try:
+            async for event in client.ask(submit):
+                if isinstance(event, Finished):
+                    return event
+                assert isinstance(event, Output)
+                self.kill()
+                self.tokens.extend(event.token_ids)
+        finally:
+            await client.close()
+        raise AssertionError("there was no end")
+
+    def kill(self) -> None:
+        """Once."""
+        if self.victim >= 0:
+            os.kill(self.cluster.pids[self.victim], signal.SIGKILL)
+            self.victim = -1
+
+
+@pytest.mark.parametrize(
+    ("victim", "name", "apart"), [(2, "stage 2", False), (3, "the token source", True)]
+)
+def test_the_text_goes_on(victim: int, name: str, apart: bool) -> None:
+    asked = Asked(victim, WITHOUT_DRAFT, apart=apart)
+
+    async def main() -> Finished:
+        async with asked.cluster:
+            return await asked.ask()
+
+    end = asyncio.run(main())
+    assert asked.said == [f"{name} was killed by SIGKILL; it is started again"]
+    assert (end.reason, end.stats["sessions"]) == ("length", 2)
+    assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
+    assert psutil.Process().children() == []
+
+
+def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
+    asked = Asked(1, Restarts(("verify",), most=1))
+
+    async def main() -> ClusterError:
+        async with asked.cluster:
+            await asked.ask()
+            asked.victim = 1
+            asked.kill()
+            error = await asked.cluster.watch()
+            assert isinstance(error, ClusterError)
+            return error
+
+    error = asyncio.run(main())
+    assert str(error) == "stage 1 was killed by SIGKILL after 1 new starts within 600 s"
+    assert asked.said == ["stage 1 was killed by SIGKILL; it is started again"]
+    assert psutil.Process().children() == []
+
+
+def test_a_draft_node_that_dies_takes_its_answer_with_it_and_no_other() -> None:
+    asked = Asked(0, ALL)
+
+    async def main() -> Finished:
+        async with asked.cluster:
+            with pytest.raises(ClusterError, match=r"the draft node .*is gone"):
+                await asked.ask()
+            async with asyncio.timeout(START):
+                while True:
+                    # Whoever dials waits for the node, a while each time.
+                    with contextlib.suppress(ClusterError):
+                        return await asked.ask()
+
+    end = asyncio.run(main())
+    assert asked.said == ["the draft node was killed by SIGKILL; it is started again"]
+    assert end.reason == "length"
+    assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
