@@ -164,7 +164,7 @@ class Link(asyncio.BufferedProtocol):
         self._held = []
         if transport is None or transport.is_closing():
             return
-        for piece in _joined(held):
+        for piece in held if len(held) == 1 else _joined(held):
             transport.write(piece)
         if transport.get_write_buffer_size() > self._options.most_unsent:
             self.abort("the peer does not read")
