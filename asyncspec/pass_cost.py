@@ -58,9 +58,12 @@ class PassCost(Struct, frozen=True):
 
     def news(self) -> PassCost | None:
         """The same, told; None where nobody would learn anything."""
-        known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= _SOON}
-        if all(abs(s - self.told.get(n, -1.0)) <= NEWS * s for n, s in known.items()):
+        for n, a in self.sizes.items():
+            if a.passes >= _SOON and abs(a.seconds - self.told.get(n, -1.0)) > NEWS * a.seconds:
+                break
+        else:
             return None
+        known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= _SOON}
         return PassCost(self.sizes, known)
 
     def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

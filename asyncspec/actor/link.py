@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable
 from typing import cast
 
 from msgspec import Struct
@@ -19,7 +18,7 @@ from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import WireTensor
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.framing import Frame, FrameReader, write_header
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message, Welcome
 
@@ -69,7 +68,9 @@ class Link(asyncio.BufferedProtocol):
         self._closed = closed
         self._reader = FrameReader(trusted=False, allocate=_uninitialised)
         self._transport: asyncio.Transport | None = None
-        # Pieces of frames that ``flush`` will write.
+        # Pieces of frames that ``flush`` will write, short frames in one. A tensor stands alone: it
+        # is not copied, and the header that is written before it wakes the peer while the tensor is
+        # still on its way into the kernel.
         self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._heard = 0.0
@@ -97,7 +98,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_received += nbytes
-        self._listen(self._loop.time())
+        self._listen()
         try:
             self._reader.buffer_updated(nbytes)
             while not self._reason and (frame := self._reader.next_frame()) is not None:
@@ -146,14 +147,24 @@ class Link(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return 0
-        spec = None if tensor is None else TensorSpec(tensor.dtype, tensor.shape)
-        pieces = write_frame(message, spec, None if tensor is None else tensor.data)
-        size = sum(map(len, pieces))
+        if tensor is None:
+            header = write_header(message)
+            size = len(header)
+        else:
+            nbytes = tensor.data.nbytes
+            header = write_header(message, TensorSpec(tensor.dtype, tensor.shape), nbytes)
+            size = len(header) + nbytes
         self.bytes_sent += size
         session = getattr(message, "session", None)
         if session is not None:
             self.session_bytes[session] += size
-        self._held += pieces
+        held = self._held
+        if held and isinstance(last := held[-1], bytes):
+            held[-1] = last + header
+        else:
+            held.append(header)
+        if tensor is not None:
+            held.append(tensor.data)
         return size
 
     def flush(self) -> None:
@@ -164,7 +175,7 @@ class Link(asyncio.BufferedProtocol):
         self._held = []
         if transport is None or transport.is_closing():
             return
-        for piece in _joined(held):
+        for piece in held:
             transport.write(piece)
         if transport.get_write_buffer_size() > self._options.most_unsent:
             self.abort("the peer does not read")
@@ -237,11 +248,11 @@ class Link(asyncio.BufferedProtocol):
         self._echo = 0.0
         self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
 
-    def _listen(self, now: float) -> None:
-        silence = now - self._heard
+    def _listen(self) -> None:
+        heard, self._heard = self._heard, self._loop.time()
+        silence = self._heard - heard
         if self._tap is not None and silence > MANY_BEATS * self._options.heartbeat_seconds:
-            self._tap.silent(self.rank, self._heard, now)
-        self._heard = now
+            self._tap.silent(self.rank, heard, self._heard)
 
     def _take(self, frame: Frame) -> None:
         """A frame has come: the link's own affairs stay here."""
@@ -266,16 +277,6 @@ class Link(asyncio.BufferedProtocol):
             # The echo waited for the peer's own beat, so this is an upper bound; keep the least.
             self.rtt = min(self.rtt or float("inf"), max(0.0, now - beat.echo))
         self._echo = beat.sent
-
-
-def _joined(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes in fewer pieces. A tensor stands alone: it is not copied, and the header that
-    is written before it wakes the peer while the tensor is still on its way into the kernel."""
-    for small, group in groupby(pieces, lambda piece: isinstance(piece, bytes)):
-        if small:
-            yield b"".join(group)
-        else:
-            yield from group
 
 
 def _uninitialised(size: int) -> memoryview:

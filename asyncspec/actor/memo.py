@@ -26,14 +26,13 @@ class Memo:
 
 
 def _gist(event: Input) -> object:
-    """What is kept of an input: no tensors."""
-    match event:
-        case Received(peer, message):
-            return Received(peer, message)
-        case Computed(job, _, seconds):
-            return type(job).__name__, getattr(job, "session", "several"), seconds
-        case _:
-            return event
+    """What is kept of an input: no tensors. Of one that has none, all of it."""
+    if isinstance(event, Received):
+        return event if event.tensor is None else Received(event.peer, event.message)
+    if isinstance(event, Computed):
+        job = event.job
+        return type(job).__name__, getattr(job, "session", "several"), event.seconds
+    return event
 
 
 def _brief(memo: object) -> str:

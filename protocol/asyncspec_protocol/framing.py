@@ -38,14 +38,22 @@ def write_frame(
     message: Message, tensor: TensorSpec | None = None, data: memoryview | None = None
 ) -> list[bytes | memoryview]:
     """The pieces of a frame, in order. Raises ``LocalProtocolError`` for sizes that do not fit."""
+    if (tensor is None) != (data is None):
+        raise LocalProtocolError("a tensor's bytes do not fit its shape")
+    if data is None:
+        return [write_header(message)]
+    return [write_header(message, tensor, data.nbytes), data]
+
+
+def write_header(message: Message, tensor: TensorSpec | None = None, size: int = 0) -> bytes:
+    """What a frame has before its tensor of ``size`` bytes, or all of a frame without one. Raises
+    ``LocalProtocolError`` for sizes that do not fit."""
     header = encode(message, tensor)
-    size = 0 if data is None else data.nbytes
-    if (tensor is None) != (data is None) or (tensor is not None and tensor.nbytes != size):
+    if size != (0 if tensor is None else tensor.nbytes):
         raise LocalProtocolError("a tensor's bytes do not fit its shape")
     if len(header) > MOST_HEADER_BYTES or size > MOST_TENSOR_BYTES:
         raise LocalProtocolError(f"a frame of {len(header)} + {size} bytes is too large")
-    prefix = _PREFIX.pack(len(header), size) + header
-    return [prefix] if data is None else [prefix, data]
+    return _PREFIX.pack(len(header), size) + header
 
 
 def frame_bytes(message: Message, tensor: TensorSpec | None = None) -> int:

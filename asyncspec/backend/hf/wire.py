@@ -17,7 +17,7 @@ def to_wire(rows: Rows) -> WireTensor:
     """Some rows of hidden states [n, H] or [n, 1 + taps, H], or of features [n, F]. Copies only
     where rows are left out; a stage never writes to hidden states it has handed out."""
     tensor = select(rows)
-    data = tensor.view(-1).view(torch.uint8).numpy().data
+    data = tensor.view(torch.uint8).numpy().data.cast("B")
     return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 

@@ -46,7 +46,7 @@ PARTS: dict[str, Callable[[Tick], list[Curve]]] = {
     "stages": _stages,
     "live": _live,
 }
-STEPS = {"context": 14, "stages": 8, "live": 6}
+STEPS = {"context": 14, "stages": 10, "live": 6}
 """How often each part ticks."""
 
 

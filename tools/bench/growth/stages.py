@@ -1,17 +1,27 @@
-"""A longer pipeline: every stage books every segment, so a token costs so much a stage."""
+"""A longer pipeline: every stage books every segment, so a token costs so much a stage.
+
+Real stages need a layer each, and the bundled target has eight: all real pipelines share one that
+is enlarged to sixteen, whose further layers add nothing to what it says (``bench enlarge``).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import torch
+
+from asyncspec.errors import ClusterError
 from asyncspec.sim.synthetic import Synthetic
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.machines.simulated import Setting, simulate
+from tools.bench.enlarge import Size, enlarge, read_config, size_of
 from tools.bench.growth.context import curves
 from tools.bench.growth.curve import Curve
 from tools.bench.growth.timing import no_collector
@@ -19,7 +29,7 @@ from tools.bench.limits.asking import OPENINGS, WARM_UP_TOKENS, ask
 from tools.bench.limits.cpu_time import cpu_seconds
 from tools.bench.limits.progress import Tick
 
-SIMULATED, REAL = (1, 2, 4, 8, 16), (1, 2, 4)
+SIMULATED = REAL = (1, 2, 4, 8, 16)
 POLICIES = ("autoregressive", "flowspec")
 TOKENS, REAL_TOKENS, REPEATS = 256, 64, 3
 
@@ -56,31 +66,44 @@ def _engine(policy: str, stages: int) -> tuple[float, float]:
 
 
 def _real(tick: Tick, sizes: Sequence[int]) -> list[Curve]:
-    found = []
-    for stages in sizes:
-        found.append(asyncio.run(_cluster(stages)))
-        tick()
+    found: list[list[float]] = []
+    texts: set[tuple[int, ...]] = set()
+    with TemporaryDirectory() as folder:
+        old = size_of(read_config(BUNDLED_TARGET))
+        size = Size(old.hidden, old.feed_forward, max(old.layers, *SIMULATED))
+        enlarge(BUNDLED_TARGET, Path(folder), size, torch.float32)
+        for stages in sizes:
+            answers = asyncio.run(_cluster(Path(folder), stages))
+            found.append([cost for cost, _ in answers])
+            texts.update(text for _, text in answers)
+            tick()
+    if len(texts) > 1:
+        raise ClusterError("two ways to the same answer have led to different texts")
     names = [f"processes {policy}, a token" for policy in POLICIES]
     return curves(names, "stages", "ms", sizes, found, scale=1e3)
 
 
-async def _cluster(stages: int) -> list[float]:
-    """Seconds on all cores per token after the first, by policy. Raises ``ClusterError``."""
-    target = TargetTable(path=str(BUNDLED_TARGET))
-    config = local_config(target, DraftTable(source=str(BUNDLED_DRAFT)), stages, 1)
+async def _cluster(target: Path, stages: int) -> list[Answer]:
+    """An answer by every policy. Raises ``ClusterError``."""
+    table = TargetTable(path=str(target), dtype="fp32")
+    config = local_config(table, DraftTable(source=str(BUNDLED_DRAFT)), stages, 1)
     async with LocalCluster(config, lambda report: None) as cluster:
         client = await Client.connect(*cluster.address, config.cluster.name)
         try:
-            return [await _per_token(client, cluster.pids, policy) for policy in POLICIES]
+            return [await _answer(client, cluster.pids, policy) for policy in POLICIES]
         finally:
             await client.close()
 
 
-async def _per_token(client: Client, pids: Sequence[int], policy: str) -> float:
+Answer = tuple[float, tuple[int, ...]]
+"""Seconds on all cores per token after the first, and the tokens."""
+
+
+async def _answer(client: Client, pids: Sequence[int], policy: str) -> Answer:
     await ask(client, OPENINGS[0], policy, WARM_UP_TOKENS)
     costs = []
     for tokens in (1, REAL_TOKENS):
         before = sum(map(cpu_seconds, pids))
-        await ask(client, OPENINGS[0], policy, tokens)
+        reply = await ask(client, OPENINGS[0], policy, tokens)
         costs.append(sum(map(cpu_seconds, pids)) - before)
-    return (costs[1] - costs[0]) / (REAL_TOKENS - 1)
+    return (costs[1] - costs[0]) / (REAL_TOKENS - 1), reply.tokens

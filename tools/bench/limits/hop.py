@@ -31,7 +31,7 @@ from asyncspec_protocol.messages import (
     Segment,
     Welcome,
 )
-from tools.bench.limits import relay
+from tools.bench.limits import placing, relay
 from tools.bench.limits.cpu_time import cpu_seconds
 
 ROWS, WIDTH = 16, 4096
@@ -68,6 +68,9 @@ class Timing(msgspec.Struct, frozen=True):
     # Time on a core per segment, of all threads of the node.
     node_cpu: float
     bytes: int
+    # With whoever asks on a core of its own; 0 where there is only one core.
+    node_apart: float = 0.0
+    raw_apart: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -76,7 +79,10 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 def measure(rounds: int = 2000) -> Timing:
-    """Alternate rounds through a node and through a bare echo. Raises ``ClusterError``."""
+    """Alternate rounds through a node and through a bare echo: with all of them wherever the
+    scheduler likes, then the same with node and echo apart from whoever asks (see ``placing``).
+    Raises ``ClusterError``."""
+    apart: tuple[list[float], list[float]] = [0.0], [0.0]
     with closing(NodeUnderTest()) as node:
         size = node.ping(node.prepare())
         with closing(Echo(size)) as echo:
@@ -84,6 +90,10 @@ def measure(rounds: int = 2000) -> Timing:
             before = node.cpu_seconds()
             nodes, raws = alternate(node, echo, rounds)
             used = node.cpu_seconds() - before
+            if placing.can_part():
+                with placing.apart((node.pid, echo.pid)):
+                    alternate(node, echo, WARM_UP)
+                    apart = alternate(node, echo, rounds)
     nodes.sort()
     return Timing(
         node=1e6 * statistics.median(nodes),
@@ -91,6 +101,8 @@ def measure(rounds: int = 2000) -> Timing:
         node_p95=1e6 * nodes[int(0.95 * len(nodes))],
         node_cpu=1e6 * used / rounds,
         bytes=size,
+        node_apart=1e6 * statistics.median(apart[0]),
+        raw_apart=1e6 * statistics.median(apart[1]),
     )
 
 
@@ -122,6 +134,7 @@ class Child:
             self.stop()
             raise ClusterError(f"{command[0]} did not start")
         self.port = int(line)
+        self.pid = self._process.pid
 
     def cpu_seconds(self) -> float:
         """See ``cpu_time``."""
@@ -141,6 +154,11 @@ class Echo:
         self._sock = dial(self._child.port)
         self._out = bytes(size)
         self._into = memoryview(bytearray(size))
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
 
     def close(self) -> None:
         """End it."""
@@ -188,6 +206,11 @@ class NodeUnderTest:
         for peer in (self._draft, self._before, self._after):
             peer.close()
         self._child.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
 
     def cpu_seconds(self) -> float:
         """See ``Child``."""

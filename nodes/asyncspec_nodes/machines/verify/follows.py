@@ -17,9 +17,11 @@ def astray(
     for waiting in before:
         here.update(waiting.ids)
     for waiting in segments:
-        fresh = held.keys().isdisjoint(waiting.ids)
-        for node, parent in zip(waiting.ids, waiting.parents, strict=True):
-            if not fresh or node in here or not (parent in here or parent in held):
+        ids, parents = waiting.ids, waiting.parents
+        if not held.keys().isdisjoint(ids):
+            return _sentence(session, ids[0], parents[0])
+        for node, parent in zip(ids, parents, strict=True):
+            if node in here or (parent not in here and parent not in held):
                 return _sentence(session, node, parent)
             here.add(node)
     return None

@@ -29,7 +29,7 @@ from asyncspec.jobs import Batch, Forward
 from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning
 from asyncspec_nodes.machines.verify.arrivals import arrived
-from asyncspec_nodes.machines.verify.passes import computed, idle, send_parked, serve
+from asyncspec_nodes.machines.verify.passes import computed, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
 from asyncspec_nodes.machines.verify.rota import ROTA
@@ -88,10 +88,8 @@ class VerifyMachine:
         if state.rota.members:
             state, more = planning.tend(state, now)
             effects += more
-        if not idle(state):
-            state, more = serve(state, now)
-            effects += more
-        return state, effects
+        state, more = serve(state, now)
+        return state, effects + more
 
 
 def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifyState, Effects]:

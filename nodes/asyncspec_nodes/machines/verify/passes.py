@@ -30,16 +30,6 @@ from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
 
 
-def idle(state: VerifyState) -> bool:
-    """Nothing can be served now: after most inputs it is so."""
-    if state.parked:
-        return state.sent >= state.allowed
-    if state.running is not None or not state.queue:
-        return True
-    held = _held(state)
-    return bool(held) and all(waiting.session in held for waiting in state.queue)
-
-
 def _held(state: VerifyState) -> Collection[SessionId]:
     """Waiting sessions some of whose link's segments are still to come: these belong in one pass.
     Nobody but they waits for them. And those whose batch has not its turn, or is not complete."""
@@ -53,11 +43,16 @@ def _held(state: VerifyState) -> Collection[SessionId]:
 
 def serve(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Send what is parked and start the next pass, where that is possible now."""
-    state, effects = send_parked(state, now)
-    if not state.parked and not idle(state):
-        state, started = _start(state, now)
-        effects += started
-    return state, effects
+    effects: Effects = ()
+    if state.parked:
+        state, effects = send_parked(state, now)
+    if state.parked or state.running is not None or not state.queue:
+        return state, effects
+    held = _held(state)
+    if held and all(waiting.session in held for waiting in state.queue):
+        return state, effects
+    state, started = _start(state, held, now)
+    return state, effects + started
 
 
 def send_parked(
@@ -68,16 +63,18 @@ def send_parked(
     if not go:
         return state, ()
     state = replace(state, parked=state.parked[len(go) :], sent=state.sent + len(go))
+    last = len(go) - 1
     return state, tuple(
-        _onward(state, waiting, now, waited=waited, more=len(go) - 1 - i)
-        for i, waiting in enumerate(go)
+        [_onward(state, w, now, waited=waited, more=last - i) for i, w in enumerate(go)]
     )
 
 
-def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+def _start(
+    state: VerifyState, held: Collection[SessionId], now: float
+) -> tuple[VerifyState, Effects]:
     """The first of the queue get their pass, and their places go back to the stage before."""
     config, sessions = state.config, dict(state.sessions)
-    chosen, queue = gather(state.queue, sessions, config.batch_rows, _held(state))
+    chosen, queue = gather(state.queue, sessions, config.batch_rows, held)
     parts: list[Part] = []
     for waiting in chosen:
         sessions[waiting.session], part = plan(sessions[waiting.session], waiting, last=config.last)
@@ -103,26 +100,33 @@ def computed(
 ) -> tuple[VerifyState, Effects]:
     """A pass has ended. Raises ``LocalProtocolError`` where none was in service."""
     running = state.running
-    if running is None or _names(running.job) != _names(job):
+    if running is None or (running.job is not job and _names(running.job) != _names(job)):
         raise LocalProtocolError(f"no such {type(job).__name__} is in service: {_names(job)}")
-    state = replace(state, running=None)
-    rows = sum([len(part.job.rows) for part in running.parts])
+    rows = running.job.row_count
+    sessions, closing = dict(state.sessions), dict(state.closing)
+    parked: list[Waiting] = []
     effects: list[Effect] = []
     verdicts: list[Send] = []
     for part, own in zip(running.parts, _results(running, result), strict=True):
-        share = seconds * len(part.job.rows) / rows
-        state, session, stay = _book(state, part, share)
+        name, ids = part.waiting.session, part.waiting.ids
+        closed = closing.pop(name, None)
+        session = closed or sessions.get(name)
         if session is None:
-            continue
-        if session.session in state.closing:
-            left = {k: v for k, v in state.closing.items() if k != session.session}
-            state = replace(state, closing=left)
+            continue  # dropped with a lost peer
+        stay = survivors(session, ids)
+        session = count(session, len(ids), len(stay), seconds * len(ids) / rows)
+        if closed is not None:
             effects.append(report(session))
-        elif state.config.last:
+            continue
+        sessions[name] = session
+        if state.config.last:
             if not running.abandoned and (verdict := _verdict(session, part, own, stay, now)):
                 verdicts.append(verdict)
         elif stay:
-            state = replace(state, parked=(*state.parked, _done(session, part, own, stay)))
+            parked.append(_done(session, part, own, stay))
+    state = replace(
+        state, running=None, sessions=sessions, closing=closing, parked=(*state.parked, *parked)
+    )
     if not running.abandoned:
         state, told = _observe(state, rows, seconds)
         effects.extend(told)
@@ -131,13 +135,12 @@ def computed(
 
 def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState, Effects]:
     """A pass has taken so long; the draft nodes are told what they do not know."""
-    cost, drafts = state.cost.observe(rows, seconds), state.drafts
-    news = cost.news() if drafts else None
-    state = replace(state, cost=news or cost)
-    if news is None:
-        return state, ()
+    cost = state.cost.observe(rows, seconds)
+    news = cost.news()
+    if news is None or not (drafts := state.drafts):
+        return replace(state, cost=cost), ()
     times = PassTimes(state.config.rank, *news.table())
-    return state, tuple(Send(draft, times) for draft in drafts)
+    return replace(state, cost=news), tuple([Send(draft, times) for draft in drafts])
 
 
 def _results(running: Running, result: object) -> Sequence[object]:
@@ -154,23 +157,6 @@ def _names(job: Forward | Batch) -> tuple[tuple[SessionId, SegmentId], ...]:
     return tuple([(one.session, one.segment) for one in passes])
 
 
-def _book(
-    state: VerifyState, part: Part, seconds: float
-) -> tuple[VerifyState, StageSession | None, Sequence[int]]:
-    """A session after its part of a pass, and the rows that are alive. None: it was dropped with a
-    lost peer."""
-    waiting = part.waiting
-    closing = state.closing.get(waiting.session)
-    session = closing or state.sessions.get(waiting.session)
-    if session is None:
-        return state, None, ()
-    stay = survivors(session, waiting.ids)
-    session = count(session, len(waiting.ids), len(stay), seconds)
-    if closing is None:
-        state = replace(state, sessions={**state.sessions, session.session: session})
-    return state, session, stay
-
-
 def _done(session: StageSession, part: Part, result: object, stay: Sequence[int]) -> Waiting:
     """What of a segment is left to send on."""
     waiting = part.waiting
@@ -181,6 +167,8 @@ def _done(session: StageSession, part: Part, result: object, stay: Sequence[int]
 
 def _together(verdicts: Sequence[Send]) -> Sequence[Send]:
     """Verdicts of one pass, each with the number of those behind it on its link."""
+    if len(verdicts) < 2:
+        return verdicts
     found: list[Send] = []
     behind: Counter[Rank] = Counter()
     for send in reversed(verdicts):
