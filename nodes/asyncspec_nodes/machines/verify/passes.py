@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
+from asyncspec.pass_cost import NEWS
 from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.planning import taken
@@ -28,6 +29,9 @@ from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
+
+TINY_SHARE = 0.001
+"""Of a pass."""
 
 
 def idle(state: VerifyState) -> bool:
@@ -134,10 +138,21 @@ def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState
     cost, drafts = state.cost.observe(rows, seconds), state.drafts
     news = cost.news() if drafts else None
     state = replace(state, cost=news or cost)
-    if news is None:
+    if news is None and not _line_changed(state):
         return state, ()
-    times = PassTimes(state.config.rank, *news.table())
+    state = replace(state, row_seconds_told=state.row_seconds)
+    times = PassTimes(state.config.rank, *state.cost.table(), state.row_seconds)
     return state, tuple(Send(draft, times) for draft in drafts)
+
+
+def _line_changed(state: VerifyState) -> bool:
+    """Whether draft nodes should hear of the line, beside passes that they know. A row that takes
+    next to nothing of a pass bounds no segment, however fast it is."""
+    passes = state.cost.told.values()
+    if not passes or not state.drafts:
+        return False
+    told, worth = state.row_seconds_told, TINY_SHARE * min(passes)
+    return abs(state.row_seconds - told) > max(NEWS * told, worth)
 
 
 def _results(running: Running, result: object) -> Sequence[object]:
