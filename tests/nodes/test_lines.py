@@ -1,8 +1,6 @@
-"""Rows follow what lines bring: what a stage tells of its line, and what a draft node makes of it."""
+"""Rows follow what lines bring: what a stage tells of its line, what a draft node makes of it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from asyncspec_nodes.machines.draft.width import slowest
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage
-from nodes.test_draft import started, verdict
+from nodes.test_draft import TREE, V1, answer_source, started, verdict
 
 seconds = st.floats(1e-6, 1.0)
 line = st.just(0.0) | st.floats(1e-7, 0.1)
@@ -66,7 +64,10 @@ def test_a_way_is_what_openers_took_without_their_rows(
 
 
 def test_a_line_is_a_stage_too() -> None:
-    times = {Rank(1): PassTimes(Rank(1), (1.0,), (0.5,)), Rank(2): PassTimes(Rank(2), (1.0,), (0.25,), 0.125)}
+    times = {
+        Rank(1): PassTimes(Rank(1), (1.0,), (0.5,)),
+        Rank(2): PassTimes(Rank(2), (1.0,), (0.25,), 0.125),
+    }
     at = slowest(times)
     assert at is not None
     assert [at(rows) for rows in (1, 4, 8)] == [0.5, 0.5, 1.0]
@@ -83,7 +84,7 @@ def second() -> Driven:
 
 
 def serve(last: Driven, count: int, took: float) -> list[Effect]:
-    """So many segments of one row, whose line takes ``took`` seconds for them; each has its pass."""
+    """So many segments of one row, whose line takes ``took`` seconds for each, and their passes."""
     effects: list[Effect] = []
     for _ in range(count):
         number = last.state.inflows[Rank(1)].received
@@ -124,10 +125,37 @@ def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
 # --- a draft node -------------------------------------------------------------------------------
 
 
-def first_rows(row_seconds: float, **changes: Any) -> list[int]:
-    """Rows of each segment of the next round of a session that is alone, where a line is told of
-    before."""
-    driven = started(policy="static-tree", **changes)
-    times = PassTimes(Rank(1), (1.0,), (1.0,), row_seconds)
-    effects = driven.feed(Received(Rank(1), times), verdict(0, {0: 5}))
+def rows_of_a_round(row_seconds: float) -> list[int]:
+    """Of the segments that a session sends of its first tree, when the only stage has told what its
+    line takes for a row; its passes take a second."""
+    driven = started()
+    driven.feed(Received(V1, PassTimes(V1, (1.0,), (1.0,), row_seconds)))
+    effects = answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
     return [len(message.ids) for message in sent(effects, Segment)]
+
+
+def test_a_slow_line_makes_segments_short_and_a_fast_one_leaves_them_alone() -> None:
+    assert rows_of_a_round(0.0) == rows_of_a_round(0.01) == [3, 2, 1]
+    # The first was bounded before the line was known; its root is not counted.
+    assert rows_of_a_round(0.6) == [3, 1, 1, 1]
+
+
+def test_the_way_is_timed_by_the_first_segment_of_a_round() -> None:
+    driven = started()
+    first, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
+    at = driven.now
+    driven.feed(Received(V1, PassTimes(V1, (1.0,), (9.0,), 0.25)))
+    driven.feed(verdict(first.segment, {1: 10, 2: 13, 3: 99}, applied=1))
+    # Three rows of .25 s are not the way's.
+    assert driven.state.lines.way == driven.now - at - 0.75
+    assert driven.state.lines.openers == 1
+    driven.feed(verdict(second.segment, {5: 77}, applied=2))
+    assert driven.state.lines.openers == 1
+
+
+def test_an_opener_without_verdict_times_nothing() -> None:
+    driven = started()
+    _, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
+    driven.feed(verdict(second.segment, {4: 77}, applied=1))
+    assert driven.state.sessions[0].opener is None
+    assert driven.state.lines.openers == 0
