@@ -109,8 +109,14 @@ def test_a_stage_tells_what_its_line_takes_for_a_row() -> None:
 
 def test_a_line_that_takes_nothing_of_a_pass_is_not_told_of() -> None:
     last = second()
-    for took in (1e-6, 3e-5, 4e-4, 1e-7):
+    for took in (1e-6, 3e-5, 2e-3, 1e-7):
         assert times_of(serve(last, 3, took)) == []
+
+
+def test_a_slow_line_is_told_of_at_once() -> None:
+    last = stage(rank=2, stages=2)
+    (told,) = times_of(serve(last, 1, 0.25))
+    assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
 
 
 def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
@@ -147,10 +153,10 @@ def test_the_way_is_timed_by_the_first_segment_of_a_round() -> None:
     driven.feed(Received(V1, PassTimes(V1, (1.0,), (9.0,), 0.25)))
     driven.feed(verdict(first.segment, {1: 10, 2: 13, 3: 99}, applied=1))
     # Three rows of .25 s are not the way's.
-    assert driven.state.lines.way == driven.now - at - 0.75
-    assert driven.state.lines.openers == 1
+    way = driven.state.lines.way
+    assert way == driven.now - at - 0.75
     driven.feed(verdict(second.segment, {5: 77}, applied=2))
-    assert driven.state.lines.openers == 1
+    assert driven.state.lines.way == way
 
 
 def test_an_opener_without_verdict_times_nothing() -> None:
@@ -158,4 +164,4 @@ def test_an_opener_without_verdict_times_nothing() -> None:
     _, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
     driven.feed(verdict(second.segment, {4: 77}, applied=1))
     assert driven.state.sessions[0].opener is None
-    assert driven.state.lines.openers == 0
+    assert driven.state.lines.way == 0

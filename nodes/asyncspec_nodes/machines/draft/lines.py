@@ -13,22 +13,22 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.pass_cost import NEWS
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec_protocol.ids import Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
 
 Times = Mapping[Rank, PassTimes]
 
-SHARE = 0.3
-"""Of a segment's way: so much may its rows add to it on all lines. Around it tokens a second hardly
-change (docs/efficiency.md), where lines bound anything."""
+SHARE = 0.25
+"""Of a segment's way: so much may its rows add to it on all lines. From .2 to .4 tokens a second are\
+almost the same (docs/efficiency.md)."""
 
 KEEP_UP = 0.75
 """Of the slowest stage's pass: so long may a line take for a segment. At one pass it is as slow as
 that stage, and with any jitter slower."""
 
 _MEMORY = 0.125
-_NEWS = 0.1
 
 
 class Opener(Struct, frozen=True):
@@ -45,9 +45,9 @@ class Lines(Struct, frozen=True):
 
     # Seconds that a row's features take from the last stage to here; 0: not known, or none travel.
     back: float = 0.0
-    # Openers that were timed, and their mean way there and back, the transfers of rows left out.
-    # The latest count most.
-    openers: int = 0
+    # What openers took there and back, the transfers of rows left out; 0: not known. What is dead
+    # and still in their way makes it longer and nothing makes it shorter, so a shorter one counts
+    # at once, a longer one little by little.
     way: float = 0.0
     # Rows that a segment should have at most.
     rows: int = MOST_ROWS
@@ -58,16 +58,16 @@ class Lines(Struct, frozen=True):
 
     def featured(self, times: Times, row_seconds: float) -> Lines:
         """The features of some rows have come, each in so many seconds; 0: who knows."""
-        if abs(row_seconds - self.back) <= _NEWS * self.back or not row_seconds:
+        if abs(row_seconds - self.back) <= NEWS * self.back or not row_seconds:
             return self
         return replace(self, back=row_seconds).told(times)
 
     def opened(self, times: Times, rows: int, seconds: float) -> Lines:
         """An opener of so many ``rows`` was ``seconds`` on its way."""
         way = max(0.0, seconds - rows * sum(_row_seconds(times, self.back)))
-        openers = self.openers + 1
-        mean = self.way + max(_MEMORY, 1 / openers) * (way - self.way)
-        return replace(self, openers=openers, way=mean).told(times)
+        if self.way < way and self.way:
+            way = self.way + _MEMORY * (way - self.way)
+        return replace(self, way=way).told(times)
 
 
 def most_rows(times: Times, back: float, way: float) -> int:

@@ -30,8 +30,8 @@ from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
 
-TINY_SHARE = 0.001
-"""Of a pass."""
+TINY_SHARE = 0.005
+"""Of a pass: a line that takes less for a row bounds no segment, however fast it is."""
 
 
 def idle(state: VerifyState) -> bool:
@@ -138,21 +138,19 @@ def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState
     cost, drafts = state.cost.observe(rows, seconds), state.drafts
     news = cost.news() if drafts else None
     state = replace(state, cost=news or cost)
-    if news is None and not _line_changed(state):
+    if news is None and not (drafts and _line_changed(state)):
         return state, ()
     state = replace(state, row_seconds_told=state.row_seconds)
-    times = PassTimes(state.config.rank, *state.cost.table(), state.row_seconds)
+    # A slow line is told of at once, with what is known of passes: segments queue before it.
+    table = state.cost.table() if state.cost.told else state.cost.averages()
+    times = PassTimes(state.config.rank, *table, state.row_seconds)
     return state, tuple(Send(draft, times) for draft in drafts)
 
 
 def _line_changed(state: VerifyState) -> bool:
-    """Whether draft nodes should hear of the line, beside passes that they know. A row that takes
-    next to nothing of a pass bounds no segment, however fast it is."""
-    passes = state.cost.told.values()
-    if not passes or not state.drafts:
-        return False
-    told, worth = state.row_seconds_told, TINY_SHARE * min(passes)
-    return abs(state.row_seconds - told) > max(NEWS * told, worth)
+    """Whether draft nodes should hear of the line now."""
+    told, (_, passes) = state.row_seconds_told, state.cost.averages()
+    return abs(state.row_seconds - told) > max(NEWS * told, TINY_SHARE * min(passes))
 
 
 def _results(running: Running, result: object) -> Sequence[object]:
