@@ -21,8 +21,8 @@ from asyncspec_protocol.messages import PassTimes
 Times = Mapping[Rank, PassTimes]
 
 SHARE = 0.25
-"""Of a segment's way: so much may its rows add to it on all lines. From .2 to .4 tokens a second are\
-almost the same (docs/efficiency.md)."""
+"""Of a segment's way: so much may its rows add to it on all lines. Tokens a second are almost the
+same from .2 to .4 (docs/efficiency.md)."""
 
 KEEP_UP = 0.75
 """Of the slowest stage's pass: so long may a line take for a segment. At one pass it is as slow as
