@@ -19,6 +19,9 @@ REMEMBERED = 31
 """Frames whose median counts: a sender that pauses amid a frame is no slow line, nor is the burst
 fast that a line lets through when it has rested."""
 
+FEWEST = 5
+"""Frames that have to be measured before anything is said."""
+
 PACKING = 2.0
 """A line has to save so many times what packing costs before rows are packed; until it saves less
 than once what it costs they stay so. Measured times are rough, and rows that come now packed and
@@ -36,24 +39,27 @@ class Gauge:
 
     def __init__(self) -> None:
         self.byte_seconds = 0.0
-        # True from the first look at a frame until ``complete``.
-        self.open = False
-        self._first = self._last = (0.0, 0)
+        # When a look was had at the frame that comes now, and the bytes that were missing then.
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
         self._measured: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self, missing: int, now: float) -> None:
-        """Some of a frame has been taken, all that was there; ``missing`` bytes are not."""
+        """Some of a frame has been taken, all that was there: a read with room for less than the
+        rest of the frame is no look. ``missing`` bytes have not come."""
         self._last = (now, missing)
-        if not self.open:
-            self.open, self._first = True, self._last
+        self._first = self._first or self._last
 
     def complete(self) -> None:
         """The rest of the frame has been taken."""
-        self.open = False
-        (begun, most), (ended, least) = self._first, self._last
+        first, (ended, least), self._first = self._first, self._last, None
+        if first is None:
+            return
+        (begun, most), measured = first, self._measured
         if most - least >= LARGE_BYTES and ended > begun:
-            self._measured.append((ended - begun) / (most - least))
-            self.byte_seconds = sorted(self._measured)[len(self._measured) // 2]
+            measured.append((ended - begun) / (most - least))
+            if len(measured) >= FEWEST:
+                self.byte_seconds = sorted(measured)[len(measured) // 2]
 
 
 def packs(before: bool, byte_seconds: float, cost: float) -> bool:

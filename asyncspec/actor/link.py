@@ -108,16 +108,17 @@ class Link(asyncio.BufferedProtocol):
         return self._reader.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        missing = self._reader.missing
+        if missing > nbytes:
+            self._gauge.look(missing - nbytes, time.monotonic())
+        elif missing:
+            self._gauge.complete()
         self.bytes_received += nbytes
         self._listen(self._loop.time())
         try:
             self._reader.buffer_updated(nbytes)
-            if self._gauge.open and not self._reader.missing:
-                self._gauge.complete()
             while not self._reason and (frame := self._reader.next_frame()) is not None:
                 self._take(frame)
-            if missing := self._reader.missing:
-                self._gauge.look(missing, time.monotonic())
         except RemoteProtocolError as error:
             self.refuse(Fault(code="protocol", text=error.text))
 
