@@ -305,26 +305,49 @@ def test_heartbeats_go_both_ways_and_measure_the_round_trip(run: Runner) -> None
     run(main())
 
 
+ROWS = (Segment(0, 0, 0, (1,), (0,)), TensorSpec("uint8", (1, 8 * LARGE_BYTES)))
+LARGE = b"".join(map(bytes, write_frame(*ROWS, memoryview(bytes(8 * LARGE_BYTES)))))
+
+
+def take(link: Link, data: memoryview) -> None:
+    """As an event loop gives a link what has come."""
+    while data:
+        buffer = link.get_buffer(-1)
+        size = min(len(buffer), len(data))
+        buffer[:size], data = data[:size], data[size:]
+        link.buffer_updated(size)
+
+
 def test_heartbeats_tell_what_the_line_brings(run: Runner) -> None:
     """A tensor comes in parts, and each of them is looked at."""
-    rows = (Segment(0, 0, 0, (1,), (0,)), TensorSpec("uint8", (1, 8 * LARGE_BYTES)))
-    stream = b"".join(map(bytes, write_frame(*rows, memoryview(bytes(8 * LARGE_BYTES)))))
 
     async def main() -> None:
         async with facing_bare(BRISK) as (end, bare):
             end.link.accepted(hello(1, 1))
             assert end.link.byte_seconds == 0
-            begun, rest = time.monotonic(), memoryview(stream * FEWEST)
-            while rest:
-                buffer = end.link.get_buffer(-1)
-                size = min(len(buffer), len(rest), LARGE_BYTES)
-                buffer[:size], rest = rest[:size], rest[size:]
-                end.link.buffer_updated(size)
+            begun, stream = time.monotonic(), memoryview(LARGE * FEWEST)
+            for start in range(0, len(stream), LARGE_BYTES):
+                take(end.link, stream[start : start + LARGE_BYTES])
             took = time.monotonic() - begun
-            assert [await end.message() for _ in range(FEWEST)] == [rows[0]] * FEWEST
+            assert [await end.message() for _ in range(FEWEST)] == [ROWS[0]] * FEWEST
             assert 0 < end.link.byte_seconds * 6 * LARGE_BYTES < took
             beats = [await bare.read() for _ in range(2)]  # the first may have been written before
             assert getattr(beats[1], "byte_seconds", 0.0) == end.link.byte_seconds
+
+    run(main())
+
+
+def test_a_read_with_room_for_less_than_has_come_is_no_look(run: Runner) -> None:
+    """All but a frame's last byte lay in the kernel when its beginning was read: that says nothing
+    of the line, however long the second read was in coming."""
+
+    async def main() -> None:
+        async with facing_bare() as (end, _):
+            for _ in range(FEWEST):
+                take(end.link, memoryview(LARGE)[:-1])
+                take(end.link, memoryview(LARGE)[-1:])
+                assert await end.message() == ROWS[0]
+            assert end.link.byte_seconds == 0
 
     run(main())
 
