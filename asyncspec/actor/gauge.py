@@ -3,9 +3,9 @@
 A node sees a byte when it gets to look, not when it has come. What the kernel has kept until then
 is there at once, so a span that begins before the first look is too short; a last look that comes
 late makes one too long. What lies between two looks after which bytes were still missing is
-neither: each of them has taken all there was, so what the second one found had come in between. So
-a frame counts from the first such look to the last, and one without two of them, which the kernel
-had as good as whole, says nothing: it did not keep this node waiting.
+neither: each of them has taken all there was, so what the second one found had come in between. A
+frame counts from the first such look to the last. One without two of them, which the kernel had as
+good as whole, says nothing: it did not keep this node waiting.
 """
 
 from __future__ import annotations

@@ -149,8 +149,9 @@ def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState
 
 def _line_changed(state: VerifyState) -> bool:
     """Whether draft nodes should hear of the line now."""
-    told, (_, passes) = state.row_seconds_told, state.cost.averages()
-    return abs(state.row_seconds - told) > max(NEWS * told, TINY_SHARE * min(passes))
+    told = state.row_seconds_told
+    change = abs(state.row_seconds - told)
+    return change > NEWS * told and change > TINY_SHARE * min(state.cost.averages()[1])
 
 
 def _results(running: Running, result: object) -> Sequence[object]:
