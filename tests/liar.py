@@ -122,7 +122,7 @@ def lies(
         segments(about),
         st.just(opening(about, begun)),
         st.builds(Rates, st.just(about), small, shares, shares, shares, shares),
-        st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares)),
+        st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares),
     )
     to_all = st.one_of(
         prunes,

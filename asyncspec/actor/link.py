@@ -14,6 +14,7 @@ from typing import cast
 
 from msgspec import Struct
 
+from asyncspec.actor.gauge import NEVER, Gauge, packs
 from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import WireTensor
 from asyncspec_protocol.codec import TensorSpec
@@ -41,6 +42,9 @@ class LinkOptions(Struct, frozen=True):
     redial_seconds: tuple[float, float] = (0.05, 2.0)
     # Bytes a peer may leave unread before it is given up.
     most_unsent: int = 512 * 1024 * 1024
+    # Seconds a byte that packing rows here and unpacking them there take: they are packed where
+    # the line saves more (``asyncspec.actor.gauge``).
+    packing_seconds: float = NEVER
 
 
 class Link(asyncio.BufferedProtocol):
@@ -57,6 +61,8 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_received = 0
         # Round trip by heartbeats, seconds; None before the first echo.
         self.rtt: float | None = None
+        # Whether the line to the peer is so slow that packed rows pay.
+        self.packs = packs(False, 0.0, options.packing_seconds)
         self.session_bytes: Counter[int] = Counter()
         # Who records this node, if anybody does: see ``record``.
         self._tap: Tap | None = None
@@ -67,6 +73,7 @@ class Link(asyncio.BufferedProtocol):
         self._received = received
         self._closed = closed
         self._reader = FrameReader(trusted=False, allocate=_uninitialised)
+        self._gauge = Gauge()
         self._transport: asyncio.Transport | None = None
         # Pieces of frames that ``flush`` will write, short frames in one. A tensor stands alone: it
         # is not copied, and the header that is written before it wakes the peer while the tensor is
@@ -84,6 +91,11 @@ class Link(asyncio.BufferedProtocol):
         return Rank(-1) if self.peer is None else self.peer.rank
 
     @property
+    def byte_seconds(self) -> float:
+        """What the line from the peer takes for a byte of a large frame; 0 before it is known."""
+        return self._gauge.byte_seconds
+
+    @property
     def asks(self) -> bool:
         """Whether the peer asks for traces and how this node is, rather than answers."""
         return self.peer is not None and self.peer.role in ("client", "draft")
@@ -97,6 +109,11 @@ class Link(asyncio.BufferedProtocol):
         return self._reader.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        missing = self._reader.missing
+        if missing > nbytes:
+            self._gauge.look(missing - nbytes, time.monotonic())
+        elif missing:
+            self._gauge.complete()
         self.bytes_received += nbytes
         self._listen()
         try:
@@ -244,7 +261,7 @@ class Link(asyncio.BufferedProtocol):
         if now - self._heard > options.timeout_seconds:
             self.abort(f"silent for {options.timeout_seconds:g} s")
             return
-        self.send(Heartbeat(sent=now, echo=self._echo))
+        self.send(Heartbeat(sent=now, echo=self._echo, byte_seconds=self.byte_seconds))
         self._echo = 0.0
         self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
 
@@ -277,6 +294,7 @@ class Link(asyncio.BufferedProtocol):
             # The echo waited for the peer's own beat, so this is an upper bound; keep the least.
             self.rtt = min(self.rtt or float("inf"), max(0.0, now - beat.echo))
         self._echo = beat.sent
+        self.packs = packs(self.packs, beat.byte_seconds, self._options.packing_seconds)
 
 
 def _uninitialised(size: int) -> memoryview:

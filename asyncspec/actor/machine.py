@@ -43,6 +43,9 @@ class Received(Struct, frozen=True):
     peer: Rank
     message: Message
     tensor: object | None = None
+    # What the link takes for the tensor's bytes, as far as that is known: it goes by what large
+    # frames have taken lately, not by this one.
+    seconds: float = 0.0
 
 
 class Computed(Struct, frozen=True):

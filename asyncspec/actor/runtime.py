@@ -38,6 +38,7 @@ from asyncspec.actor.machine import (
 from asyncspec.actor.memo import Memo
 from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.tap import Tap
+from asyncspec.backend import packed
 from asyncspec.backend.base import Tensors, WireTensor
 from asyncspec.dipsd.decide import Decision, Planning, decide
 from asyncspec.jobs import Job, Rows
@@ -274,6 +275,8 @@ class Runtime(Generic[S]):
         if rows is not None:
             assert self._tensors is not None
             tensor = self._tensors.pack(rows)
+            if link.packs:
+                tensor = packed.pack(tensor)
         # Rows make another device work, so they go before words about the books.
         (self._holding.append if tensor is None else self._holding.appendleft)(link)
         return link.hold(message, tensor)
@@ -360,7 +363,9 @@ class Runtime(Generic[S]):
         """See ``Owner``."""
         message = frame.message
         if link.rank >= 0 and not isinstance(message, _OURS):
-            self.feed(Received(link.rank, message, self._unpack(frame)))
+            handle = self._unpack(frame)
+            seconds = 0.0 if frame.data is None else link.byte_seconds * frame.data.nbytes
+            self.feed(Received(link.rank, message, handle, seconds))
         elif isinstance(message, Fault):
             link.close(message.text)
         elif isinstance(message, Collect | Events):
@@ -404,6 +409,6 @@ class Runtime(Generic[S]):
             raise RemoteProtocolError("this node takes no tensors")
         wire = WireTensor(frame.tensor.dtype, frame.tensor.shape, frame.data)
         try:
-            return self._tensors.unpack(wire)
+            return self._tensors.unpack(packed.unpack(wire))
         except ValueError as error:
             raise RemoteProtocolError(str(error)) from error

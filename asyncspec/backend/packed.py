@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from asyncspec.backend.base import Tensors, WireTensor
-from asyncspec.jobs import Rows
+from asyncspec.backend.base import WireTensor
 
 PACKED = "bfloat16-packed"
 """The dtype such a tensor has on the wire; its items are bytes."""
@@ -29,31 +28,11 @@ HEAD = 3
 Bytes = npt.NDArray[np.uint8]
 
 
-class PackedTensors:
-    """``Tensors`` that take both forms, and give the packed one where ``packs`` and it is shorter.
-
-    Costs some microseconds a KiB on either side: that pays on lines below some 500 Mbit/s.
-    """
-
-    def __init__(self, tensors: Tensors, *, packs: bool) -> None:
-        self._tensors = tensors
-        self._packs = packs
-
-    def pack(self, rows: Rows) -> WireTensor:
-        """See ``Tensors``."""
-        wire = self._tensors.pack(rows)
-        return pack(wire) if self._packs and wire.dtype == "bfloat16" else wire
-
-    def unpack(self, tensor: WireTensor) -> object:
-        """See ``Tensors``."""
-        return self._tensors.unpack(unpack(tensor) if tensor.dtype == PACKED else tensor)
-
-
 def pack(wire: WireTensor) -> WireTensor:
-    """bfloat16 values [..., W] as bytes [..., 3 + 3 W / 2 + E], or as they are where that is no
-    shorter."""
+    """bfloat16 values [..., W] as bytes [..., 3 + 3 W / 2 + E]; what is something else, or would be
+    no shorter, as it is."""
     width = wire.shape[-1]
-    if width % 2:
+    if wire.dtype != "bfloat16" or width % 2:
         return wire
     values = np.frombuffer(wire.data, "<u2").reshape(-1, width)
     exponents = ((values >> 7) & 0xFF).astype(np.uint8)
@@ -79,6 +58,8 @@ def pack(wire: WireTensor) -> WireTensor:
 
 def unpack(wire: WireTensor) -> WireTensor:
     """What ``pack`` was given. Raises ``ValueError`` for bytes it does not make."""
+    if wire.dtype != PACKED:
+        return wire
     total = wire.shape[-1]
     data = np.frombuffer(wire.data, np.uint8).reshape(-1, total)
     packed = total - HEAD - (int(data[0, 1]) | int(data[0, 2]) << 8) if total > HEAD else 0

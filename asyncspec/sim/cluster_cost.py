@@ -43,11 +43,15 @@ class Pricing:
         self._cost = cost
         self.nbytes = Sizes(cost.width)
 
+    def carried(self, message: Message) -> float:
+        """Time of the bytes."""
+        wire = self._cost.wire
+        return wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
+
     def occupied(self, source: Rank, target: Rank, message: Message) -> float:
         """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
         over one link, so they are handled one after another."""
-        wire = self._cost.wire
-        seconds = wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
+        seconds = self.carried(message)
         return seconds + self._cost.verdict_seconds if type(message) is Verdict else seconds
 
     def link(self, source: Rank, target: Rank, message: Message) -> float:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from asyncspec.actor.gauge import LARGE_BYTES
 from asyncspec.actor.machine import (
     Abandon,
     Arm,
@@ -73,6 +74,9 @@ class Wires(Protocol):
 
     def nbytes(self, message: Message) -> int:
         """Length of a message on the wire, tensor included."""
+
+    def carried(self, message: Message) -> float:
+        """Seconds that a line takes for a message's bytes."""
 
     def occupied(self, source: Rank, target: Rank, message: Message) -> float:
         """For so long a message keeps its direction of a link to itself; those behind it wait."""
@@ -265,12 +269,19 @@ class World:
             sent += self._wires.occupied(rank, target, message)
         arrival = max(line.arrival, sent + self._costs.link(rank, target, message))
         line.free, line.arrival = sent, arrival
-        self.at(arrival, self._deliver, line, Received(rank, message, handle))
+        seconds = 0.0 if handle is None else self._line_seconds(message)
+        self.at(arrival, self._deliver, line, Received(rank, message, handle, seconds))
         return self._measure(rank, message)
 
     def _deliver(self, line: Line, event: Received) -> None:
         if line.up:
             self.feed(line.target, event)
+
+    def _line_seconds(self, message: Message) -> float:
+        """What a node learns of the line by a message with a tensor: something if it is large."""
+        if self._wires is None or self._wires.nbytes(message) < LARGE_BYTES:
+            return 0.0
+        return self._wires.carried(message)
 
     def _measure(self, source: Rank, message: Message) -> int:
         """Bytes of a message, booked for its session; 0 where nobody wants to know."""

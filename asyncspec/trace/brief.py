@@ -19,7 +19,8 @@ def input_record(event: machine.Input, job: int) -> records.Input:
     """An input in full, handles left out. ``job``: number of the job that has just ended."""
     # Asked in the order of how often they come: this runs for every step of a node that records.
     if isinstance(event, machine.Received):
-        return records.Received(event.peer, event.message, event.tensor is not None)
+        tensor = event.tensor is not None
+        return records.Received(event.peer, event.message, tensor, event.seconds)
     if isinstance(event, machine.Computed):
         return _computed(event, job)
     match event:

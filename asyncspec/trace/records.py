@@ -56,6 +56,8 @@ class Received(Struct, frozen=True, array_like=True, tag="received", gc=False):
     peer: int
     message: Message
     tensor: bool = False
+    # What its link takes for the tensor.
+    seconds: float = 0.0
 
 
 class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):

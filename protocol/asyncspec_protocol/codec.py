@@ -24,6 +24,7 @@ from .messages import (
     Expand,
     Expanded,
     Finished,
+    Heartbeat,
     Message,
     Open,
     Output,
@@ -122,11 +123,11 @@ def _check_message(message: Message) -> None:
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
-        case PassTimes(_, rows, seconds):
+        case PassTimes(_, rows, seconds, row_seconds):
             _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
             _require(all(map(math.isfinite, (*rows, *seconds))), "numbers are finite")
             _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
-            _require(min(seconds) >= 0, "time does not go back")
+            _require(min(seconds) >= 0 <= row_seconds < math.inf, "time does not go back")
         case Rates(_, rounds, alpha, token, call, link, jitter):
             _require(rounds >= 0 <= alpha <= 1, "a chance is in 0..1")
             _require(min(token, call, link, jitter) >= 0, "time does not go back")
@@ -135,8 +136,11 @@ def _check_message(message: Message) -> None:
             _require(min(version, batch, batches) >= 0, "numbers do not go below 0")
             _require(batch < max(1, batches), "a batch is one of all")
             _require(0 < length <= MOST_NODES, "a draft has a token at least")
-        case Status(peers=peers, round_trips=round_trips, sent=sent) as status:
-            _require(len(peers) == len(round_trips) == len(sent), "lists differ in length")
+        case Heartbeat(sent, echo, byte_seconds):
+            _require(all(map(math.isfinite, (sent, echo, byte_seconds))), "numbers are finite")
+            _require(min(sent, echo, byte_seconds) >= 0, "time does not go back")
+        case Status(peers=peers, round_trips=round_trips, sent=written) as status:
+            _require(len(peers) == len(round_trips) == len(written), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)
             _require(all(map(math.isfinite, own)), "numbers are finite")
         case Output(_, tokens, _, log_probs, likely, likely_log_probs, spelled):

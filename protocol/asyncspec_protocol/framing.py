@@ -107,6 +107,11 @@ class FrameReader:
         else:
             self._end += count
 
+    @property
+    def missing(self) -> int:
+        """Bytes of a long header or a tensor that has begun to come and that have not come yet."""
+        return 0 if self._part is None else len(self._part) - self._filled
+
     def next_frame(self) -> Frame | None:
         """The next frame that is complete.
 

@@ -283,6 +283,9 @@ class PassTimes(Struct, array_like=True, frozen=True, tag="times"):
     # Rows, ascending, and the mean seconds of passes over about so many.
     rows: tuple[float, ...]
     seconds: tuple[float, ...]
+    # What the line from the stage before takes for a row of a segment; 0: not known. Where it is
+    # slow, rows that travel make verdicts come later.
+    row_seconds: float = 0.0
 
 
 class Rates(Struct, array_like=True, frozen=True, tag="rates"):
@@ -323,6 +326,9 @@ class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False)
     sent: float
     # The peer's last ``sent``, 0 if none has come.
     echo: float = 0.0
+    # What the line takes for each byte it brings from the peer, by its large frames, in seconds; 0:
+    # not known. Only the receiver can tell, and the sender packs rows by it.
+    byte_seconds: float = 0.0
 
 
 class Clock(Struct, array_like=True, frozen=True, tag="clock", gc=False):

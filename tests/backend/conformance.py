@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from asyncspec.backend import packed
 from asyncspec.backend.base import StageBackend
 from asyncspec.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows, Trim
 from asyncspec.sampling import Sampling
@@ -144,6 +145,8 @@ class Pipeline:
             result = yield i, job
             if not last:
                 wire = stage.pack(Rows(result, tuple(range(len(ids)))))
+                if self._segment % 2:  # lines pack in the midst of a session, and cease to
+                    wire = packed.unpack(packed.pack(wire))
                 hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
         if isinstance(result, Judged):
             features = cast("Sequence[Any]", result.features)

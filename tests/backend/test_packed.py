@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from asyncspec.actor.gauge import packs
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.packed import PACKED, WINDOW, PackedTensors, pack, unpack
-from asyncspec.jobs import Rows
+from asyncspec.backend.packed import PACKED, WINDOW, pack, unpack
+from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec_protocol.codec import TensorSpec
 
 Values = npt.NDArray[np.uint16]
@@ -77,23 +78,14 @@ def test_what_nobody_has_packed_is_refused(
     assert found.shape[0] == data.shape[0]
 
 
-def test_a_node_takes_both_forms_and_gives_what_it_was_told_to() -> None:
-    class Plain:
-        """Handles are bytes."""
+def test_what_is_not_bfloat16_stays_as_it_is() -> None:
+    plain = WireTensor("float32", (2, 3), memoryview(bytes(24)))
+    assert pack(plain) is plain
+    assert unpack(plain) is plain
 
-        def pack(self, rows: Rows) -> WireTensor:
-            assert isinstance(rows.handle, np.ndarray)
-            return wire(rows.handle)
 
-        def unpack(self, tensor: WireTensor) -> object:
-            if tensor.dtype != "bfloat16":
-                raise ValueError(tensor.dtype)
-            return bytes(tensor.data)
-
-    values = normal(4, 64)
-    rows = Rows(values, tuple(range(4)))
-    for packs, dtype in ((True, PACKED), (False, "bfloat16")):
-        sent = PackedTensors(Plain(), packs=packs).pack(rows)
-        assert sent.dtype == dtype
-        for other in (True, False):
-            assert PackedTensors(Plain(), packs=other).unpack(sent) == values.tobytes()
+def test_packing_costs_time_and_less_than_a_slow_line_saves() -> None:
+    cost = packing_seconds()
+    assert cost > 0
+    # A line of 10 Mbit/s takes 800 ns a byte.
+    assert packs(False, 8e-7, cost)

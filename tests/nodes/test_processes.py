@@ -116,6 +116,29 @@ def test_a_list_of_prompts_equals_generate(
         assert answer["stats"]["new_tokens"] == len(tokens)
 
 
+@pytest.mark.timeout(300)
+def test_packed_rows_are_fewer_bytes_and_the_same_text(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for wire in ("plain", "packed"):
+        target, draft = TargetTable(path=str(tiny), dtype="bf16"), DraftTable(source="ngram")
+        config = local_config(target, draft, 2, 1)
+        cluster = msgspec.structs.replace(config.cluster, wire=wire)
+        background = Background(msgspec.structs.replace(config, cluster=cluster))
+        try:
+            asked = ("--prompt", PROMPTS[0] * 3, "--json", "--max-new-tokens", str(TOKENS))
+            code, out, err = background.ask(capsys, *asked, "--policy", "autoregressive")
+        finally:
+            background.close()
+        assert (code, err) == (0, "")
+        answers.append(json.loads(out))
+    plain, packed = answers
+    assert packed["token_ids"] == plain["token_ids"]
+    assert packed["text"] == plain["text"]
+    assert packed["stats"]["bytes_sent"] < plain["stats"]["bytes_sent"]
+
+
 def test_one_seed_gives_one_text_whatever_the_policy(
     demo: Background, capsys: pytest.CaptureFixture[str]
 ) -> None:

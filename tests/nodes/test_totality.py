@@ -92,15 +92,15 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(Floor, small),
     st.builds(Rates, small, small, shares, shares, shares, shares),
     st.builds(Schedule, small, small, st.just(0), st.just(1), st.integers(1, 4)),
-    st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares)),
+    st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares),
     st.builds(Ready, ranks, st.booleans()),
     st.builds(Credit, st.integers(0, 20)),
     st.builds(Closed, small, ranks, small, small, small, st.just(0.1), small),
     st.builds(Heartbeat, st.just(1.0)),
 )
 inputs: st.SearchStrategy[Any] = st.one_of(
-    st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"])),
-    st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"])),
+    st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"]), shares),
+    st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"]), shares),
     st.builds(Joined, ranks),
     st.builds(Lost, ranks),
     st.builds(Fired, st.sampled_from(["rejoin", "account:0", "rota", "tea"])),

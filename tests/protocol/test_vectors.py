@@ -70,11 +70,13 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "credit-room": (m.Credit(12, 8),),
     "credit": (m.Credit(12),),
     "times": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625)),),
+    "times-line": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625), 0.03125),),
     "segment-spent": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600), 0, False, 3, 0.25),),
     "verdict-spent": (m.Verdict(7, 3, 2, (40, 41), (600, 9), spent=0.25),),
     "rates": (m.Rates(7, 20, 0.75, 0.03125, 0.0, 0.005, 0.125),),
     "schedule": (m.Schedule(7, 3, 1, 2, 5),),
     "heartbeat": (m.Heartbeat(1.5, 0.5),),
+    "heartbeat-line": (m.Heartbeat(1.5, 0.5, 0.0625),),
     "fault": (m.Fault("protocol", "a parent is older than its child"),),
     "submit": (m.Submit(1, "Once upon a time", 128, 3, 0.8, 0, 0.9, 0.0, "flowspec", False),),
     "submit-stop": (

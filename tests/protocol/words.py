@@ -147,7 +147,7 @@ def statuses(draw: st.DrawFn) -> Status:
 def times(draw: st.DrawFn) -> PassTimes:
     rows = sorted(draw(st.sets(st.floats(0.5, 4096), min_size=1, max_size=8)))
     seconds = [draw(st.floats(0, 9)) for _ in rows]
-    return PassTimes(draw(count), tuple(rows), tuple(seconds))
+    return PassTimes(draw(count), tuple(rows), tuple(seconds), draw(st.floats(0, 9)))
 
 
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {

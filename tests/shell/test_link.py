@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
+from asyncspec.actor.gauge import FEWEST, LARGE_BYTES
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.backend.base import WireTensor
 from asyncspec_protocol.codec import TensorSpec
@@ -299,6 +301,74 @@ def test_heartbeats_go_both_ways_and_measure_the_round_trip(run: Runner) -> None
             assert 0 <= end.link.rtt < 30
             # The first beat may have been on its way before ours came.
             assert 5.0 in [getattr(await bare.read(), "echo", None) for _ in range(2)]
+
+    run(main())
+
+
+ROWS = (Segment(0, 0, 0, (1,), (0,)), TensorSpec("uint8", (1, 8 * LARGE_BYTES)))
+LARGE = b"".join(map(bytes, write_frame(*ROWS, memoryview(bytes(8 * LARGE_BYTES)))))
+
+
+def take(link: Link, data: memoryview) -> None:
+    """As an event loop gives a link what has come."""
+    while data:
+        buffer = link.get_buffer(-1)
+        size = min(len(buffer), len(data))
+        buffer[:size], data = data[:size], data[size:]
+        link.buffer_updated(size)
+
+
+def test_heartbeats_tell_what_the_line_brings(run: Runner) -> None:
+    """A tensor comes in parts, and each of them is looked at."""
+
+    async def main() -> None:
+        async with facing_bare(BRISK) as (end, bare):
+            end.link.accepted(hello(1, 1))
+            assert end.link.byte_seconds == 0
+            begun, stream = time.monotonic(), memoryview(LARGE * FEWEST)
+            for start in range(0, len(stream), LARGE_BYTES):
+                take(end.link, stream[start : start + LARGE_BYTES])
+            took = time.monotonic() - begun
+            assert [await end.message() for _ in range(FEWEST)] == [ROWS[0]] * FEWEST
+            assert 0 < end.link.byte_seconds * 6 * LARGE_BYTES < took
+            beats = [await bare.read() for _ in range(2)]  # the first may have been written before
+            assert getattr(beats[1], "byte_seconds", 0.0) == end.link.byte_seconds
+
+    run(main())
+
+
+def test_a_read_with_room_for_less_than_has_come_is_no_look(run: Runner) -> None:
+    """All but a frame's last byte lay in the kernel when its beginning was read: that says nothing
+    of the line, however long the second read was in coming."""
+
+    async def main() -> None:
+        async with facing_bare() as (end, _):
+            for _ in range(FEWEST):
+                take(end.link, memoryview(LARGE)[:-1])
+                take(end.link, memoryview(LARGE)[-1:])
+                assert await end.message() == ROWS[0]
+            assert end.link.byte_seconds == 0
+
+    run(main())
+
+
+def test_rows_are_packed_for_a_peer_that_says_its_line_is_slow(run: Runner) -> None:
+    cost = 1e-9
+
+    async def main() -> None:
+        async with facing_bare(replace(CALM, packing_seconds=cost)) as (end, bare):
+            end.link.accepted(hello(1, 1))
+            for byte_seconds, wanted in (
+                (0.0, False),
+                (7 * cost, False),
+                (9 * cost, True),
+                (5 * cost, True),
+                (3 * cost, False),
+                (0.0, False),
+            ):
+                await bare.write(Heartbeat(1.0, 0.0, byte_seconds), Credit(1))
+                assert await end.message() == Credit(1)
+                assert end.link.packs == wanted
 
     run(main())
 

@@ -153,8 +153,9 @@ class _Player:
 
     def _event(self, source: records.Input) -> machine.Input:
         match source:
-            case records.Received(peer, message, tensor):
-                return machine.Received(peer, message, self._handle() if tensor else None)  # type: ignore[arg-type]
+            case records.Received(peer, message, tensor, seconds):
+                handle = self._handle() if tensor else None
+                return machine.Received(peer, message, handle, seconds)  # type: ignore[arg-type]
             case records.Computed(job):
                 return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
             case records.Fired(timer):

@@ -12,9 +12,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.actor.gauge import ALWAYS, NEVER
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.paced import Pace, Paced
-from asyncspec.backend.packed import PackedTensors
+from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.cluster.chat_templates import read_template
@@ -44,6 +45,8 @@ class Loaded(Struct, frozen=True):
     run_job: Callable[[Any], object | None]
     abandon_job: Callable[[Any], None]
     tensors: Tensors | None = None
+    # As in ``LinkOptions``.
+    packing_seconds: float = NEVER
     guarantee: str = ""
     # Stages only: how the weights are kept.
     weights: str = ""
@@ -61,10 +64,17 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
         loaded = _load_draft(config, Rank(rank), reporter)
     else:
         loaded = _load_stage(config, rank, reporter)
-    if loaded.tensors is not None:
-        packs = config.cluster.wire == "packed"
-        loaded = replace(loaded, tensors=PackedTensors(loaded.tensors, packs=packs))
+    loaded = replace(loaded, packing_seconds=_packing_seconds(config, loaded))
     return _paced(loaded, config.pace[rank]) if rank in config.pace else loaded
+
+
+def _packing_seconds(config: Config, loaded: Loaded) -> float:
+    """What packing rows costs, for the sake of where it pays; measured where that decides."""
+    if config.cluster.wire == "plain" or loaded.me.role != "verify":
+        return NEVER
+    if config.cluster.wire == "packed":
+        return ALWAYS
+    return packing_seconds() if loaded.me.dtype == "bfloat16" else NEVER
 
 
 def _paced(loaded: Loaded, pace: PaceTable) -> Loaded:

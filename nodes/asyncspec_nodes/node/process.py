@@ -165,7 +165,9 @@ def _runtime(
         abandon_job=loaded.abandon_job,
         tensors=loaded.tensors,
         shell=shell,
-        options=LinkOptions(timeout_seconds=config.limits.silence_seconds),
+        options=LinkOptions(
+            timeout_seconds=config.limits.silence_seconds, packing_seconds=loaded.packing_seconds
+        ),
         security=security,
     )
     inspector = Inspector(

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
 from asyncspec_nodes.machines.draft import sending
+from asyncspec_nodes.machines.draft.lines import Opener
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
     DraftState,
@@ -41,7 +42,10 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         else:
             idle = 0
             session, message = cut
-            session = narrowed(session, message.ids, len(decoding), seconds)
+            if session.segments == 1:
+                opener = Opener(message.segment, now, len(message.ids))
+                session = replace(session, opener=opener)
+            session = narrowed(session, message.ids, len(decoding), seconds, state.lines.rows)
             if session.policy.planned:
                 session = replace(session, sent_at=now)
             state = replace(state, sent=state.sent + 1)

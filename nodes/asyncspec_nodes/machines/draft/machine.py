@@ -38,7 +38,6 @@ from asyncspec_protocol.messages import (
     Credit,
     Expand,
     Expanded,
-    Message,
     PassTimes,
     Ready,
     Schedule,
@@ -59,8 +58,8 @@ class DraftMachine:
     def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
         match event:
-            case Received(peer, message, tensor):
-                state, effects = _received(state, peer, message, tensor, now)
+            case Received():
+                state, effects = _received(state, event, now)
             case Computed(Expand() | Drafting() as job, result, seconds):
                 state, effects = _drafted(state, answers(job, result), seconds)
             case Computed(job):
@@ -85,13 +84,13 @@ class DraftMachine:
         return state, (*effects, *more)
 
 
-def _received(
-    state: DraftState, peer: Rank, message: Message, tensor: object | None, now: float
-) -> tuple[DraftState, Effects]:
+def _received(state: DraftState, event: Received, now: float) -> tuple[DraftState, Effects]:
+    peer, message = event.peer, event.message
     match message:
         case Verdict() if peer == state.config.stages:
-            expected = measuring.judged(replace(state, expected=message.more), message, now)
-            return _verdict(expected, message, tensor), ()
+            state = replace(state, expected=message.more)
+            state = measuring.on_the_way(state, message, event.seconds, now)
+            return _verdict(measuring.judged(state, message, now), message, event.tensor), ()
         case Credit(limit, room) if peer == FIRST:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
@@ -105,7 +104,8 @@ def _received(
                 return complete(replace(state, ready=state.ready | {peer}))
             return broken(replace(state, ready=state.ready - {peer}), now)
         case PassTimes(rank) if peer == rank:
-            state = replace(state, times={**state.times, peer: message})
+            times = {**state.times, peer: message}
+            state = replace(state, times=times, lines=state.lines.told(times))
             return state, measuring.pass_on(state, message)
         case Schedule() if peer == FIRST:
             return measuring.scheduled(state, message), ()

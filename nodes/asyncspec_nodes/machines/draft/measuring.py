@@ -34,6 +34,20 @@ def judged(state: DraftState, message: Verdict, now: float) -> DraftState:
     return replace(state, measured=state.measured.with_link(seconds))
 
 
+def on_the_way(state: DraftState, message: Verdict, seconds: float, now: float) -> DraftState:
+    """What a verdict says of the lines; those for its features took ``seconds``."""
+    lines, times = state.lines, state.times
+    if message.featured:
+        lines = lines.featured(times, seconds / len(message.featured))
+    session = state.sessions.get(message.session)
+    opener = None if session is None else session.opener
+    if session is not None and opener is not None and opener.segment <= message.segment:
+        state = put(state, replace(session, opener=None))
+        if opener.segment == message.segment:
+            lines = lines.opened(times, opener.rows, now - opener.at)
+    return state if lines is state.lines else replace(state, lines=lines)
+
+
 def advanced(state: DraftState, session: DraftSession, moved: Advance) -> DraftState:
     """A round is over: how much of its draft was right."""
     drafted = session.levels

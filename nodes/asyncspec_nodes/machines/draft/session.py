@@ -21,6 +21,7 @@ from asyncspec.policy.base import MOST_ROWS
 from asyncspec.tree import TokenTree
 from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
 from asyncspec_nodes.machines.draft.features import Features, begun
+from asyncspec_nodes.machines.draft.lines import Opener
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, Rates
 
@@ -87,6 +88,8 @@ class DraftSession(Struct, frozen=True):
     # Of this round: segments sent, trees received.
     segments: int = 0
     drafts: int = 0
+    # The first of these segments, while its verdict has not come.
+    opener: Opener | None = None
     clock: TurnClock = TurnClock()
     # Rows its segments should have at most, and those of the last one.
     width: int = MOST_ROWS

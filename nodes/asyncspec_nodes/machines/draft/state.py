@@ -12,6 +12,7 @@ from asyncspec.dipsd.measured import Measured
 from asyncspec.jobs import Rows
 from asyncspec.policy import POLICIES, Policy
 from asyncspec_nodes.machines.draft.counters import Counters
+from asyncspec_nodes.machines.draft.lines import Lines
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import PassTimes
@@ -93,6 +94,8 @@ class DraftState(Struct, frozen=True):
     slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
+    # What lines add to the way of a segment.
+    lines: Lines = Lines()
     # What this node is, by the sessions whose policy may be planned.
     measured: Measured = Measured()
     # Segments the first stage allows in all on this link, and those sent.

@@ -1,6 +1,7 @@
 """How many rows of a session are worth sending, when others share its passes (SpecPipe 4.4).
 
-Alone a session is as wide as its policy says: its passes stay on the plateau, where rows are free.
+Alone a session is as wide as its policy says, or as lines allow (``lines``): its passes stay on the
+plateau, where rows are free.
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ FEWEST = 8
 
 
 def slowest(times: Mapping[Rank, PassTimes]) -> Seconds | None:
-    """What a pass over so many rows takes at the stage where it takes longest; None where no stage
-    has said anything yet."""
+    """What a pass over so many rows takes at the stage where it takes longest, or on the line where
+    its rows do: a line is a stage too. None where no stage has said anything yet."""
     stages = [interpolated(told.rows, told.seconds) for told in times.values()]
     if not stages:
         return None
-    return lambda rows: max([seconds(rows) for seconds in stages])
+    line = max(told.row_seconds for told in times.values())
+    return lambda rows: max([line * rows, *(seconds(rows) for seconds in stages)])
 
 
 def narrowed(
-    session: DraftSession, cut: Sequence[NodeId], sessions: int, seconds: Seconds | None
+    session: DraftSession,
+    cut: Sequence[NodeId],
+    sessions: int,
+    seconds: Seconds | None,
+    most: int = MOST_ROWS,
 ) -> DraftSession:
     """The session with the width of its next segment, by the nodes of the one that was just
-    ``cut``; ``sessions`` share its passes. Where even the last of them was worth its row, the next
-    one may be twice as wide: what lies beyond is not known."""
+    ``cut``; ``sessions`` share its passes, and lines allow ``most`` rows. Where even the last of
+    them was worth its row, the next one may be twice as wide: what lies beyond is not known."""
     nodes = session.tree.nodes
     chances = sorted((math.exp(nodes[n].score) for n in cut if n in nodes), reverse=True)
     width = MOST_ROWS
@@ -43,7 +49,7 @@ def narrowed(
         width = best_width(chances, sessions, seconds)
         if width == len(chances):
             width = min(MOST_ROWS, 2 * max(width, min(session.width, MOST_ROWS // 2)))
-    return replace(session, width=width, rows=len(cut))
+    return replace(session, width=min(width, most), rows=len(cut))
 
 
 def prompt_rows(most: int, decoding: int, prompts: int, seconds: Seconds | None) -> int:

@@ -58,6 +58,14 @@ def arrived(
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 
 
+def by_line(state: VerifyState, message: Segment, seconds: float) -> VerifyState:
+    """The line takes ``seconds`` for the rows of a segment; 0: not known."""
+    row_seconds = seconds / max(1, len(message.ids))
+    if not seconds or row_seconds == state.row_seconds:
+        return state
+    return replace(state, row_seconds=row_seconds)
+
+
 def _received(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
     """Book a segment of a link. Raises ``RemoteProtocolError`` for one too many, or for more of
     them announced than there is credit for."""

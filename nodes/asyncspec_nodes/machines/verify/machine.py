@@ -28,7 +28,7 @@ from asyncspec.actor.machine import (
 from asyncspec.jobs import Batch, Forward
 from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning
-from asyncspec_nodes.machines.verify.arrivals import arrived
+from asyncspec_nodes.machines.verify.arrivals import arrived, by_line
 from asyncspec_nodes.machines.verify.passes import computed, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
@@ -96,7 +96,7 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
     config, peer, message = state.config, event.peer, event.message
     match message:
         case Segment() if config.fed_by(peer):
-            return arrived(state, peer, message, event.tensor, now)
+            return arrived(by_line(state, message, event.seconds), peer, message, event.tensor, now)
         case Credit() if peer == config.after and not config.last:
             if message.limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
+from asyncspec.pass_cost import NEWS
 from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.planning import taken
@@ -28,6 +29,9 @@ from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
+
+TINY_SHARE = 0.005
+"""Of a pass: a line that takes less for a row bounds no segment, however fast it is."""
 
 
 def _held(state: VerifyState) -> Collection[SessionId]:
@@ -135,12 +139,23 @@ def computed(
 
 def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState, Effects]:
     """A pass has taken so long; the draft nodes are told what they do not know."""
-    cost = state.cost.observe(rows, seconds)
-    news = cost.news()
-    if news is None or not (drafts := state.drafts):
-        return replace(state, cost=cost), ()
-    times = PassTimes(state.config.rank, *news.table())
-    return replace(state, cost=news), tuple([Send(draft, times) for draft in drafts])
+    cost, drafts = state.cost.observe(rows, seconds), state.drafts
+    news = cost.news() if drafts else None
+    state = replace(state, cost=news or cost)
+    if news is None and not (drafts and _line_changed(state)):
+        return state, ()
+    state = replace(state, row_seconds_told=state.row_seconds)
+    # A slow line is told of at once, with what is known of passes: segments queue before it.
+    table = state.cost.table() if state.cost.told else state.cost.averages()
+    times = PassTimes(state.config.rank, *table, state.row_seconds)
+    return state, tuple([Send(draft, times) for draft in drafts])
+
+
+def _line_changed(state: VerifyState) -> bool:
+    """Whether draft nodes should hear of the line now."""
+    told = state.row_seconds_told
+    change = abs(state.row_seconds - told)
+    return change > NEWS * told and change > TINY_SHARE * min(state.cost.averages()[1])
 
 
 def _results(running: Running, result: object) -> Sequence[object]:

@@ -99,6 +99,9 @@ class VerifyState(Struct, frozen=True):
     fit: int = 1
     # What passes have taken.
     cost: PassCost = PassCost()
+    # What the line from the stage before takes for a row, and what of it the draft nodes were told.
+    row_seconds: float = 0.0
+    row_seconds_told: float = 0.0
     running: Running | None = None
     # Computed, but the next stage has no credit for them yet. While one waits nothing is started.
     parked: tuple[Waiting, ...] = ()

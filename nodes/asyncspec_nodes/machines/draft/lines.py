@@ -1,0 +1,87 @@
+"""How many rows of a session the lines carry without holding up its verdicts. Pure.
+
+A segment's rows travel from stage to stage, and their features back to the draft node. Where lines
+are slow every row makes its verdict come later, so that more of what is drafted meanwhile is for
+nothing; and a line that takes longer than the slowest stage holds up everything behind it. Fast
+lines bound nothing that a policy asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.pass_cost import NEWS
+from asyncspec.policy.base import MOST_ROWS
+from asyncspec_protocol.ids import Rank, SegmentId
+from asyncspec_protocol.messages import PassTimes
+
+Times = Mapping[Rank, PassTimes]
+
+SHARE = 0.25
+"""Of a segment's way: so much may its rows add to it on all lines. Tokens a second are almost the
+same from .2 to .4 (docs/efficiency.md)."""
+
+KEEP_UP = 0.75
+"""Of the slowest stage's pass: so long may a line take for a segment. At one pass it is as slow as
+that stage, and with any jitter slower."""
+
+_MEMORY = 0.125
+
+
+class Opener(Struct, frozen=True):
+    """The first segment of a round, with nothing alive before it: what its way takes, the way
+    takes. When it was sent, and its rows."""
+
+    segment: SegmentId
+    at: float
+    rows: int
+
+
+class Lines(Struct, frozen=True):
+    """What is known of the lines' part in a segment's way, and what follows."""
+
+    # Seconds that a row's features take from the last stage to here; 0: not known, or none travel.
+    back: float = 0.0
+    # What openers took there and back, the transfers of rows left out; 0: not known. What is dead
+    # and still in their way makes it longer and nothing makes it shorter, so a shorter one counts
+    # at once, a longer one little by little.
+    way: float = 0.0
+    # Rows that a segment should have at most.
+    rows: int = MOST_ROWS
+
+    def told(self, times: Times) -> Lines:
+        """A stage has told what its passes and its line take."""
+        return replace(self, rows=most_rows(times, self.back, self.way))
+
+    def featured(self, times: Times, row_seconds: float) -> Lines:
+        """The features of some rows have come, each in so many seconds; 0: who knows."""
+        if abs(row_seconds - self.back) <= NEWS * self.back or not row_seconds:
+            return self
+        return replace(self, back=row_seconds).told(times)
+
+    def opened(self, times: Times, rows: int, seconds: float) -> Lines:
+        """An opener of so many ``rows`` was ``seconds`` on its way."""
+        way = max(0.0, seconds - rows * sum(_row_seconds(times, self.back)))
+        if self.way < way and self.way:
+            way = self.way + _MEMORY * (way - self.way)
+        return replace(self, way=way).told(times)
+
+
+def most_rows(times: Times, back: float, way: float) -> int:
+    """Rows that a segment should have at most, where its ``way`` takes so many seconds without the
+    transfers of its rows; 0: not known."""
+    row_seconds = _row_seconds(times, back)
+    slowest, together = max(row_seconds), sum(row_seconds)
+    most = float(MOST_ROWS)
+    if slowest and times:
+        most = min(most, KEEP_UP * max(told.seconds[0] for told in times.values()) / slowest)
+    if together and way:
+        most = min(most, SHARE * way / together)
+    return max(1, int(most))
+
+
+def _row_seconds(times: Times, back: float) -> list[float]:
+    return [back, *(told.row_seconds for told in times.values())]

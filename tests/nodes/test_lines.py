@@ -1,0 +1,167 @@
+"""Rows follow what lines bring: what a stage tells of its line, what a draft node makes of it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Effect, Joined, Received, Send
+from asyncspec.policy.base import MOST_ROWS
+from asyncspec_nodes.machines.draft.lines import KEEP_UP, SHARE, Lines, most_rows
+from asyncspec_nodes.machines.draft.width import slowest
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import PassTimes, Segment
+from nodes.drive import Driven, done, segment, sent, stage
+from nodes.test_draft import TREE, V1, answer_source, started, verdict
+
+seconds = st.floats(1e-6, 1.0)
+line = st.just(0.0) | st.floats(1e-7, 0.1)
+tables = st.lists(st.tuples(seconds, line), min_size=1, max_size=8).map(
+    lambda drawn: {
+        Rank(rank): PassTimes(Rank(rank), (1.0, 9.0), (taken, 2 * taken), row)
+        for rank, (taken, row) in enumerate(drawn, 1)
+    }
+)
+
+
+@given(tables, line, st.just(0.0) | seconds)
+def test_no_line_takes_longer_than_it_may(
+    times: dict[Rank, PassTimes], back: float, way: float
+) -> None:
+    rows = most_rows(times, back, way)
+    lines = [back, *(told.row_seconds for told in times.values())]
+    assert 1 <= rows <= MOST_ROWS
+    if rows > 1:
+        slowest_pass = max(told.seconds[0] for told in times.values())
+        assert rows * max(lines) <= KEEP_UP * slowest_pass * (1 + 1e-9)
+        assert not way or rows * sum(lines) <= SHARE * way * (1 + 1e-9)
+
+
+@given(tables, line, seconds, st.floats(1, 100))
+def test_faster_lines_and_longer_ways_never_carry_less(
+    times: dict[Rank, PassTimes], back: float, way: float, factor: float
+) -> None:
+    rows = most_rows(times, back, way)
+    faster = {k: replace(t, row_seconds=t.row_seconds / factor) for k, t in times.items()}
+    assert most_rows(faster, back / factor, way) >= rows
+    assert most_rows(times, back, way * factor) >= rows
+    unbound = {k: replace(t, row_seconds=0.0) for k, t in times.items()}
+    assert most_rows(unbound, 0.0, way) == MOST_ROWS
+
+
+@given(tables, line, st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=20))
+def test_a_way_is_what_openers_took_without_their_rows(
+    times: dict[Rank, PassTimes], back: float, openers: list[tuple[int, float]]
+) -> None:
+    lines = Lines(back=back)
+    a_row = back + sum(told.row_seconds for told in times.values())
+    for rows, way in openers:
+        lines = lines.opened(times, rows, way + rows * a_row)
+    ways = [way for _, way in openers]
+    assert min(ways) * 0.999 - 1e-9 <= lines.way <= max(ways) * 1.001 + 1e-9
+    assert lines.rows == most_rows(times, back, lines.way)
+
+
+def test_a_line_is_a_stage_too() -> None:
+    times = {
+        Rank(1): PassTimes(Rank(1), (1.0,), (0.5,)),
+        Rank(2): PassTimes(Rank(2), (1.0,), (0.25,), 0.125),
+    }
+    at = slowest(times)
+    assert at is not None
+    assert [at(rows) for rows in (1, 4, 8)] == [0.5, 0.5, 1.0]
+
+
+# --- a stage ------------------------------------------------------------------------------------
+
+
+def second() -> Driven:
+    """The last of two stages, which has told what its passes take."""
+    last = stage(rank=2, stages=2)
+    assert [told.row_seconds for told in times_of(serve(last, 16, 0.0))] == [0.0]
+    return last
+
+
+def serve(last: Driven, count: int, took: float) -> list[Effect]:
+    """So many segments of one row, whose line takes ``took`` seconds for each, and their passes."""
+    effects: list[Effect] = []
+    for _ in range(count):
+        number = last.state.inflows[Rank(1)].received
+        one = segment(number, {number: number - 1}, tokens=False)
+        last.feed(Received(Rank(1), one, "hidden", took))
+        effects += last.feed(done(last.state.running.job, (5,)))
+    return effects
+
+
+def times_of(effects: list[Effect]) -> list[PassTimes]:
+    return sent(effects, PassTimes, DRAFT)
+
+
+def test_a_stage_tells_what_its_line_takes_for_a_row() -> None:
+    last = second()
+    (told,) = times_of(serve(last, 5, 0.25))
+    assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
+    # What is about the same is no news, nor is it that somebody has measured nothing.
+    assert times_of(serve(last, 5, 0.26) + serve(last, 5, 0.0)) == []
+    assert [told.row_seconds for told in times_of(serve(last, 5, 0.125))] == [0.125]
+
+
+def test_a_line_that_takes_nothing_of_a_pass_is_not_told_of() -> None:
+    last = second()
+    for took in (1e-6, 3e-5, 2e-3, 1e-7):
+        assert times_of(serve(last, 3, took)) == []
+
+
+def test_a_slow_line_is_told_of_at_once() -> None:
+    last = stage(rank=2, stages=2)
+    (told,) = times_of(serve(last, 1, 0.25))
+    assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
+
+
+def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
+    last = second()
+    serve(last, 3, 0.25)
+    other = Rank(1001)
+    last.feed(Joined(other))
+    told = [e.message for e in serve(last, 1, 0.25) if isinstance(e, Send) and e.to == other]
+    assert [one.row_seconds for one in told if isinstance(one, PassTimes)] == [0.25]
+
+
+# --- a draft node -------------------------------------------------------------------------------
+
+
+def rows_of_a_round(row_seconds: float) -> list[int]:
+    """Of the segments that a session sends of its first tree, when the only stage has told what its
+    line takes for a row; its passes take a second."""
+    driven = started()
+    driven.feed(Received(V1, PassTimes(V1, (1.0,), (1.0,), row_seconds)))
+    effects = answer_source(driven, driven.effects, **TREE)  # type: ignore[attr-defined]
+    return [len(message.ids) for message in sent(effects, Segment)]
+
+
+def test_a_slow_line_makes_segments_short_and_a_fast_one_leaves_them_alone() -> None:
+    assert rows_of_a_round(0.0) == rows_of_a_round(0.01) == [3, 2, 1]
+    # The first was bounded before the line was known; its root is not counted.
+    assert rows_of_a_round(0.6) == [3, 1, 1, 1]
+
+
+def test_the_way_is_timed_by_the_first_segment_of_a_round() -> None:
+    driven = started()
+    first, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
+    at = driven.now
+    driven.feed(Received(V1, PassTimes(V1, (1.0,), (9.0,), 0.25)))
+    driven.feed(verdict(first.segment, {1: 10, 2: 13, 3: 99}, applied=1))
+    # Three rows of .25 s are not the way's.
+    way = driven.state.lines.way
+    assert way == driven.now - at - 0.75
+    driven.feed(verdict(second.segment, {5: 77}, applied=2))
+    assert driven.state.lines.way == way
+
+
+def test_an_opener_without_verdict_times_nothing() -> None:
+    driven = started()
+    _, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
+    driven.feed(verdict(second.segment, {4: 77}, applied=1))
+    assert driven.state.sessions[0].opener is None
+    assert driven.state.lines.way == 0

@@ -1,0 +1,88 @@
+"""Segments follow the lines, by the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+import asyncspec_nodes.machines.verify.machine as machine
+from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.sim.coverage import harmonic
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.link_cost import LinkCost
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec.sim.synthetic import Synthetic
+from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
+from asyncspec_nodes.machines.verify.state import VerifyState
+from asyncspec_protocol.messages import Segment
+
+BYTES_PER_MBIT = 125_000
+COST = ClusterCost(
+    stage=StageCost(pass_seconds=0.04), draft=DraftCost(0.005), verdict_seconds=0.001, width=4096
+)
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Stages learn nothing of their lines from now on."""
+
+    def by_line(state: VerifyState, message: Segment, seconds: float) -> VerifyState:
+        return state
+
+    return lambda: monkeypatch.setattr(machine, "by_line", by_line)
+
+
+def run(policy: str, mbit: float, latency: float = 1e-4, requests: int = 1) -> Outcome:
+    """On lines of so many Mbit/s; the texts are checked."""
+    cost = replace(COST, wire=LinkCost(latency, mbit * BYTES_PER_MBIT))
+    language = Synthetic(coverage=harmonic(0.78), fade=0.95)
+    return simulate(Setting(language, cost, tokens=200, requests=requests), policy)
+
+
+def speed(outcome: Outcome) -> float:
+    return outcome.stats[0]["tokens_per_second"]
+
+
+@pytest.mark.parametrize("policy", ["flowspec", "specpipe", "pruned"])
+def test_fast_lines_change_nothing(policy: str, deaf: Callable[[], None]) -> None:
+    found = run(policy, 1000)
+    deaf()
+    assert found == run(policy, 1000)
+
+
+def test_fast_lines_change_nothing_for_many(deaf: Callable[[], None]) -> None:
+    found = run("flowspec", 1000, requests=3)
+    deaf()
+    assert found == run("flowspec", 1000, requests=3)
+
+
+def test_long_lines_are_not_slow_ones(deaf: Callable[[], None]) -> None:
+    """Where the way is long, what rows add to it is little of it."""
+    found = run("flowspec", 150, latency=0.1)
+    deaf()
+    assert speed(found) == pytest.approx(speed(run("flowspec", 150, latency=0.1)), rel=0.005)
+
+
+@pytest.mark.parametrize(("mbit", "gain"), [(125, 1.0), (62, 1.02), (30, 2.0)])
+def test_slow_lines_bring_more_with_fewer_rows(
+    mbit: float, gain: float, deaf: Callable[[], None]
+) -> None:
+    found = run("flowspec", mbit)
+    deaf()
+    assert speed(found) > gain * speed(run("flowspec", mbit))
+
+
+@pytest.mark.parametrize(("mbit", "gain"), [(125, 1.2), (30, 4.0)])
+def test_many_share_a_slow_line_as_they_share_a_slow_stage(
+    mbit: float, gain: float, deaf: Callable[[], None]
+) -> None:
+    found = run("flowspec", mbit, requests=8)
+    deaf()
+    assert gain * found.seconds < run("flowspec", mbit, requests=8).seconds
+
+
+def test_a_thirtieth_of_the_bandwidth_keeps_two_thirds_of_the_speed() -> None:
+    """Longer segments keep a sixth there: a line that takes longer than a pass holds up all."""
+    assert speed(run("flowspec", 30)) > 0.67 * speed(run("flowspec", 1000))
