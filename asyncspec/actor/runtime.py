@@ -307,7 +307,7 @@ class Runtime(Generic[S]):
     def _plan(self, planning: Planning) -> None:
         """On a thread of its own: the device works on meanwhile. Only one at a time is asked for,
         so there is nothing to queue."""
-        future = self._loop.run_in_executor(None, decide, planning.deployment, planning.jitter)
+        future = self._loop.run_in_executor(None, decide, planning.deployment, planning.noise)
         future.add_done_callback(partial(self._planned, planning))
 
     def _planned(self, planning: Planning, future: asyncio.Future[Decision]) -> None:

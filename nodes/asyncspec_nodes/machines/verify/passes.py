@@ -11,7 +11,6 @@ from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
 from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
-from asyncspec_nodes.machines.verify.planning import taken
 from asyncspec_nodes.machines.verify.session import (
     Part,
     Running,
@@ -25,6 +24,7 @@ from asyncspec_nodes.machines.verify.session import (
 )
 from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
+from asyncspec_nodes.machines.verify.turns import taken
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
@@ -136,7 +136,7 @@ def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState
     state = replace(state, cost=news or cost)
     if news is None:
         return state, ()
-    times = PassTimes(state.config.rank, *news.table())
+    times = PassTimes(state.config.rank, *news.table(), news.jitter_told)
     return state, tuple(Send(draft, times) for draft in drafts)
 
 

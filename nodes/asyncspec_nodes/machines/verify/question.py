@@ -1,0 +1,103 @@
+"""What a plan is made of: what draft nodes tell of their users, and what stages take."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from asyncspec.dipsd.decide import Planning, bounded, measured
+from asyncspec.dipsd.model import User
+from asyncspec.dipsd.noise import Deviations, Noise
+from asyncspec.pass_cost import affine
+from asyncspec_nodes.machines.verify.rota import Rota, planned_with
+from asyncspec_nodes.machines.verify.state import VerifyState, check_known
+from asyncspec_protocol.ids import Rank, SessionId, owner
+from asyncspec_protocol.messages import PassTimes, Rates
+
+MOST_ROWS_EACH = 21
+"""Rows of the longest draft and its root: what larger passes take does not matter for a plan."""
+
+Stages = tuple[tuple[float, float, float], ...]
+"""Of each: (seconds of a pass, seconds of each of its rows, relative deviation)."""
+
+
+def told(state: VerifyState, message: Rates) -> VerifyState:
+    """A draft node has told what it measures. Raises ``RemoteProtocolError`` for a session that
+    was never opened."""
+    session = message.session
+    if session not in state.sessions:
+        check_known(state, session, owner(session))
+        return state
+    members = {**state.rota.members, session: message}
+    return replace(state, rota=replace(state.rota, members=members, stale=True))
+
+
+def told_times(state: VerifyState, peer: Rank, message: PassTimes) -> VerifyState:
+    """A draft node passes on what a later stage's passes take."""
+    theirs = {**state.rota.tables.get(peer, {}), message.rank: message}
+    tables = {**state.rota.tables, peer: theirs}
+    return replace(state, rota=replace(state.rota, tables=tables, stale=True))
+
+
+def question(state: VerifyState) -> Planning | None:
+    """What there is to plan; None where nobody takes part, or some stage's passes are unknown."""
+    rota = state.rota
+    sessions = planned_with(rota)
+    known = passes(state, len(sessions))
+    if not sessions or known is None:
+        return None
+    rates = [rota.members[session] for session in sessions]
+    stages = [(1000 * fixed, 1000 * row) for fixed, row, _ in known]
+    deviations = Deviations(
+        drafts=tuple([told.jitter for told in rates]),
+        links=tuple(map(_link_jitter, rates)),
+        passes=tuple([jitter for _, _, jitter in known]),
+    )
+    # Nodes from before there was a mean tell the cautious chance alone.
+    alphas = tuple([max(told.alpha, told.mean) for told in rates])
+    noise = Noise(alphas=alphas, deviations=deviations)
+    users = [_user(session, told) for session, told in zip(sessions, rates, strict=True)]
+    return Planning(sessions, measured(users, stages), noise)
+
+
+def passes(state: VerifyState, users: int) -> Stages | None:
+    """What passes take, over as many rows as so many users may have; None where some stage's are
+    unknown."""
+    most = max(1, users) * MOST_ROWS_EACH
+    own = state.cost.averages()
+    later = [_believed(state.rota, Rank(n), most) for n in range(2, state.config.stages + 1)]
+    if not own[0] or None in later:
+        return None
+    return ((*affine(*own, most), state.cost.off.relative), *filter(None, later))
+
+
+def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] | None:
+    """The line of a later stage's passes. All draft nodes were told the same by that stage, so of
+    what they pass on the middle is taken: one alone cannot make it longer."""
+    tables = [theirs[rank] for theirs in rota.tables.values() if rank in theirs]
+    lines = sorted(
+        ((*affine(table.rows, table.seconds, most), table.jitter) for table in tables),
+        key=lambda line: line[0] + most / 2 * line[1],
+    )
+    return lines[(len(lines) - 1) // 2] if lines else None
+
+
+def _user(session: SessionId, rates: Rates) -> User:
+    return User(
+        str(session),
+        rates.alpha,
+        0,
+        bounded(1000 * rates.token_seconds),
+        bounded(1000 * (rates.call_seconds + rates.link_seconds)),
+    )
+
+
+def _link_jitter(rates: Rates) -> float:
+    """The relative deviation of what a round takes whatever its length: the links, and the call of
+    the source."""
+    whole = rates.call_seconds + rates.link_seconds
+    if not 0 < whole < math.inf:
+        return 0.0
+    links = rates.link_jitter * (rates.link_seconds / whole)
+    return math.hypot(links, rates.jitter * (rates.call_seconds / whole))
