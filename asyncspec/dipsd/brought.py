@@ -1,8 +1,8 @@
 """What plans bring, next to what greedy batching brings: measured while either is in use. Pure.
 
 A forecast may be wrong: estimates are, and what else the verifier does is in none. Both are held
-against the same forecast, that of greedy batching, so what is wrong with it is wrong for both. Plans
-that bring less than greedy batching are dropped for a while, which doubles with every further
+against the same forecast, that of greedy batching, so what is wrong with it is wrong for both.
+Plans that bring less than greedy batching are dropped for a while, which doubles with every further
 failure; and from time to time greedy batching is used for a moment to see what it brings here.
 """
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.dipsd.accepted import Acceptance
 from asyncspec.dipsd.decide import MARGIN, bounded, decide, measured
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.greedy import simulate_greedy
-from asyncspec.dipsd.accepted import PRIOR, Acceptance
 from asyncspec.dipsd.measured import Affine, Measured
 from asyncspec.dipsd.model import User
 from asyncspec.dipsd.noise import Noise

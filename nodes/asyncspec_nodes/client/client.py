@@ -22,6 +22,8 @@ from asyncspec_protocol.handshake import client_hello
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
+    Consult,
+    Consulted,
     Events,
     Fault,
     Finished,
@@ -35,6 +37,8 @@ from asyncspec_protocol.messages import (
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+CONSULT_SECONDS = 10.0
+"""Longer than a draft node waits for the first stage."""
 
 Sink = Callable[[Events, memoryview | None], None]
 
@@ -48,6 +52,7 @@ class Client:
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
         self._questions: dict[int, Answers] = {}
+        self._consultations: dict[int, asyncio.Future[Consulted]] = {}
         self._next = 0
         self._connected = False
         self.link = Link(options, self._frame, self._gone)
@@ -123,6 +128,26 @@ class Client:
         finally:
             del self._questions[number]
 
+    async def consult(self) -> Consulted:
+        """What the first stage plans for, and how. Raises ``ClusterError`` that names who does not
+        answer."""
+        if self.link.gone.done():
+            raise self._lost(self.link.gone.result())
+        number, self._next = self._next, self._next + 1
+        answer: asyncio.Future[Consulted] = asyncio.get_running_loop().create_future()
+        self._consultations[number] = answer
+        self.link.send(Consult(number))
+        try:
+            async with asyncio.timeout(CONSULT_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise ClusterError(
+                f"the draft node at {self._where} does not say within {CONSULT_SECONDS:g} s what "
+                "is planned"
+            ) from None
+        finally:
+            del self._consultations[number]
+
     def collect(self, last: float, sink: Sink) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: all there is) until
         ``stop_collecting``; ``sink`` is given its parts. Returns the collection's number."""
@@ -158,11 +183,22 @@ class Client:
             case Status(question) as status:
                 if question in self._questions:
                     self._questions[question].send(status)
+            case Consulted(question, missing) as told:
+                self._consulted(question, missing, told)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
             case message:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__} to a client")
+
+    def _consulted(self, question: int, missing: str, told: Consulted) -> None:
+        answer = self._consultations.get(question)
+        if answer is None or answer.done():
+            return
+        if missing:
+            answer.set_exception(ClusterError(missing))
+        else:
+            answer.set_result(told)
 
     def _lost(self, reason: str) -> ClusterError:
         return ClusterError(f"the draft node at {self._where} is gone: {reason}")
@@ -177,6 +213,9 @@ class Client:
             inbox.put(self._lost(reason))
         for said in self._questions.values():
             said.fail(self._lost(reason))
+        for answer in self._consultations.values():
+            if not answer.done():
+                answer.set_exception(self._lost(reason))
 
 
 def _reason(error: OSError) -> str:

@@ -48,18 +48,19 @@ def _leave(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
 
 def _judge(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Greedy batching takes a plan's place that brings less, or to see what it would bring."""
-    rota, users = state.rota, len(state.rota.forecast)
-    comparison = rota.comparison
-    if not rota.batches or rota.basis is None or rota.decision is None:
+    rota = state.rota
+    comparison, basis, decision = rota.comparison, rota.basis, rota.decision
+    if not rota.batches or basis is None or decision is None:
         return state, ()
-    if comparison.disappointing(users):
-        comparison = pass_time(rota, now).comparison.dropped(now)
-        rota = replace(rota, comparison=comparison, failed=rota.basis)
+    if comparison.disappointing(len(rota.forecast)):
+        rota = pass_time(rota, now)
+        rota = replace(rota, comparison=rota.comparison.dropped(now), failed=basis)
     elif comparison.due(now, rota.period):
-        rota = replace(rota, comparison=pass_time(rota, now).comparison.looked(now))
+        rota = pass_time(rota, now)
+        rota = replace(rota, comparison=rota.comparison.looked(now))
     else:
         return state, ()
-    return _use(replace(state, rota=replace(rota, booked=now)), rota.basis, rota.decision, now)
+    return _use(replace(state, rota=rota), basis, decision, now)
 
 
 def _ask(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec.structs import replace
 
-from asyncspec.dipsd.decide import Planning, bounded, measured
-from asyncspec.dipsd.model import User
-from asyncspec.dipsd.noise import Deviations, Noise
+from asyncspec.dipsd.decide import Planning
+from asyncspec.dipsd.told import Stages
+from asyncspec.dipsd.told import question as planning
 from asyncspec.pass_cost import affine
 from asyncspec_nodes.machines.verify.rota import Rota, planned_with
 from asyncspec_nodes.machines.verify.state import VerifyState, check_known
-from asyncspec_protocol.ids import Rank, SessionId, owner
+from asyncspec_protocol.ids import Rank, owner
 from asyncspec_protocol.messages import PassTimes, Rates
 
 MOST_ROWS_EACH = 21
 """Rows of the longest draft and its root: what larger passes take does not matter for a plan."""
-
-Stages = tuple[tuple[float, float, float], ...]
-"""Of each: (seconds of a pass, seconds of each of its rows, relative deviation)."""
 
 
 def told(state: VerifyState, message: Rates) -> VerifyState:
@@ -47,18 +42,7 @@ def question(state: VerifyState) -> Planning | None:
     known = passes(state, len(sessions))
     if not sessions or known is None:
         return None
-    rates = [rota.members[session] for session in sessions]
-    stages = [(1000 * fixed, 1000 * row) for fixed, row, _ in known]
-    deviations = Deviations(
-        drafts=tuple([told.jitter for told in rates]),
-        links=tuple(map(_link_jitter, rates)),
-        passes=tuple([jitter for _, _, jitter in known]),
-    )
-    # Nodes from before there was a mean tell the cautious chance alone.
-    alphas = tuple([max(told.alpha, told.mean) for told in rates])
-    noise = Noise(alphas=alphas, deviations=deviations)
-    users = [_user(session, told) for session, told in zip(sessions, rates, strict=True)]
-    return Planning(sessions, measured(users, stages), noise)
+    return planning([rota.members[session] for session in sessions], known)
 
 
 def passes(state: VerifyState, users: int) -> Stages | None:
@@ -81,23 +65,3 @@ def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] |
         key=lambda line: line[0] + most / 2 * line[1],
     )
     return lines[(len(lines) - 1) // 2] if lines else None
-
-
-def _user(session: SessionId, rates: Rates) -> User:
-    return User(
-        str(session),
-        rates.alpha,
-        0,
-        bounded(1000 * rates.token_seconds),
-        bounded(1000 * (rates.call_seconds + rates.link_seconds)),
-    )
-
-
-def _link_jitter(rates: Rates) -> float:
-    """The relative deviation of what a round takes whatever its length: the links, and the call of
-    the source."""
-    whole = rates.call_seconds + rates.link_seconds
-    if not 0 < whole < math.inf:
-        return 0.0
-    links = rates.link_jitter * (rates.link_seconds / whole)
-    return math.hypot(links, rates.jitter * (rates.call_seconds / whole))
