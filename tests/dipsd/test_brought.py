@@ -16,8 +16,8 @@ MEAN = 3.0
 
 
 class Run:
-    """Users in cycles of a second each. ``plan`` and ``greedy`` are what either brings, as shares of
-    what greedy batching is forecast to."""
+    """Users in cycles of a second each. ``plan`` and ``greedy`` are what either brings, as shares
+    of what greedy batching is forecast to."""
 
     def __init__(self, users: int, plan: float, greedy: float, seed: int) -> None:
         self.users, self.seed = users, seed

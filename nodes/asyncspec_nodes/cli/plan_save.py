@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from asyncspec.dipsd.model import Deployment
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.toml_file import table
 
-HEAD = "# As measured on a running cluster: asyncspec plan dipsd THIS_FILE"
+HEAD = "# As measured on a running cluster: asyncspec plan dipsd THIS_FILE\n"
 
 
 def save(path: Path, deployment: Deployment) -> None:
@@ -23,17 +22,14 @@ def save(path: Path, deployment: Deployment) -> None:
 def to_toml(deployment: Deployment) -> str:
     """The text of a file that says the same; ``deployment``'s passes are lines by rows
     (``RowCount``)."""
-    return "\n".join(_lines(deployment)) + "\n"
-
-
-def _lines(deployment: Deployment) -> Iterator[str]:
     verifier = deployment.verifier
-    yield from (HEAD, "", "[verifier]", f"hop_ms = {verifier.hop_ms!r}")
+    parts = [HEAD, table("[verifier]", {"hop_ms": verifier.hop_ms})]
     for stage in verifier.stages:
         row = stage.ms_per_flop * stage.layers / verifier.shape.layers
-        yield from ("", "[[stage]]", f"fixed_ms = {stage.fixed_ms!r}", f"row_ms = {row!r}")
+        parts.append(table("[[stage]]", {"fixed_ms": stage.fixed_ms, "row_ms": row}))
     for user in deployment.users:
-        # A JSON string is a TOML one.
-        yield from ("", "[[user]]", f"name = {json.dumps(user.name)}", f"alpha = {user.alpha!r}")
-        yield from (f"token_ms = {user.token_ms!r}", f"link_ms = {user.link_ms!r}")
-    yield from ("", "[plan]", f"longest = {deployment.longest}")
+        told = {"name": user.name, "alpha": user.alpha}
+        times = {"token_ms": user.token_ms, "link_ms": user.link_ms}
+        parts.append(table("[[user]]", {**told, **times}))
+    parts.append(table("[plan]", {"longest": deployment.longest}))
+    return "\n".join(parts)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
 from asyncspec.dipsd.brought import Account
 from asyncspec_nodes.machines.verify.question import passes
 from asyncspec_nodes.machines.verify.rota import Rota
 from asyncspec_nodes.machines.verify.state import VerifyState
-from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Consulted
 
 
@@ -19,6 +16,7 @@ def consulted(state: VerifyState, question: int) -> Consulted:
     rota = state.rota
     known = [session for session in sorted(rota.members) if rota.members[session].rounds]
     told = [rota.members[session] for session in known]
+    place = {s: n for n, batch in enumerate(rota.batches, start=1) for s in batch}
     stages = passes(state, len(known)) or ()
     answer = Consulted(
         question=question,
@@ -37,22 +35,21 @@ def consulted(state: VerifyState, question: int) -> Consulted:
         pass_jitters=tuple([jitter for _, _, jitter in stages]),
         unknown=len(rota.members) - len(known),
         aside=sum(offence.aside for offence in rota.offences.values()),
+        batches=tuple([place.get(session, 0) for session in known]),
+        lengths=tuple([rota.lengths.get(session, 0) for session in known]),
     )
-    return _in_use(answer, rota, known)
+    return _in_use(answer, rota)
 
 
-def _in_use(answer: Consulted, rota: Rota, known: Sequence[SessionId]) -> Consulted:
+def _in_use(answer: Consulted, rota: Rota) -> Consulted:
     decision, comparison = rota.decision, rota.comparison
-    if decision is None or rota.basis is None:
+    if decision is None:
         return answer
-    place = {s: n for n, batch in enumerate(rota.batches, start=1) for s in batch}
     account = comparison.greedy if comparison.tried is None else comparison.plans
     return replace(
         answer,
         used=used(rota),
         version=rota.version,
-        batches=tuple([place.get(session, 0) for session in known]),
-        lengths=tuple([rota.lengths.get(session, 0) for session in known]),
         period=rota.period if rota.batches else 0.0,
         planned=decision.planned,
         greedy=decision.greedy,

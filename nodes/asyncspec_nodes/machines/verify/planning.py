@@ -125,4 +125,7 @@ def _use(
         Send(owner(s), Schedule(s, rota.version, place.get(s, 0), len(batches), length))
         for s, length in used.items()
     )
-    return replace(state, rota=replace(rota, lengths=used)), (*armed, *schedules)
+    return replace(state, rota=replace(rota, lengths={**rota.lengths, **used})), (
+        *armed,
+        *schedules,
+    )

@@ -170,11 +170,13 @@ def forget(rota: Rota, gone: Sequence[SessionId]) -> Rota:
     offences = {k: v for k, v in rota.offences.items() if k not in gone}
     forecast = {k: v for k, v in rota.forecast.items() if k not in gone}
     committed = {k: v for k, v in rota.committed.items() if k not in gone}
+    lengths = {k: v for k, v in rota.lengths.items() if k not in gone}
     return replace(
         without(rota, gone),
         members=left,
         offences=offences,
         forecast=forecast,
         committed=committed,
+        lengths=lengths,
         stale=True,
     )
