@@ -38,6 +38,10 @@ MOST_JITTER = 1.0
 """Bound of any relative deviation: a draft node may say what it likes."""
 
 
+SKETCH = 4
+"""The length for all is first looked for by simulations so much shorter, without jitter."""
+
+
 class RowCount(Shape, frozen=True):
     """A target whose passes were measured by rows: its work is the rows of a pass, one for each
     drafted token and one for the root. Prefixes cost nothing."""
@@ -99,9 +103,10 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     tables = Tables(deployment)
     rounds = max(4, RUNS // tables.users)
     noise = _bounded(noise)
-    common, _ = best_greedy(tables, rounds)
+    common, _ = best_greedy(tables, max(4, rounds // SKETCH))
     found = plan_best(tables, effort=EFFORT)
-    candidates = [(common,) * tables.users]
+    near = range(max(1, common - 1), min(tables.longest, common + 1) + 1)
+    candidates = [(length,) * tables.users for length in near]
     if found is not None:
         own = found.plan.lengths
         candidates.append(tuple(own[m] for m in range(tables.users)))
@@ -111,9 +116,9 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     groups: Groups = ()
     planned, period = 0.0, 0.0
     if found is not None:
-        planned, forecast = _forecast(found.plan, tables, rounds, noise)
+        planned, period = _forecast(found.plan, tables, rounds, noise)
         if planned > greedy.throughput * (1 + MARGIN):
-            groups, period = found.plan.groups, forecast
+            groups = found.plan.groups
     return Decision(
         lengths=candidates[-1] if groups else lengths,
         groups=groups,

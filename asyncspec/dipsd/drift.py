@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from asyncspec.dipsd.decide import Planning
 from asyncspec.dipsd.model import Deployment, User
 from asyncspec.dipsd.noise import Deviations, Noise
@@ -23,16 +21,15 @@ def drifted(old: Planning, new: Planning) -> bool:
 
 
 def _shakier(old: Noise, new: Noise) -> bool:
-    before, after = _flat(old.deviations), _flat(new.deviations)
-    if len(before) != len(after):
-        return True
+    """Whether jitter is another, of all users' drafts or links together or of all passes: of each
+    by itself it wavers."""
+    before, after = _means(old.deviations), _means(new.deviations)
     return any(abs(b - a) > DRIFT / 2 for a, b in zip(before, after, strict=True))
 
 
-def _flat(deviations: Deviations | None) -> tuple[float, ...]:
-    if deviations is None:
-        return ()
-    return tuple(chain(deviations.drafts, deviations.links, deviations.passes))
+def _means(deviations: Deviations | None) -> tuple[float, ...]:
+    rows = deviations or Deviations((), (), ())
+    return tuple(sum(r) / max(1, len(r)) for r in (rows.drafts, rows.links, rows.passes))
 
 
 def _other(old: User, new: User) -> bool:

@@ -65,9 +65,8 @@ def _judge(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
 
 def _ask(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     rota = state.rota
-    standing = bool(rota.batches) and now < rota.stands
     rested = rota.rested(now)
-    if not (rota.stale or rested) or rota.asked is not None or standing:
+    if not (rota.stale or rested) or rota.asked is not None or rota.standing(now):
         return state, ()
     found = question(state)
     rota = replace(rota, stale=False)

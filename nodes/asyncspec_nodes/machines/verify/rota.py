@@ -93,6 +93,12 @@ class Rota(Struct, frozen=True):
         """From when on the current batch's patience runs."""
         return self.started[self.turn] + PATIENCE * self.period
 
+    def standing(self, now: float) -> bool:
+        """Whether the last decision stands: a plan, or greedy batching for the same users."""
+        if now >= self.stands or self.basis is None:
+            return False
+        return bool(self.batches) or self.basis.sessions == planned_with(self)
+
     def rested(self, now: float) -> bool:
         """Whether a plan is kept from use that may be tried now."""
         decision = self.decision
