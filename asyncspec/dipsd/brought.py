@@ -38,33 +38,28 @@ LOOK = 1 / 16
 
 
 class Account(Struct, frozen=True):
-    """What was brought (tokens, rounds, seconds), and the tokens that greedy batching was forecast
-    to bring meanwhile. The latest count most."""
+    """What rounds have brought, how long they took their users, and the tokens that greedy batching
+    was forecast to bring the same users in that time. The latest count most."""
 
     tokens: float = 0.0
     rounds: float = 0.0
     seconds: float = 0.0
     forecast: float = 0.0
 
-    def with_time(self, seconds: float, rate: float) -> Account:
-        """Time has passed in which greedy batching was forecast so many tokens a second."""
-        return replace(
-            self, seconds=self.seconds + seconds, forecast=self.forecast + seconds * rate
-        )
-
-    def with_round(self, tokens: int, users: int) -> Account:
-        """One round of one of so many users has brought so many tokens."""
+    def with_round(self, tokens: int, seconds: float, rate: float, users: int) -> Account:
+        """A round of one of so many users, to whom greedy batching was forecast to bring ``rate``
+        tokens a second."""
         keep = 1 - 1 / max(MEMORY, CYCLES * users)
         return Account(
             keep * self.tokens + tokens,
             keep * self.rounds + 1,
-            keep * self.seconds,
-            keep * self.forecast,
+            keep * self.seconds + seconds,
+            keep * self.forecast + seconds * rate,
         )
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens a second of the mean user."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -102,17 +97,11 @@ class Comparison(Struct, frozen=True):
     # Seconds that plans are in use before the next look; 0: not known yet.
     stretch: float = 0.0
 
-    def passed(self, seconds: float, rate: float) -> Comparison:
-        """Time has passed; ``rate``: what greedy batching was forecast to bring a second."""
+    def brought(self, tokens: int, seconds: float, rate: float, users: int) -> Comparison:
+        """A round has ended; as in ``Account``."""
         if self.tried is None:
-            return replace(self, greedy=self.greedy.with_time(seconds, rate))
-        return replace(self, plans=self.plans.with_time(seconds, rate))
-
-    def brought(self, tokens: int, users: int) -> Comparison:
-        """A round has ended."""
-        if self.tried is None:
-            return replace(self, greedy=self.greedy.with_round(tokens, users))
-        return replace(self, plans=self.plans.with_round(tokens, users))
+            return replace(self, greedy=self.greedy.with_round(tokens, seconds, rate, users))
+        return replace(self, plans=self.plans.with_round(tokens, seconds, rate, users))
 
     def begun(self, now: float) -> Comparison:
         """Plans are in use from now on, unless they were already."""
@@ -135,10 +124,10 @@ class Comparison(Struct, frozen=True):
             return False
         return self.plans.share + self.plans.doubt(users) < self.greedy.believed
 
-    def dropped(self, now: float) -> Comparison:
+    def dropped(self, now: float, users: int) -> Comparison:
         """Plans have failed: they rest, and are tried as if for the first time after it."""
         assert self.tried is not None
-        rest = REST * max(now - self.tried, self.plans.seconds)
+        rest = REST * max(now - self.tried, self.plans.seconds / max(1, users))
         return replace(
             self,
             plans=Account(),

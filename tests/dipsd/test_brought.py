@@ -32,14 +32,12 @@ class Run:
         planned = self.state.tried is not None
         self.spent[planned] += 1
         self.now += 1.0
-        rate = self.users * MEAN
-        self.state = self.state.passed(1.0, rate)
         for _ in range(self.users):
             tokens = self.round(MEAN * self.true[planned])
             self.tokens += tokens
-            self.state = self.state.brought(tokens, self.users)
+            self.state = self.state.brought(tokens, 1.0, MEAN, self.users)
         if self.state.disappointing(self.users):
-            self.state = self.state.dropped(self.now)
+            self.state = self.state.dropped(self.now, self.users)
             self.drops.append(self.now)
         elif self.state.due(self.now, 1.0):
             self.state = self.state.looked(self.now)
@@ -107,7 +105,7 @@ def test_who_has_everything_change_all_the_time_has_plans_tried_no_more_often_th
 
 
 def test_a_change_ends_a_rest_but_not_a_look() -> None:
-    failed = Comparison(tried=0.0, failures=3).dropped(10.0)
+    failed = Comparison(tried=0.0, failures=3).dropped(10.0, 6)
     assert failed.opens(changed=True) == 10 + REST * 10
     assert failed.opens(changed=False) == 10 + 8 * REST * 10
     look = Comparison(tried=0.0).looked(64.0)
@@ -119,7 +117,7 @@ def test_the_rest_is_bounded() -> None:
     for _ in range(FAILURES + 9):
         state = state.begun(state.until if math.isfinite(state.until) else 0.0)
         assert state.tried is not None
-        state = state.dropped(state.tried + 1.0)
+        state = state.dropped(state.tried + 1.0, 6)
     assert state.tried is None
     assert state.until - state.floor < REST * 2**FAILURES
 
@@ -127,11 +125,11 @@ def test_the_rest_is_bounded() -> None:
 def test_an_account_forgets() -> None:
     account = Account()
     for _ in range(5000):
-        account = account.with_time(1.0, 6.0).with_round(3, 2)
+        account = account.with_round(3, 1.0, 6.0, 2)
     assert account.share == pytest.approx(0.5, rel=0.01)
     assert account.rate == pytest.approx(3.0, rel=0.01)
     for _ in range(5000):
-        account = account.with_time(1.0, 6.0).with_round(6, 2)
+        account = account.with_round(6, 1.0, 6.0, 2)
     assert account.share == pytest.approx(1.0, abs=0.01)
     assert account.rounds < 1025
 

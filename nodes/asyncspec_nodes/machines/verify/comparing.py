@@ -5,33 +5,26 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec_nodes.machines.verify.rota import Rota
+from asyncspec_nodes.machines.verify.rota import Progress, Rota
 from asyncspec_protocol.ids import SessionId
 
-
-def pass_time(rota: Rota, now: float) -> Rota:
-    """Greedy batching would have brought something since the last time, by its forecast: to those
-    who are waited for."""
-    if not rota.forecast:
-        return replace(rota, booked=now)
-    offences = rota.offences
-    rate = sum(
-        [
-            rate
-            for session, rate in rota.forecast.items()
-            if session not in offences or not offences[session].aside
-        ]
-    )
-    comparison = rota.comparison.passed(now - rota.booked, rate)
-    return replace(rota, comparison=comparison, booked=now)
+AWAY = 8.0
+"""A round of so many periods is none: its user was away."""
 
 
 def count(rota: Rota, session: SessionId, committed: int, now: float) -> Rota:
-    """A segment of a user that something is forecast of: what the round before it has brought."""
-    before = rota.committed.get(session)
-    rota = replace(pass_time(rota, now), committed={**rota.committed, session: committed})
-    offence = rota.offences.get(session)
-    if before is None or committed <= before or (offence is not None and offence.aside):
+    """A segment of a member has come: what the round before it has brought, and how long it took.
+
+    Rounds count where they are complete, so neither who begins nor who ends nor who is not waited
+    for makes a difference.
+    """
+    before = rota.progress.get(session)
+    rota = replace(rota, progress={**rota.progress, session: Progress(now, committed)})
+    rate, offence = rota.forecast.get(session), rota.offences.get(session)
+    if before is None or rate is None or (offence is not None and offence.aside):
         return rota
-    comparison = rota.comparison.brought(committed - before, len(rota.forecast))
+    seconds, tokens = now - before.at, committed - before.committed
+    if tokens <= 0 or seconds > AWAY * rota.period:
+        return rota
+    comparison = rota.comparison.brought(tokens, seconds, rate, len(rota.forecast))
     return replace(rota, comparison=comparison)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Plan, Send
 from asyncspec.dipsd.decide import Decision, Planning
 from asyncspec.dipsd.drift import drifted
-from asyncspec_nodes.machines.verify.comparing import pass_time
 from asyncspec_nodes.machines.verify.question import question
 from asyncspec_nodes.machines.verify.rota import STANDS, forget, planned_with
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
@@ -37,7 +36,7 @@ def _leave(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if not gone:
         return state, ()
     before = rota.current
-    rota = forget(pass_time(rota, now), gone)
+    rota = forget(rota, gone)
     owners = set(map(owner, rota.members))
     rota = replace(rota, tables={k: v for k, v in rota.tables.items() if k in owners})
     state = replace(state, rota=rota)
@@ -53,11 +52,10 @@ def _judge(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if not rota.batches or basis is None or decision is None:
         return state, ()
     if comparison.disappointing(len(rota.forecast)):
-        rota = pass_time(rota, now)
-        rota = replace(rota, comparison=rota.comparison.dropped(now), failed=basis)
+        comparison = comparison.dropped(now, len(rota.forecast))
+        rota = replace(rota, comparison=comparison, failed=basis)
     elif comparison.due(now, rota.period):
-        rota = pass_time(rota, now)
-        rota = replace(rota, comparison=rota.comparison.looked(now))
+        rota = replace(rota, comparison=comparison.looked(now))
     else:
         return state, ()
     return _use(replace(state, rota=rota), basis, decision, now)
@@ -83,13 +81,11 @@ def planned(
     rota = state.rota
     if rota.asked is None or rota.asked != planning:
         raise LocalProtocolError("nothing was asked to be planned")
-    rota = replace(pass_time(rota, now), asked=None, basis=planning, decision=decision)
+    rota = replace(rota, asked=None, basis=planning, decision=decision)
     here = frozenset(planned_with(rota)) & frozenset(state.sessions)
     rates = zip(planning.sessions, decision.greedy_by_user, strict=True)
     forecast = {session: rate for session, rate in rates if session in here}
-    committed = {s: length for s, length in rota.committed.items() if s in forecast}
-    rota = replace(rota, forecast=forecast, committed=committed)
-    return _use(replace(state, rota=rota), planning, decision, now)
+    return _use(replace(state, rota=replace(rota, forecast=forecast)), planning, decision, now)
 
 
 def _use(

@@ -48,6 +48,13 @@ class Offence(Struct, frozen=True):
     aside: bool = True
 
 
+class Progress(Struct, frozen=True):
+    """When a session's last segment came, and how long its committed path was then."""
+
+    at: float
+    committed: int
+
+
 class Rota(Struct, frozen=True):
     """What is planned and what a plan is made of. Mappings are never changed in place."""
 
@@ -74,14 +81,13 @@ class Rota(Struct, frozen=True):
     # Until then a plan stands: whoever could have it changed at will would move every deadline.
     stands: float = 0.0
     # What plans bring next to greedy batching; for whom they have failed last, and from when on
-    # they may be tried; what greedy batching is forecast to bring each user, in tokens a second,
-    # and until when that is booked; how far their committed paths have come.
+    # they may be tried; what greedy batching is forecast to bring each user, in tokens a second;
+    # how far everybody's committed path has come.
     comparison: Comparison = Comparison()
     failed: Planning | None = None
     opens: float = 0.0
     forecast: Mapping[SessionId, float] = {}
-    booked: float = 0.0
-    committed: Mapping[SessionId, int] = {}
+    progress: Mapping[SessionId, Progress] = {}
 
     @property
     def current(self) -> tuple[SessionId, ...]:
@@ -175,14 +181,14 @@ def forget(rota: Rota, gone: Sequence[SessionId]) -> Rota:
     left = {k: v for k, v in rota.members.items() if k not in gone}
     offences = {k: v for k, v in rota.offences.items() if k not in gone}
     forecast = {k: v for k, v in rota.forecast.items() if k not in gone}
-    committed = {k: v for k, v in rota.committed.items() if k not in gone}
+    progress = {k: v for k, v in rota.progress.items() if k not in gone}
     lengths = {k: v for k, v in rota.lengths.items() if k not in gone}
     return replace(
         without(rota, gone),
         members=left,
         offences=offences,
         forecast=forecast,
-        committed=committed,
+        progress=progress,
         lengths=lengths,
         stale=True,
     )

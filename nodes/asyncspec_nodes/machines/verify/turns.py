@@ -16,7 +16,7 @@ from asyncspec_protocol.ids import SessionId
 def arrived(state: VerifyState, session: SessionId, now: float) -> VerifyState:
     """A segment has come."""
     rota = came(state.rota, session, now) if state.rota.offences else state.rota
-    if session in rota.forecast:
+    if session in rota.members:
         rota = count(rota, session, state.sessions[session].slots.committed, now)
     return state if rota is state.rota else replace(state, rota=rota)
 
