@@ -6,16 +6,25 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asyncspec.actor.link import Link
 from asyncspec.actor.machine import Submitted
+from asyncspec.dipsd.decide import decide
 from asyncspec.errors import ClusterError
+from asyncspec.pass_cost import PassCost
+from asyncspec_nodes.cli.plan_running import running
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.machines.verify.consulted import consulted
+from asyncspec_nodes.machines.verify.rota import Rota
+from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
 from asyncspec_nodes.node import consultations
 from asyncspec_nodes.node.inspector import Counts, Inspector
-from asyncspec_protocol.ids import draft_rank
-from asyncspec_protocol.messages import Consult, Consulted
+from asyncspec_protocol.codec import decode, encode
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank
+from asyncspec_protocol.messages import Consult, Consulted, PassTimes, Rates
 from cluster import ask
 from shell.local import QUICK, LocalCluster, hello
 
@@ -147,3 +156,28 @@ def test_only_the_first_stage_is_asked() -> None:
             assert "only the first stage" in await gone
 
     asyncio.run(main())
+
+
+huge = st.one_of(st.floats(0, 10), st.floats(0, 1.7e308))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(1e-300, 1.7e308), huge), min_size=1, max_size=5), st.lists(huge)
+)
+def test_whatever_a_draft_node_says_the_answer_can_be_read(
+    table: list[tuple[float, float]], said: list[float]
+) -> None:
+    """Else one that lies would cost the others who ask their links to the first stage."""
+    rows = tuple(sorted({row for row, _ in table}))
+    times = PassTimes(Rank(2), rows, tuple(s for _, s in table[: len(rows)]), sum(said[:1]))
+    first, second, third = (*said, 1.0, 1.0, 1.0)[:3]
+    rates = Rates(SessionId(7), 9, 0.5, first, second, third, third, 0.2, 0.1, second)
+    rota = Rota(members={rates.session: rates}, tables={DRAFT: {Rank(2): times}})
+    cost = PassCost().observe(4, 0.1)
+    state = VerifyState(config=VerifyConfig(Rank(1), 2), rota=rota, cost=cost)
+    told = consulted(state, 3)
+    assert decode(encode(told)).message == told
+    assert told.sessions == (7,)
+    found = running(told)
+    decide(found.deployment, found.noise)

@@ -55,12 +55,13 @@ def test_users_are_planned_for_with_caution_and_forecast_as_they_are() -> None:
     found = running(TOLD)
     first, later = found.deployment.users
     assert first == User("draft-0", 0.75, 0, 10.0, 1.0)
-    assert (later.name, later.link_ms) == ("draft-2", pytest.approx(4.0))
+    assert later.name == "draft-2"
+    assert later.link_ms == pytest.approx(4.0)
     assert found.noise.alphas == (0.8, 0.6)
     assert found.noise.deviations is not None
     assert found.noise.deviations.passes == (0.05, 0.0)
     # Of 4 ms beside the tokens one is the link's.
-    assert found.noise.deviations.links == (0.0, pytest.approx(0.1))
+    assert found.noise.deviations.links == pytest.approx((0.0, 0.1))
 
 
 def test_users_of_one_draft_node_are_told_apart() -> None:

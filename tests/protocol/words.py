@@ -159,20 +159,20 @@ def consulted(draw: st.DrawFn) -> Consulted:
         return tuple(draw(st.lists(values, min_size=size, max_size=size)))
 
     chances, times = st.floats(0, 1), st.floats(0, 9)
-    return Consulted(
+    fields: list[Any] = [
         draw(count),
         draw(st.text(max_size=9)),
         *(column(count, users) for _ in range(2)),
         *(column(chances, users) for _ in range(3)),
         *(column(times, users) for _ in range(5)),
         *(column(times, stages) for _ in range(3)),
-        draw(count),
-        draw(count),
+        *(draw(count), draw(count)),
         draw(st.sampled_from(("", "plan", "greedy", "dropped", "look"))),
         draw(count),
         *(column(st.integers(0, 20), users) for _ in range(2)),
         *(draw(times) for _ in range(9)),
-    )
+    ]
+    return Consulted(*fields)
 
 
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.decide import Planning
+from asyncspec.dipsd.decide import LONGEST_MS, MOST_JITTER, Planning
 from asyncspec.dipsd.told import Stages
 from asyncspec.dipsd.told import question as planning
 from asyncspec.pass_cost import affine
@@ -15,6 +15,12 @@ from asyncspec_protocol.messages import PassTimes, Rates
 
 MOST_ROWS_EACH = 21
 """Rows of the longest draft and its root: what larger passes take does not matter for a plan."""
+
+
+LONGEST = LONGEST_MS / 1000
+"""Seconds of any pass, and of any row of it."""
+
+MOST_ROWS = 1e6
 
 
 def told(state: VerifyState, message: Rates) -> VerifyState:
@@ -61,7 +67,13 @@ def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] |
     what they pass on the middle is taken: one alone cannot make it longer."""
     tables = [theirs[rank] for theirs in rota.tables.values() if rank in theirs]
     lines = sorted(
-        ((*affine(table.rows, table.seconds, most), table.jitter) for table in tables),
-        key=lambda line: line[0] + most / 2 * line[1],
+        (_line(table, most) for table in tables), key=lambda line: line[0] + most / 2 * line[1]
     )
     return lines[(len(lines) - 1) // 2] if lines else None
+
+
+def _line(table: PassTimes, most: int) -> tuple[float, float, float]:
+    """What is said, as far as it can be so: sums of what was said may be no numbers at all."""
+    seconds = [min(LONGEST, told) for told in table.seconds]
+    fixed, row = affine([min(MOST_ROWS, told) for told in table.rows], seconds, most)
+    return min(LONGEST, fixed), min(LONGEST, row), min(MOST_JITTER, table.jitter)
