@@ -79,11 +79,11 @@ def measured_lines(running: Running) -> Iterator[str]:
             f"{f'V{n}':{width}}  {1000 * fixed:.1f} ms a pass and {1000 * row:.2f} ms a row "
             f"+- {jitter:.0%}"
         )
-    if told.unknown or told.aside:
-        yield (
-            f"{told.unknown} users of whom too little is known yet; {told.aside} put aside for "
-            "being late"
-        )
+    if told.unknown:
+        yield f"others of whom too little is known yet: {told.unknown}"
+    if told.aside:
+        yield f"put aside for being late: {told.aside}"
+    yield "planned with caution, for the lower chances; simulated with the means and this jitter"
 
 
 def use_lines(running: Running) -> Iterator[str]:
@@ -101,7 +101,7 @@ def use_lines(running: Running) -> Iterator[str]:
     if rest:
         yield f"whenever ready; user:draft length {rest}"
     yield f"forecast: plan {told.planned:.1f} tokens/s, greedy batching {told.greedy:.1f}"
-    yield f"brought: {told.brought:.1f} tokens/s in the last {told.measured:.1f} s"
+    yield f"brought: {told.brought:.1f} tokens/s, the last {told.measured:.1f} s counting most"
     for name, share, rounds in (
         ("plans", told.plan_share, told.plan_rounds),
         ("greedy batching", told.greedy_share, told.greedy_rounds),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.errors import ClusterError
+from asyncspec_nodes.client.consultations import Consultations
 from asyncspec_nodes.client.inbox import Event, Inbox
 from asyncspec_nodes.client.statuses import Answers
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -52,7 +53,7 @@ class Client:
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
         self._questions: dict[int, Answers] = {}
-        self._consultations: dict[int, asyncio.Future[Consulted]] = {}
+        self._consultations = Consultations()
         self._next = 0
         self._connected = False
         self.link = Link(options, self._frame, self._gone)
@@ -134,8 +135,7 @@ class Client:
         if self.link.gone.done():
             raise self._lost(self.link.gone.result())
         number, self._next = self._next, self._next + 1
-        answer: asyncio.Future[Consulted] = asyncio.get_running_loop().create_future()
-        self._consultations[number] = answer
+        answer = self._consultations.ask(number)
         self.link.send(Consult(number))
         try:
             async with asyncio.timeout(CONSULT_SECONDS):
@@ -146,7 +146,7 @@ class Client:
                 "is planned"
             ) from None
         finally:
-            del self._consultations[number]
+            self._consultations.forget(number)
 
     def collect(self, last: float, sink: Sink) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: all there is) until
@@ -183,22 +183,13 @@ class Client:
             case Status(question) as status:
                 if question in self._questions:
                     self._questions[question].send(status)
-            case Consulted(question, missing) as told:
-                self._consulted(question, missing, told)
+            case Consulted() as told:
+                self._consultations.answer(told)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
             case message:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__} to a client")
-
-    def _consulted(self, question: int, missing: str, told: Consulted) -> None:
-        answer = self._consultations.get(question)
-        if answer is None or answer.done():
-            return
-        if missing:
-            answer.set_exception(ClusterError(missing))
-        else:
-            answer.set_result(told)
 
     def _lost(self, reason: str) -> ClusterError:
         return ClusterError(f"the draft node at {self._where} is gone: {reason}")
@@ -213,9 +204,7 @@ class Client:
             inbox.put(self._lost(reason))
         for said in self._questions.values():
             said.fail(self._lost(reason))
-        for answer in self._consultations.values():
-            if not answer.done():
-                answer.set_exception(self._lost(reason))
+        self._consultations.fail(self._lost(reason))
 
 
 def _reason(error: OSError) -> str:

@@ -32,6 +32,7 @@ from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.reference.check import Question, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Consulted, Finished, Output, Submit
+from tools.bench.dipsd.watch import Watch
 from tools.bench.options import check_counts
 
 PROMPTS = (
@@ -53,7 +54,6 @@ WARM = 0.4
 """Share of the time until the first answer is complete that is start-up."""
 
 START_SECONDS = 100.0
-WATCH_SECONDS = 0.25
 
 
 class Answer(Struct, frozen=True):
@@ -210,26 +210,6 @@ def throughput(answers: Sequence[Answer]) -> float:
     start = begun + WARM * (end - begun)
     tokens = sum(n for answer in answers for at, n in answer.came if start < at <= end)
     return tokens / (end - start)
-
-
-class Watch:
-    """Asks the first stage again and again what is planned, through one draft node."""
-
-    def __init__(self, cluster: str, port: int) -> None:
-        self._cluster, self._port = cluster, port
-        self.told: Consulted | None = None
-
-    async def run(self, users: int) -> None:
-        """Until it is cancelled; what was told last while all ``users`` took part stays."""
-        client = await Client.connect("127.0.0.1", self._port, self._cluster)
-        try:
-            while True:
-                told = await client.consult()
-                if told.used and len(told.sessions) == users:
-                    self.told = told
-                await asyncio.sleep(WATCH_SECONDS)
-        finally:
-            await client.close()
 
 
 def table(found: Measured) -> list[str]:
