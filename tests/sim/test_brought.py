@@ -57,6 +57,9 @@ def test_the_first_stage_counts_what_users_are_brought() -> None:
     assert 6 * comparison.plans.rate == pytest.approx(trial.steady(), rel=0.1)
     assert comparison.failures == 0
     assert comparison.plans.believed > 0.95
+    # When all have left no plan is on trial.
+    assert trial.rota.comparison.tried is None
+    assert trial.rota.comparison.plans.rounds > 0
 
 
 def test_plans_for_wrong_estimates_are_dropped_and_cost_little() -> None:

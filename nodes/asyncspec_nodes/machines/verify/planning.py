@@ -39,6 +39,9 @@ def _leave(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     rota = forget(rota, gone)
     owners = set(map(owner, rota.members))
     rota = replace(rota, tables={k: v for k, v in rota.tables.items() if k in owners})
+    if not rota.batches:
+        # Nobody is planned for: time until somebody is again is no trial.
+        rota = replace(rota, comparison=rota.comparison.ended())
     state = replace(state, rota=rota)
     if before and not set(before) & set(rota.current):
         return state, (deadline(rota, now),)
