@@ -13,6 +13,8 @@ from itertools import accumulate
 
 from msgspec import Struct
 
+from asyncspec.deviation import Deviation
+
 NEWS = 0.1
 """A change of an average by this share is worth telling."""
 
@@ -47,24 +49,36 @@ class PassCost(Struct, frozen=True):
     """Averages by size: rows 1, 2, 3 to 4, 5 to 8, and so on."""
 
     sizes: Mapping[int, Average] = {}
-    # As they were last told, and passes since then.
+    # As they were last told.
     told: Mapping[int, float] = {}
+    # How far passes are from what those before them of about as many rows say.
+    off: Deviation = Deviation()
+    jitter_told: float = 0.0
 
     def observe(self, rows: int, seconds: float) -> PassCost:
         """A pass has ended."""
         size = (rows - 1).bit_length()
-        average = self.sizes.get(size, Average()).with_pass(rows, seconds)
-        return PassCost({**self.sizes, size: average}, self.told)
+        average, off = self.sizes.get(size, Average()), self.off
+        if average.passes >= _SOON:
+            off = off.with_time(seconds, interpolated(*self.averages())(rows))
+        sizes = {**self.sizes, size: average.with_pass(rows, seconds)}
+        return PassCost(sizes, self.told, off, self.jitter_told)
 
     def news(self) -> PassCost | None:
         """The same, told; None where nobody would learn anything."""
+        steady = abs(self.off.relative - self.jitter_told) <= NEWS / 2
         for n, a in self.sizes.items():
             if a.passes >= _SOON and abs(a.seconds - self.told.get(n, -1.0)) > NEWS * a.seconds:
                 break
         else:
-            return None
+            if steady:
+                return None
         known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= _SOON}
-        return PassCost(self.sizes, known)
+        return PassCost(self.sizes, known, self.off, self.off.relative)
+
+    def untold(self) -> PassCost:
+        """The same to somebody who knows nothing of it."""
+        return PassCost(self.sizes, off=self.off)
 
     def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they are now."""

@@ -121,8 +121,8 @@ def lies(
         chains(about),
         segments(about),
         st.just(opening(about, begun)),
-        st.builds(Rates, st.just(about), small, shares, shares, shares, shares),
-        st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares),
+        st.builds(Rates, st.just(about), small, *[shares] * 7),
+        st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares, shares),
     )
     to_all = st.one_of(
         prunes,

@@ -49,6 +49,8 @@ from asyncspec_protocol.messages import (
     Cancel,
     Closed,
     Collect,
+    Consult,
+    Consulted,
     Events,
     Fault,
     Hello,
@@ -61,7 +63,10 @@ from asyncspec_protocol.messages import (
 
 S = TypeVar("S")
 
-_OURS = (Fault, Collect, Events, Inspect, Status, Submit, Cancel, Hello, Welcome)
+_OURS = (
+    *(Fault, Collect, Events, Inspect, Status, Consult, Consulted),
+    *(Submit, Cancel, Hello, Welcome),
+)
 """What a node's machine never hears of."""
 
 
@@ -108,6 +113,12 @@ class Inspector(Protocol):
 
     def status(self, link: Link, message: Status) -> None:
         """Another node has answered."""
+
+    def consult(self, link: Link, message: Consult) -> None:
+        """A client or a draft node asks what is planned."""
+
+    def consulted(self, link: Link, message: Consulted) -> None:
+        """The first stage has answered."""
 
     def gone(self, link: Link) -> None:
         """A link to a node or a client is gone."""
@@ -310,7 +321,7 @@ class Runtime(Generic[S]):
     def _plan(self, planning: Planning) -> None:
         """On a thread of its own: the device works on meanwhile. Only one at a time is asked for,
         so there is nothing to queue."""
-        future = self._loop.run_in_executor(None, decide, planning.deployment, planning.jitter)
+        future = self._loop.run_in_executor(None, decide, planning.deployment, planning.noise)
         future.add_done_callback(partial(self._planned, planning))
 
     def _planned(self, planning: Planning, future: asyncio.Future[Decision]) -> None:
@@ -370,7 +381,7 @@ class Runtime(Generic[S]):
             link.close(message.text)
         elif isinstance(message, Collect | Events):
             self._trace(link, message, frame)
-        elif isinstance(message, Inspect | Status):
+        elif isinstance(message, Inspect | Status | Consult | Consulted):
             self._inspect(link, message)
         elif link.rank < 0:
             if not isinstance(message, Submit | Cancel):
@@ -391,16 +402,21 @@ class Runtime(Generic[S]):
         else:
             link.send(Events(message.collection, self.rank, True, "this node keeps no trace"))
 
-    def _inspect(self, link: Link, message: Inspect | Status) -> None:
+    def _inspect(self, link: Link, message: Inspect | Status | Consult | Consulted) -> None:
         """Clients and draft nodes ask, the other nodes answer."""
-        if isinstance(message, Status) == link.asks:
+        if isinstance(message, Status | Consulted) == link.asks:
             raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
         if self._inspector is None:
             raise RemoteProtocolError("this node does not say how it is")
-        if isinstance(message, Status):
-            self._inspector.status(link, message)
-        else:
-            self._inspector.inspect(link, message)
+        match message:
+            case Inspect():
+                self._inspector.inspect(link, message)
+            case Status():
+                self._inspector.status(link, message)
+            case Consult():
+                self._inspector.consult(link, message)
+            case Consulted():
+                self._inspector.consulted(link, message)
 
     def _unpack(self, frame: Frame) -> object | None:
         if frame.tensor is None or frame.data is None:

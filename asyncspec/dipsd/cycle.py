@@ -22,7 +22,7 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
         max(players.drafting(m, k, 0) for m, k in zip(b.users, b.lengths, strict=True))
         for b in plan.batches
     ]
-    start, before, tokens = 0.0, line.mark(), 0.0
+    start, before, tokens = 0.0, line.mark(), [0.0] * tables.users
     verdict = 0.0
     for round_ in range(rounds):
         for n, batch in enumerate(plan.batches):
@@ -31,8 +31,10 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
             verdict = line.run(ready[n], passing)[-1]
             ready[n] = verdict + max(players.drafting(m, k, round_ + 1) for m, k in pairs)
             if round_ >= begun:
-                tokens += sum(players.tokens(m, k, round_) for m, k in pairs)
+                for m, k in pairs:
+                    tokens[m] += players.tokens(m, k, round_)
         if round_ == begun - 1:
             start, before = verdict, line.mark()
     took = verdict - start
-    return Simulated(1000 * tokens / took, took / (rounds - begun), line.shares(before))
+    rates = tuple(1000 * count / took for count in tokens)
+    return Simulated(sum(rates), took / (rounds - begun), line.shares(before), rates)

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.dipsd.cycle import simulate_plan
 from asyncspec.dipsd.evaluate import evaluate_on
 from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
 from asyncspec.dipsd.model import Deployment, Shape, Stage, User, Verifier
-from asyncspec.dipsd.noise import Noise
-from asyncspec.dipsd.plan import Groups
+from asyncspec.dipsd.noise import Deviations, Noise
+from asyncspec.dipsd.plan import Groups, Plan
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.presets import LONGEST
 from asyncspec.dipsd.tables import Tables
 from asyncspec_protocol.ids import SessionId
+
+QUIET = Noise()
 
 MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""
@@ -29,10 +32,14 @@ EFFORT = 0.1
 """Of the search that ``asyncspec plan`` does for more than a handful of users."""
 
 RUNS = 600
-"""Rounds of all users together in each simulation of greedy batching."""
-
+"""Rounds of all users together in each simulation."""
 
 MOST_JITTER = 1.0
+"""Bound of any relative deviation: a draft node may say what it likes."""
+
+
+SKETCH = 4
+"""The length for all is first looked for by simulations so much shorter, without jitter."""
 
 
 class RowCount(Shape, frozen=True):
@@ -44,23 +51,26 @@ class RowCount(Shape, frozen=True):
 
 
 class Planning(Struct, frozen=True):
-    """A question: the users of ``deployment`` are these sessions."""
+    """A question: the users of ``deployment`` are these sessions. ``noise`` is what their times
+    are measured to vary by, and their mean acceptance: the deployment's is a cautious one."""
 
     sessions: tuple[SessionId, ...]
     deployment: Deployment
-    # The relative deviation of drafts.
-    jitter: float = 0.0
+    noise: Noise = Noise()
 
 
 class Decision(Struct, frozen=True):
-    """Lengths of drafts by user, and who is verified together: nobody in particular where
-    ``groups`` is empty. Forecasts in tokens a second, of the best plan and of greedy batching."""
+    """What is best: who is verified together, with drafts of which ``lengths``; nobody in
+    particular where ``groups`` is empty. Forecasts in tokens a second, of the best plan and of
+    greedy batching: the latter with its own lengths and by user, for it may be used instead."""
 
     lengths: tuple[int, ...]
     groups: Groups
     period_ms: float
     planned: float
     greedy: float
+    greedy_lengths: tuple[int, ...]
+    greedy_by_user: tuple[float, ...]
 
 
 SHORTEST, LONGEST_MS = 1e-3, 1e6
@@ -83,33 +93,56 @@ def measured(users: Sequence[User], stages: Sequence[tuple[float, float]]) -> De
     return Deployment(tuple(users), verifier, LONGEST)
 
 
-def decide(deployment: Deployment, jitter: float = 0.0) -> Decision:
+def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     """A plan if it is worth it. Sixty-four users take about a second.
 
-    ``jitter``: the relative deviation of drafts. A rotation waits for the slowest member of each
-    batch, so both forecasts are then of simulations with it.
+    Lengths are chosen by the deployment's cautious chances, and both forecasts are of what those
+    lengths bring by the mean ones (``noise.alphas``), with the jitter that was measured: a rotation
+    waits for the slowest member of each batch.
     """
     tables = Tables(deployment)
     rounds = max(4, RUNS // tables.users)
-    noise = Noise(sigma=min(jitter, MOST_JITTER), expected=True)
-    common, _ = best_greedy(tables, rounds)
-    lengths, greedy = (common,) * tables.users, 0.0
+    noise = _bounded(noise)
+    common, _ = best_greedy(tables, max(4, rounds // SKETCH))
     found = plan_best(tables, effort=EFFORT)
-    candidates = [lengths]
+    near = range(max(1, common - 1), min(tables.longest, common + 1) + 1)
+    candidates = [(length,) * tables.users for length in near]
     if found is not None:
         own = found.plan.lengths
         candidates.append(tuple(own[m] for m in range(tables.users)))
-    for some in candidates:
-        run = simulate_greedy(tables, some, rounds, noise)
-        if run.throughput > greedy:
-            lengths, greedy = some, run.throughput
-    if found is None:
-        return Decision(lengths, (), 0.0, 0.0, greedy)
-    forecast = evaluate_on(found.plan, tables)
-    planned, period = forecast.throughput, forecast.period_ms
-    if noise.sigma:
-        shaken = simulate_plan(found.plan, tables, rounds, noise)
-        planned, period = shaken.throughput, shaken.period_ms
-    if planned <= greedy * (1 + MARGIN):
-        return Decision(lengths, (), 0.0, planned, greedy)
-    return Decision(candidates[-1], found.plan.groups, period, planned, greedy)
+    runs = [simulate_greedy(tables, lengths, rounds, noise) for lengths in candidates]
+    best = max(range(len(runs)), key=lambda n: runs[n].throughput)
+    lengths, greedy = candidates[best], runs[best]
+    groups: Groups = ()
+    planned, period = 0.0, 0.0
+    if found is not None:
+        planned, period = _forecast(found.plan, tables, rounds, noise)
+        if planned > greedy.throughput * (1 + MARGIN):
+            groups = found.plan.groups
+    return Decision(
+        lengths=candidates[-1] if groups else lengths,
+        groups=groups,
+        period_ms=period,
+        planned=planned,
+        greedy=greedy.throughput,
+        greedy_lengths=lengths,
+        greedy_by_user=greedy.by_user,
+    )
+
+
+def _forecast(plan: Plan, tables: Tables, rounds: int, noise: Noise) -> tuple[float, float]:
+    """(tokens a second, ms a cycle): exact on machines that are as measured, else simulated."""
+    if noise.quiet and noise.alphas is None:
+        evaluation = evaluate_on(plan, tables)
+        return evaluation.throughput, evaluation.period_ms
+    run = simulate_plan(plan, tables, rounds, noise)
+    return run.throughput, run.period_ms
+
+
+def _bounded(noise: Noise) -> Noise:
+    deviations = noise.deviations
+    if deviations is not None:
+        tables = (deviations.drafts, deviations.links, deviations.passes)
+        deviations = Deviations(*(tuple([min(MOST_JITTER, d) for d in row]) for row in tables))
+    sigma = min(MOST_JITTER, noise.sigma)
+    return replace(noise, sigma=sigma, expected=True, deviations=deviations)

@@ -24,7 +24,8 @@ def simulate_greedy(
     done = [0] * tables.users
     waiting = sorted((players.drafting(m, lengths[m], 0), m) for m in range(tables.users))
     total, begun = rounds * tables.users, rounds // 2 * tables.users
-    start, before, tokens, verified, passes = 0.0, line.mark(), 0.0, 0, 0
+    start, before, verified, passes = 0.0, line.mark(), 0, 0
+    tokens = [0.0] * tables.users
     verdict = 0.0
     while verified < total:
         now = max(line.free[0], waiting[0][0])
@@ -34,7 +35,7 @@ def simulate_greedy(
         verdict = line.run(now, players.passing(taken, longest, done[taken[0]]))[-1]
         counted = verified >= begun
         for m in taken:
-            tokens += players.tokens(m, lengths[m], done[m]) if counted else 0.0
+            tokens[m] += players.tokens(m, lengths[m], done[m]) if counted else 0.0
             done[m] += 1
             waiting.append((verdict + players.drafting(m, lengths[m], done[m]), m))
         waiting.sort()
@@ -42,7 +43,8 @@ def simulate_greedy(
         if not counted:
             start, before = verdict, line.mark()
     took = verdict - start
-    return Simulated(1000 * tokens / took, took / passes, line.shares(before))
+    rates = tuple(1000 * count / took for count in tokens)
+    return Simulated(sum(rates), took / passes, line.shares(before), rates)
 
 
 def _taken(tables: Tables, waiting: Sequence[tuple[float, int]], now: float) -> list[int]:

@@ -1,63 +1,28 @@
-"""What a running draft node is measured to be: acceptance, drafting and links. Pure.
+"""What a running draft node is measured to be: its users' acceptance, its device, its links. Pure.
 
-The latest count most, so that what drifts is noticed. Acceptance is told with caution: a plan made
-for too high a chance costs far more than one for too low a chance (docs/dipsd.md), so it is the
-lower end of Wilson's interval, which is wide while little is known.
+All users of a draft node share its device and its links, so these are the node's; how much of a
+draft is right is the text's, so that is each user's own (``accepted``).
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection, Mapping
+from functools import reduce
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-FORGET = 1 / 256
-"""Share of what is known that each new round takes the place of."""
+from asyncspec.deviation import FORGET, Deviation
+from asyncspec.dipsd.accepted import Acceptance, Chance
+from asyncspec_protocol.ids import SessionId
 
-ENOUGH = 8
-"""Rounds from which on a measurement is told."""
+ENOUGH = 7.5
+"""Rounds, the older ones counting less, from which on a measurement is told."""
 
-DOUBT = 1.0
-"""Standard deviations between the mean and what is told."""
+PAST = 256.0
+"""Rounds that users who have gone are worth at most."""
 
-_TINY = 1e-12
-
-
-class Acceptance(Struct, frozen=True):
-    """Of the k-th token of drafts (from 0): how often it was judged with all before it accepted,
-    and how often it was accepted itself."""
-
-    tried: tuple[float, ...] = ()
-    accepted: tuple[float, ...] = ()
-
-    def with_round(self, drafted: int, accepted: int) -> Acceptance:
-        """One draft more, of so many tokens, of which the first ``accepted`` were."""
-        size = max(len(self.tried), drafted)
-        tried = [*self.tried, *[0.0] * (size - len(self.tried))]
-        right = [*self.accepted, *[0.0] * (size - len(self.accepted))]
-        for k in range(size):
-            keep = 1 - FORGET
-            tried[k] = keep * tried[k] + (k < drafted and k <= accepted)
-            right[k] = keep * right[k] + (k < accepted)
-        return Acceptance(tuple(tried), tuple(right))
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Mean acceptance by place; 0 where nothing was seen."""
-        pairs = zip(self.accepted, self.tried, strict=True)
-        return tuple(right / max(_TINY, tried) for right, tried in pairs)
-
-    @property
-    def cautious(self) -> float:
-        """The lower end of Wilson's interval, over all places together: the model has one chance
-        for them all."""
-        count, right = sum(self.tried), sum(self.accepted)
-        if count <= 0:
-            return 0.0
-        share, z2 = min(1.0, right / count), DOUBT**2
-        spread = DOUBT * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-        return max(0.0, (share + z2 / (2 * count) - spread) / (1 + z2 / count))
+NOTHING = Acceptance()
 
 
 class Affine(Struct, frozen=True):
@@ -95,42 +60,53 @@ class Affine(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """All of a draft node's users share its device and its links."""
+    """A draft node. Mappings are never changed in place."""
 
-    rounds: int = 0
-    acceptance: Acceptance = Acceptance()
+    # By user; and of those who have gone, all together.
+    users: Mapping[SessionId, Acceptance] = {}
+    past: Acceptance = NOTHING
     drafting: Affine = Affine()
     # Sums over rounds: how many, and their seconds on links.
     links: Affine = Affine()
-    # Of drafts: squares of how far each was from what the line said, as a share of it.
-    deviation: Affine = Affine()
+    # How far drafts are from that line, and links from their mean.
+    drafts_off: Deviation = Deviation()
+    links_off: Deviation = Deviation()
 
-    def with_round(self, drafted: int, accepted: int) -> Measured:
+    def with_round(self, user: SessionId, drafted: int, accepted: int) -> Measured:
         """A round's draft was judged."""
-        acceptance = self.acceptance.with_round(drafted, accepted)
-        return replace(self, rounds=self.rounds + 1, acceptance=acceptance)
+        own = self.users.get(user, NOTHING).with_round(drafted, accepted)
+        return replace(self, users={**self.users, user: own})
+
+    def without(self, gone: Collection[SessionId]) -> Measured:
+        """Some users have gone; what they showed is what is known of those to come."""
+        past = reduce(Acceptance.plus, (self.users[user] for user in gone), self.past)
+        past = past.scaled(min(1.0, PAST / max(1.0, past.rounds)))
+        left = {user: own for user, own in self.users.items() if user not in gone}
+        return replace(self, users=left, past=past)
 
     def with_draft(self, tokens: int, seconds: float) -> Measured:
         """The source has drafted so many tokens, one after another."""
         fixed, slope = self.drafting.fit
-        expected, deviation = fixed + slope * tokens, self.deviation
-        if expected > 0:
-            off = min(1.0, abs(seconds / expected - 1))
-            deviation = deviation.with_point(1.0, off * off)
-        drafting = self.drafting.with_point(tokens, seconds)
-        return replace(self, drafting=drafting, deviation=deviation)
+        off = self.drafts_off.with_time(seconds, fixed + slope * tokens)
+        return replace(self, drafting=self.drafting.with_point(tokens, seconds), drafts_off=off)
 
     def with_link(self, seconds: float) -> Measured:
         """What of a segment's way and its verdict's was spent at no stage."""
-        links = self.links.with_point(1.0, max(0.0, seconds))
-        return replace(self, links=links)
+        seconds = max(0.0, seconds)
+        off = self.links_off.with_time(seconds, self.links.fit[1])
+        return replace(self, links=self.links.with_point(1.0, seconds), links_off=off)
 
     @property
-    def jitter(self) -> float:
-        """The relative deviation of drafts."""
-        return math.sqrt(self.deviation.fit[1])
+    def everybody(self) -> Acceptance:
+        """All users there are and were, together."""
+        return reduce(Acceptance.plus, self.users.values(), self.past)
+
+    def chance(self, user: SessionId, everybody: Acceptance) -> Chance:
+        """What is known of a user; ``everybody`` as above."""
+        own = self.users.get(user, NOTHING)
+        return own.chance(everybody.plus(own, -1.0))
 
     @property
-    def known(self) -> bool:
-        """Whether enough was seen to be told."""
-        return self.rounds >= ENOUGH and self.drafting.weight > 0 and self.links.weight > 0
+    def timed(self) -> bool:
+        """Whether drafts and links were seen."""
+        return self.drafting.weight > 0 and self.links.weight > 0

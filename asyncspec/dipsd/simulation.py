@@ -18,6 +18,8 @@ class Simulated(Struct, frozen=True):
     throughput: float
     period_ms: float
     busy: tuple[float, ...]
+    # Tokens a second of each user.
+    by_user: tuple[float, ...] = ()
 
 
 class Players:
@@ -32,15 +34,17 @@ class Players:
     def drafting(self, m: int, length: int, round_: int) -> float:
         """Milliseconds from a verdict to the next draft's arrival."""
         link, whole = self.links[m], self.tables.draft[m][length]
-        drafted = (whole - link) * self.noise.factor(DRAFT, m, round_)
-        return drafted + link * self.noise.factor(LINK, m, round_)
+        noise = self.noise
+        drafted = (whole - link) * noise.factor(DRAFT, m, round_, noise.sigma_of(DRAFT, m))
+        return drafted + link * noise.factor(LINK, m, round_, noise.sigma_of(LINK, m))
 
     def passing(self, users: Sequence[int], longest: int, round_: int) -> list[float]:
         """Milliseconds on each stage."""
-        tables, work = self.tables, self.tables.work(users)[longest]
+        tables, noise, work = self.tables, self.noise, self.tables.work(users)[longest]
+        who = users[0] * len(tables.fixed)
         return [
             (slope * work + fixed)
-            * self.noise.factor(VERIFY, users[0] * len(tables.fixed) + p, round_)
+            * noise.factor(VERIFY, who + p, round_, noise.sigma_of(VERIFY, p))
             for p, (slope, fixed) in enumerate(zip(tables.slopes, tables.fixed, strict=True))
         ]
 

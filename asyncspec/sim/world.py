@@ -323,7 +323,7 @@ class World:
 
     def _planned(self, rank: Rank, life: int, planning: Planning) -> None:
         if self.actors[rank].life == life:
-            self.feed(rank, Planned(planning, decide(planning.deployment, planning.jitter)))
+            self.feed(rank, Planned(planning, decide(planning.deployment, planning.noise)))
 
     def _ran(self, rank: Rank, actor: Actor) -> None:
         """The first job under way at a device is done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from operator import lt
 
 import msgspec
@@ -20,6 +21,7 @@ from .limits import (
 )
 from .messages import (
     FINAL,
+    Consulted,
     Events,
     Expand,
     Expanded,
@@ -123,15 +125,16 @@ def _check_message(message: Message) -> None:
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
-        case PassTimes(_, rows, seconds, row_seconds):
+        case PassTimes(_, rows, seconds, row_seconds, jitter):
             _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
-            _require(all(map(math.isfinite, (*rows, *seconds))), "numbers are finite")
+            _require(all(map(math.isfinite, (*rows, *seconds, jitter))), "numbers are finite")
             _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
-            _require(min(seconds) >= 0 <= row_seconds < math.inf, "time does not go back")
-        case Rates(_, rounds, alpha, token, call, link, jitter):
-            _require(rounds >= 0 <= alpha <= 1, "a chance is in 0..1")
-            _require(min(token, call, link, jitter) >= 0, "time does not go back")
-            _require(max(token, call, link, jitter) < math.inf, "numbers are finite")
+            _require(min(*seconds, jitter) >= 0 <= row_seconds < math.inf, "time does not go back")
+        case Rates(_, rounds, alpha, token, call, link, jitter, mean, high, link_jitter):
+            _require(rounds >= 0, "numbers do not go below 0")
+            _require(all(0 <= chance <= 1 for chance in (alpha, mean, high)), "a chance is in 0..1")
+            times = (token, call, link, jitter, link_jitter)
+            _require(all(0 <= time < math.inf for time in times), "time does not go back")
         case Schedule(_, version, batch, batches, length):
             _require(min(version, batch, batches) >= 0, "numbers do not go below 0")
             _require(batch < max(1, batches), "a batch is one of all")
@@ -139,6 +142,8 @@ def _check_message(message: Message) -> None:
         case Heartbeat(sent, echo, byte_seconds):
             _require(all(map(math.isfinite, (sent, echo, byte_seconds))), "numbers are finite")
             _require(min(sent, echo, byte_seconds) >= 0, "time does not go back")
+        case Consulted():
+            _check_consulted(message)
         case Status(peers=peers, round_trips=round_trips, sent=written) as status:
             _require(len(peers) == len(round_trips) == len(written), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)
@@ -210,6 +215,22 @@ def _check_penalties(opened: Open) -> None:
     _require(0 < opened.repetition_penalty < math.inf, "a repetition penalty is above 0")
     for penalty in (opened.presence_penalty, opened.frequency_penalty):
         _require(-2 <= penalty <= 2, "a presence or frequency penalty is in -2..2")
+
+
+def _check_consulted(told: Consulted) -> None:
+    chances = (told.lows, told.means, told.highs)
+    times = (told.token_seconds, told.call_seconds, told.link_seconds)
+    by_user = (told.rounds, *chances, *times, told.jitters, told.link_jitters)
+    users, stages = len(told.sessions), len(told.pass_seconds)
+    _require(all(len(row) == users for row in by_user), "lists differ in length")
+    _require({len(told.batches), len(told.lengths)} == {users}, "lists differ in length")
+    by_stage = (told.row_seconds, told.pass_jitters)
+    _require(all(len(row) == stages for row in by_stage), "lists differ in length")
+    _require(all(0 <= p <= 1 for row in chances for p in row), "a chance is in 0..1")
+    rows = (*by_user, *by_stage, told.pass_seconds, told.batches, told.lengths)
+    one = (v for v in msgspec.structs.astuple(told) if isinstance(v, int | float))
+    _require(all(0 <= n < math.inf for n in (*one, *chain(*rows))), "numbers are finite, and >= 0")
+    _require(max(told.lengths, default=0) <= MOST_NODES, "a draft is small")
 
 
 def _check_tensor(message: Message, tensor: TensorSpec) -> None:

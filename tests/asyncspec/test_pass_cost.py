@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from math import inf, nextafter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.pass_cost import PassCost, best_width, interpolated
+from asyncspec.rng import uniform
 from asyncspec.sim.stage_cost import StageCost
 
 rows = st.integers(1, 300)
@@ -43,9 +45,27 @@ def test_what_is_known_is_no_news(measured: list[tuple[int, float]]) -> None:
         cost = cost.observe(count, seconds)
         told = cost.news()
         if told is not None:
-            assert told.table() != cost.table()
+            assert (told.table(), told.jitter_told) != (cost.table(), cost.jitter_told)
             assert told.news() is None
             cost = told
+
+
+@given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.floats(0.0, 0.6), st.integers(0, 9))
+def test_jitter_is_how_far_passes_are_from_others_as_large(
+    fixed: float, row: float, share: float, seed: int
+) -> None:
+    cost = PassCost()
+    for number in range(400):
+        count = 1 + int(uniform(seed, number, 0) * 40)
+        cost = cost.observe(count, fixed + row * count)
+    # Passes of other sizes are no jitter.
+    assert cost.off.relative < 0.12
+    assert cost.untold().news() is not None
+    for number in range(600):
+        cost = cost.observe(8, (fixed + 8 * row) * (1 + (share if number % 2 else -share)))
+    assert cost.off.relative == pytest.approx(share, rel=0.2, abs=0.08)
+    told = cost.news() or cost
+    assert abs(told.jitter_told - cost.off.relative) <= 0.05
 
 
 @given(passes, rows, rows)

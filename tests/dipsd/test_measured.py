@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from asyncspec.dipsd.accepted import PRIOR, Acceptance
 from asyncspec.dipsd.decide import MARGIN, bounded, decide, measured
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.greedy import simulate_greedy
-from asyncspec.dipsd.measured import Acceptance, Affine, Measured
+from asyncspec.dipsd.measured import Affine, Measured
 from asyncspec.dipsd.model import User
-from asyncspec.dipsd.noise import Noise
+from asyncspec.dipsd.noise import Deviations, Noise
 from asyncspec.dipsd.plan import plan_of
 from asyncspec.dipsd.tables import Tables
 from asyncspec.pass_cost import affine
 from asyncspec.rng import uniform
+from asyncspec_protocol.ids import SessionId
 
 rounds = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60)
 
@@ -27,7 +30,9 @@ def test_acceptance_is_a_cautious_share(drawn: list[tuple[int, int]]) -> None:
         known = known.with_round(length, min(length, right))
         assert all(0 <= rate <= 1 for rate in known.rates)
         tried, accepted = sum(known.tried), sum(known.accepted)
-        assert 0 <= known.cautious <= accepted / tried + 1e-12
+        chance = known.chance()
+        assert 0 <= chance.low <= chance.mean <= chance.high <= 1
+        assert chance.mean == pytest.approx(accepted / tried)
         # The k-th token is only judged where those before it were accepted.
         assert all(b <= a + 1e-9 for a, b in zip(known.accepted, known.tried[1:], strict=False))
 
@@ -41,7 +46,63 @@ def test_it_comes_close_and_follows_what_drifts(alpha: float, length: int, seed:
             while right < length and uniform(seed, number, right) < chance:
                 right += 1
             known = known.with_round(length, right)
-        assert known.cautious == pytest.approx(chance, abs=0.12)
+        assert known.chance().low == pytest.approx(chance, abs=0.12)
+
+
+evidence = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=40)
+
+
+def counted(drawn: list[tuple[int, int]]) -> Acceptance:
+    known = Acceptance()
+    for length, right in drawn:
+        known = known.with_round(length, min(length, right))
+    return known
+
+
+@given(evidence, evidence)
+def test_what_others_show_pulls_a_user_towards_them(
+    own: list[tuple[int, int]], theirs: list[tuple[int, int]]
+) -> None:
+    user, others = counted(own), counted(theirs)
+    alone, pulled, pool = user.chance(), user.chance(others), others.chance()
+    low, high = sorted((alone.mean, pool.mean))
+    assert low - 1e-9 <= pulled.mean <= high + 1e-9
+    assert pulled.low <= pulled.mean <= pulled.high
+    # It is worth some rounds, and no more.
+    assert alone.rounds <= pulled.rounds <= alone.rounds + PRIOR + 1e-9
+    assert user.chance(Acceptance()) == alone
+
+
+@given(evidence, st.integers(0, 99))
+def test_a_users_own_rounds_win_in_the_end(theirs: list[tuple[int, int]], seed: int) -> None:
+    user, others = Acceptance(), counted(theirs)
+    for number in range(400):
+        right = 0
+        while right < 4 and uniform(seed, number, right) < 0.7:
+            right += 1
+        user = user.with_round(4, right)
+    assert abs(user.chance(others).mean - user.chance().mean) < 0.08
+
+
+@given(evidence, evidence, evidence)
+def test_users_of_a_node_are_measured_apart_and_leave_what_they_showed(
+    first: list[tuple[int, int]], second: list[tuple[int, int]], third: list[tuple[int, int]]
+) -> None:
+    node = Measured()
+    for user, drawn in ((1, first), (2, second)):
+        for length, right in drawn:
+            node = node.with_round(SessionId(user), length, min(length, right))
+    # Nobody is their own prior.
+    both = node.everybody
+    assert node.chance(SessionId(1), both) == pytest.approx(counted(first).chance(counted(second)))
+    new = node.chance(SessionId(3), both)
+    assert new == pytest.approx(Acceptance().chance(both))
+    left = node.without({SessionId(1)})
+    assert set(left.users) == {2}
+    assert left.everybody.tried == pytest.approx(both.tried)
+    for length, right in third:
+        left = left.with_round(SessionId(3), length, min(length, right))
+    assert left.chance(SessionId(3), left.everybody).rounds >= len(third) * 0.9
 
 
 @given(st.floats(0, 1), st.floats(0.001, 1), st.lists(st.integers(1, 20), min_size=2, max_size=30))
@@ -55,13 +116,10 @@ def test_a_line_is_found(fixed: float, slope: float, lengths: list[int]) -> None
         assert found[0] + found[1] * length == pytest.approx(fixed + slope * length, rel=1e-4)
 
 
-def test_nothing_is_known_before_all_of_it_was_seen() -> None:
+def test_times_are_known_when_both_were_seen() -> None:
     known = Measured()
-    for _ in range(20):
-        known = known.with_round(4, 2)
-    assert not known.known
-    assert not known.with_draft(4, 0.1).known
-    assert known.with_draft(4, 0.1).with_link(-0.1).known
+    assert not known.with_draft(4, 0.1).timed
+    assert known.with_draft(4, 0.1).with_link(-0.1).timed
     assert known.with_link(-0.1).links.fit == (0.0, 0.0)
 
 
@@ -98,10 +156,11 @@ def test_whatever_is_said_there_is_a_decision_and_plans_pay(
     people: list[User], passes: list[tuple[float, float]], jitter: float
 ) -> None:
     deployment = measured(people, passes)
-    decision = decide(deployment, jitter)
+    noise = Noise(jitter)
+    decision = decide(deployment, noise)
     assert len(decision.lengths) == len(people)
     assert all(1 <= length <= deployment.longest for length in decision.lengths)
-    assert decision == decide(deployment, jitter)
+    assert decision == decide(deployment, noise)
     if decision.groups:
         forecast = evaluate(plan_of(decision.groups, decision.lengths), deployment)
         if not jitter:
@@ -109,11 +168,14 @@ def test_whatever_is_said_there_is_a_decision_and_plans_pay(
             assert forecast.period_ms == pytest.approx(decision.period_ms)
         assert decision.planned > decision.greedy * (1 + MARGIN)
     else:
-        noise = Noise(sigma=min(1.0, jitter), expected=True)
-        rounds = max(4, 600 // len(people))
-        run = simulate_greedy(Tables(deployment), decision.lengths, rounds, noise)
-        assert run.throughput == pytest.approx(decision.greedy)
+        assert decision.lengths == decision.greedy_lengths
         assert decision.planned <= decision.greedy * (1 + MARGIN)
+    noise = Noise(sigma=min(1.0, jitter), expected=True)
+    rounds = max(4, 600 // len(people))
+    run = simulate_greedy(Tables(deployment), decision.greedy_lengths, rounds, noise)
+    assert run.throughput == pytest.approx(decision.greedy)
+    assert run.by_user == pytest.approx(decision.greedy_by_user)
+    assert sum(run.by_user) == pytest.approx(run.throughput)
 
 
 @given(st.floats(0.01, 9), st.floats(0, 0.5), st.integers(1, 20))
@@ -122,7 +184,7 @@ def test_jitter_is_the_relative_deviation(token: float, share: float, length: in
     for number in range(300):
         off = share if number % 2 else -share
         known = known.with_draft(length, token * length * (1 + off))
-    assert known.jitter == pytest.approx(share, rel=0.2, abs=1e-6)
+    assert known.drafts_off.relative == pytest.approx(share, rel=0.2, abs=1e-6)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 5), st.floats(0, 90))
@@ -133,3 +195,28 @@ def test_work_is_rows(size: int, length: int, row: float, fixed: float) -> None:
     rows = size * (length + 1)
     first = max(fixed, 1e-3)
     assert model.passing(work) == pytest.approx(2 * first + 3 * row * rows)
+
+
+def test_jitter_is_of_whom_it_was_measured() -> None:
+    """One link that shakes costs the rotation; as much on everybody's alike costs more."""
+    people = [User("u", 0.7, 0, 40.0, 60.0)] * 6
+    deployment = measured(people, [(60.0, 3.0)])
+    still, one, all_ = (
+        Noise(deviations=Deviations((0.0,) * 6, links, (0.0,)))
+        for links in ((0.0,) * 6, (0.8,) + (0.0,) * 5, (0.8,) * 6)
+    )
+    assert still.quiet
+    assert not one.quiet
+    forecasts = [decide(deployment, noise).planned for noise in (still, one, all_)]
+    assert forecasts[0] > forecasts[1] > forecasts[2]
+
+
+def test_forecasts_are_of_the_mean_and_lengths_are_cautious() -> None:
+    people = [User("u", 0.6, 0, 20.0, 5.0)] * 4
+    deployment = measured(people, [(60.0, 3.0)])
+    cautious = decide(deployment)
+    mean = decide(deployment, Noise(alphas=(0.75,) * 4))
+    bolder = [replace(user, alpha=0.75) for user in people]
+    bold = decide(measured(bolder, [(60.0, 3.0)]))
+    assert cautious.greedy < mean.greedy <= bold.greedy * 1.01
+    assert max(mean.lengths) <= max(bold.lengths)

@@ -165,6 +165,47 @@ def test_the_first_stage_plans_for_all_of_them(shared: Shared) -> None:
         assert shared.tokens[number] == generate(BUNDLED_TARGET, prompt, 3 * TOKENS)[0]
 
 
+def test_a_running_cluster_says_what_is_planned(
+    shared: Shared, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of users who are in the middle of long answers; whichever draft node is asked."""
+    where = ["--connect", f"127.0.0.1:{shared.drafts[4].port}", "--cluster", shared.cluster]
+    assert cli.main(["plan", "dipsd", *where]) == 1
+    assert "nobody uses the policy dip-sd there now" in capsys.readouterr().err
+    saved = tmp_path / "measured.toml"
+
+    async def main() -> int:
+        begun = asyncio.Event()
+        users = [
+            asyncio.create_task(shared.ask(n, PROMPTS[n], 1500, begun, "dip-sd")) for n in range(4)
+        ]
+        await begun.wait()
+        client = await Client.connect("127.0.0.1", shared.drafts[4].port, shared.cluster)
+        try:
+            while sum(map(bool, (await client.consult()).lengths)) < 4:
+                assert not any(user.done() for user in users)
+            argv = ["plan", "dipsd", *where, "--json", "--save", str(saved)]
+            return await asyncio.to_thread(cli.main, argv)
+        finally:
+            await client.close()
+            for user in users:
+                user.cancel()
+            await asyncio.gather(*users, return_exceptions=True)
+
+    assert asyncio.run(main()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["users"], found["stages"]) == (4, 2)
+    assert sorted(found["throughput_by_user"]) == [f"draft-{n}" for n in range(4)]
+    running = found["running"]
+    assert running["used"] in ("plan", "greedy", "dropped")
+    assert running["forecast"]["greedy"] > 0
+    assert all(length > 0 for length in running["lengths"].values())
+    assert cli.main(["plan", "dipsd", str(saved), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["throughput"] == pytest.approx(found["throughput"])
+    assert again["running"] is None
+
+
 def test_the_commands_ask_any_of_them(shared: Shared, capsys: pytest.CaptureFixture[str]) -> None:
     for number in (0, 3):
         where = ["--connect", f"127.0.0.1:{shared.drafts[number].port}"]

@@ -90,7 +90,7 @@ messages: st.SearchStrategy[Any] = st.one_of(
     ),
     st.builds(Close, small),
     st.builds(Floor, small),
-    st.builds(Rates, small, small, shares, shares, shares, shares),
+    st.builds(Rates, small, small, *[shares] * 7),
     st.builds(Schedule, small, small, st.just(0), st.just(1), st.integers(1, 4)),
     st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares),
     st.builds(Ready, ranks, st.booleans()),

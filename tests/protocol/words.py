@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.messages import (
     FINAL,
+    Consulted,
     Expand,
     Expanded,
     Message,
@@ -147,14 +148,44 @@ def statuses(draw: st.DrawFn) -> Status:
 def times(draw: st.DrawFn) -> PassTimes:
     rows = sorted(draw(st.sets(st.floats(0.5, 4096), min_size=1, max_size=8)))
     seconds = [draw(st.floats(0, 9)) for _ in rows]
-    return PassTimes(draw(count), tuple(rows), tuple(seconds), draw(st.floats(0, 9)))
+    line, jitter = draw(st.floats(0, 9)), draw(st.floats(0, 9))
+    return PassTimes(draw(count), tuple(rows), tuple(seconds), line, jitter)
+
+
+@st.composite
+def consulted(draw: st.DrawFn) -> Consulted:
+    users, stages = draw(st.integers(0, 4)), draw(st.integers(0, 3))
+
+    def column(values: st.SearchStrategy[Any], size: int) -> Any:
+        return tuple(draw(st.lists(values, min_size=size, max_size=size)))
+
+    chances, times = st.floats(0, 1), st.floats(0, 9)
+    fields: list[Any] = [
+        draw(count),
+        draw(st.text(max_size=9)),
+        *(column(count, users) for _ in range(2)),
+        *(column(chances, users) for _ in range(3)),
+        *(column(times, users) for _ in range(5)),
+        *(column(times, stages) for _ in range(3)),
+        *(draw(count), draw(count)),
+        draw(st.sampled_from(("", "plan", "greedy", "dropped", "look"))),
+        draw(count),
+        *(column(st.integers(0, 20), users) for _ in range(2)),
+        *(draw(times) for _ in range(9)),
+    ]
+    return Consulted(*fields)
 
 
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
     PassTimes: times(),
-    Rates: st.builds(Rates, count, count, st.floats(0, 1), seconds, seconds, seconds, seconds),
+    Consulted: consulted(),
+    Rates: st.builds(
+        Rates,
+        *(count, count, st.floats(0, 1), seconds, seconds, seconds, seconds),
+        *(st.floats(0, 1), st.floats(0, 1), seconds),
+    ),
     Schedule: st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
         lambda drawn: Schedule(7, 1, drawn[1] % drawn[0], drawn[0], 1 + drawn[1])
     ),

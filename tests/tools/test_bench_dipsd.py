@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.dipsd.decide import decide, measured
-from asyncspec.dipsd.model import User
 from asyncspec_nodes.reference.check import Question
-from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Consulted, Submit
 from tools.bench.__main__ import main
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
 from tools.bench.dipsd.proof import Proof, proofs_markdown
 from tools.bench.dipsd.quality import Quality, quality_markdown
-from tools.bench.dipsd.run_time import STAGES_MS, Answer, Measured, Row, table, throughput
+from tools.bench.dipsd.run_time import Answer, Measured, Row, table, throughput
 from tools.bench.dipsd.unsteady import Unsteady, unsteady_markdown
 
 
@@ -61,10 +60,22 @@ def test_all_users_tokens_count_until_the_first_is_done() -> None:
     assert throughput([slow, fast]) == pytest.approx(3.0)
 
 
-def test_a_run_is_shown_beside_its_forecast() -> None:
-    forecast = decide(measured([User("u", 0.7, 0, 12.0, 1.0)] * 6, STAGES_MS))
-    assert forecast.groups
+def test_a_run_is_shown_beside_what_the_first_stage_says() -> None:
+    told = Consulted(
+        0,
+        sessions=(SessionId(1), SessionId(2)),
+        means=(0.7, 0.8),
+        used="plan",
+        batches=(1, 2),
+        planned=65.0,
+        greedy=48.0,
+        brought=62.5,
+        measured=9.0,
+    )
     rows = (Row("dip-sd:length=2,plan=false", 50.0), Row("dip-sd", 60.0))
-    text = table(Measured(rows, 0.7, forecast, 12, 12))
+    text = table(Measured(rows, (told,), 12, 12))
     assert "| `dip-sd` | 60.0 | 1.200 |" in text
+    assert "| forecast of plan (2 batches in use) | 65.0 | 1.300 |" in text
+    assert "| brought, by the first stage's count of 9 s | 62.5 | 1.250 |" in text
+    assert any("alpha 0.75" in line for line in text)
     assert "12 of 12" in text[-1]

@@ -7,6 +7,7 @@ import sys
 import time
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.baselines import BASELINES
@@ -14,47 +15,63 @@ from asyncspec.dipsd.cycle import simulate_plan
 from asyncspec.dipsd.evaluate import evaluate_on
 from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
 from asyncspec.dipsd.memory import check_memory
+from asyncspec.dipsd.model import Deployment
+from asyncspec.dipsd.noise import Noise
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
 from asyncspec.errors import UserError
-from asyncspec_nodes.cli.plan_options import read_deployment, read_noise
+from asyncspec_nodes.cli import plan_running
+from asyncspec_nodes.cli.plan_options import check_source, read_deployment, read_noise
 from asyncspec_nodes.cli.plan_output import Report, as_dict, text
+from asyncspec_nodes.cli.plan_save import save
+from asyncspec_nodes.client import remote
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
 ROUNDS = 200
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, compare, print. Raises ``UserError``."""
-    deployment = read_deployment(arguments)
+    """Plan, compare, print. Raises ``UserError``, of a running cluster also ``ClusterError``."""
+    check_source(arguments)
+    running = plan_running.ask(arguments) if remote.wanted(arguments) else None
+    deployment = read_deployment(arguments) if running is None else running.deployment
     noise = read_noise(arguments, deployment)
+    if noise is None and running is not None:
+        noise = running.noise
     check_memory(deployment)
+    report = replace(_report(deployment, arguments.method, noise), running=running)
+    if arguments.save is not None:
+        save(arguments.save, deployment)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(as_dict(report)).decode() + "\n")
+    else:
+        sys.stdout.write(text(report))
+    return 0
+
+
+def _report(deployment: Deployment, method: str, noise: Noise | None) -> Report:
     tables = Tables(deployment)
     begun = time.perf_counter()
-    planned = METHODS[arguments.method](tables)
+    planned = METHODS[method](tables)
     seconds = time.perf_counter() - begun
     if planned is None:
         raise UserError("no batching fits in the verifier's memory")
     length, greedy = best_greedy(tables)
-    report = Report(
+    simulated = None
+    if noise is not None:
+        lengths = [length] * tables.users
+        simulated = (
+            simulate_plan(planned.plan, tables, ROUNDS, noise),
+            simulate_greedy(tables, lengths, ROUNDS, noise),
+        )
+    return Report(
         deployment=deployment,
-        method=arguments.method,
+        method=method,
         planned=planned,
         evaluation=evaluate_on(planned.plan, tables),
         seconds=seconds,
         baselines={name: baseline(tables) for name, baseline in BASELINES.items()},
         greedy_length=length,
         greedy=greedy,
+        simulated=simulated,
     )
-    if noise is not None:
-        lengths = [length] * tables.users
-        runs = (
-            simulate_plan(planned.plan, tables, ROUNDS, noise),
-            simulate_greedy(tables, lengths, ROUNDS, noise),
-        )
-        report = msgspec.structs.replace(report, simulated=runs)
-    if arguments.json:
-        sys.stdout.write(msgspec.json.encode(as_dict(report)).decode() + "\n")
-    else:
-        sys.stdout.write(text(report))
-    return 0

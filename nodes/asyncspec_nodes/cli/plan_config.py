@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from asyncspec.dipsd.decide import measured
 from asyncspec.dipsd.model import (
     Deployment,
     MemoryRule,
@@ -22,6 +24,8 @@ from asyncspec_nodes.cluster import toml_file
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
+T = TypeVar("T")
+
 MOST_USERS = 1024
 GB = 1e9
 
@@ -31,11 +35,11 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VerifierTable(Table, frozen=True):
-    """The target's shape, and what its stages share."""
+    """The target's shape, unless passes are described by rows; and what its stages share."""
 
-    layers: Count
-    hidden: Count
-    ffn: Count
+    layers: Count | None = None
+    hidden: Count | None = None
+    ffn: Count | None = None
     # Between two stages, milliseconds.
     hop_ms: NotNegative = 0.0
     # Whose caches must fit: "all" users' (a real server), or those of one "batch" (the paper).
@@ -43,12 +47,15 @@ class VerifierTable(Table, frozen=True):
 
 
 class StageTable(Table, frozen=True):
-    """One verify stage: its share of the layers, and its profile as affine in FLOPs."""
+    """One verify stage: its share of the layers, and its profile as affine in FLOPs; or in rows."""
 
-    layers: Count
-    tflops: Positive
     fixed_ms: NotNegative
+    layers: Count | None = None
+    tflops: Positive | None = None
     memory_gb: Positive | None = None
+    # Of each row of a pass: a drafted token, or the root of a draft. All that there is beside
+    # fixed_ms, as a running cluster measures it.
+    row_ms: NotNegative | None = None
 
 
 class DraftTable(Table, frozen=True):
@@ -98,25 +105,57 @@ def load(path: Path) -> Deployment:
 def parse(text: str) -> Deployment:
     """A file's text as a deployment. Raises ``UserError``."""
     file = toml_file.decode(text, PlanFile)
+    if any(stage.row_ms is not None for stage in file.stage):
+        return _by_rows(file)
     return Deployment(_users(file), _verifier(file), file.plan.longest)
+
+
+def _by_rows(file: PlanFile) -> Deployment:
+    """Passes as a running cluster measures them: neither FLOPs nor memory."""
+    table = file.verifier
+    if (table.layers, table.hidden, table.ffn) != (None, None, None):
+        raise UserError("row_ms says what layers, hidden and ffn would; leave them out")
+    stages: list[tuple[float, float]] = []
+    for i, stage in enumerate(file.stage):
+        if stage.row_ms is None:
+            raise UserError(f"give row_ms, as for the other stages (at stage[{i}])")
+        if (stage.layers, stage.tflops, stage.memory_gb) != (None, None, None):
+            raise UserError(f"row_ms takes no layers, tflops and memory_gb (at stage[{i}])")
+        stages.append((stage.fixed_ms, stage.row_ms))
+    # Prefixes cost nothing where work is rows.
+    users = [replace(user, prefix=0) for user in _users(file)]
+    found = measured(users, stages)
+    verifier = replace(found.verifier, hop_ms=table.hop_ms, memory=table.memory)
+    return replace(found, verifier=verifier, longest=file.plan.longest)
 
 
 def _verifier(file: PlanFile) -> Verifier:
     table = file.verifier
-    if sum(stage.layers for stage in file.stage) != table.layers:
-        given = sum(stage.layers for stage in file.stage)
-        raise UserError(f"the stages hold {given} layers in sum; the target has {table.layers}")
-    stages = tuple(
-        Stage(
-            stage.layers,
-            1e-9 / stage.tflops,
-            stage.fixed_ms,
-            float("inf") if stage.memory_gb is None else stage.memory_gb * GB,
-        )
-        for stage in file.stage
+    shape = Shape(
+        _given(table.layers, "layers", "verifier"),
+        _given(table.hidden, "hidden", "verifier"),
+        _given(table.ffn, "ffn", "verifier"),
     )
-    shape = Shape(table.layers, table.hidden, table.ffn)
+    stages = tuple(_stage(stage, f"stage[{i}]") for i, stage in enumerate(file.stage))
+    given = sum(stage.layers for stage in stages)
+    if given != shape.layers:
+        raise UserError(f"the stages hold {given} layers in sum; the target has {shape.layers}")
     return Verifier(shape, stages, table.hop_ms, table.memory)
+
+
+def _stage(table: StageTable, where: str) -> Stage:
+    return Stage(
+        _given(table.layers, "layers", where),
+        1e-9 / _given(table.tflops, "tflops", where),
+        table.fixed_ms,
+        float("inf") if table.memory_gb is None else table.memory_gb * GB,
+    )
+
+
+def _given(value: T | None, name: str, where: str) -> T:
+    if value is None:
+        raise UserError(f"missing key '{name}' (at {where})")
+    return value
 
 
 def _users(file: PlanFile) -> tuple[User, ...]:

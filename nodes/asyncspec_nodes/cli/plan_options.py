@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 from asyncspec.dipsd import presets
 from asyncspec.dipsd.model import Deployment
@@ -12,6 +13,7 @@ from asyncspec.dipsd.noise import Noise
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli import plan_config
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.client import remote
 
 METHODS = ("ours", "algorithm1")
 # Options of the preset alone, and their least values.
@@ -29,12 +31,14 @@ PRESET = {
 def add_arguments(parser: Parser) -> None:
     """The arguments of ``asyncspec plan``."""
     # argparse takes an optional word only in its place: CONFIG comes before the options.
-    parser.usage = "asyncspec plan dipsd [CONFIG] [--preset paper] [options]"
+    parser.usage = "asyncspec plan dipsd [CONFIG] [--preset paper | --connect HOST:PORT] [options]"
     add = parser.add_argument
     add(
         "planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'"
     )
-    add("config", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")
+    add("devices", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")
+    remote.add_arguments(parser)
+    add("--save", type=Path, metavar="FILE", help="write what a running cluster measures as CONFIG")
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
     add("--users", type=int, metavar="M", help=f"of the preset (default: {presets.USERS})")
     add("--alpha", type=float, metavar="A", help=f"acceptance (default: {presets.ALPHA})")
@@ -50,17 +54,39 @@ def add_arguments(parser: Parser) -> None:
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
 
 
-def read_deployment(arguments: argparse.Namespace) -> Deployment:
-    """What is to be planned for. Raises ``UserError``."""
-    given = {n: v for n in PRESET if (v := getattr(arguments, n)) is not None}
-    if arguments.preset is None:
-        if arguments.config is None:
-            raise UserError("what is to be planned for? Give a CONFIG file or --preset paper")
-        for name in given:
-            raise UserError(f"{_option(name)} goes with --preset; the file says what it is here")
-        return plan_config.load(arguments.config)
-    if arguments.config is not None:
+def check_source(arguments: argparse.Namespace) -> None:
+    """What is to be planned for is said once. Raises ``UserError``."""
+    running = remote.wanted(arguments)
+    for taken, name in ((arguments.devices, "CONFIG"), (arguments.preset, "--preset")):
+        if running and taken is not None:
+            raise UserError(
+                f"{name} and --connect both say what is to be planned for; leave one out"
+            )
+    if arguments.devices is not None and arguments.preset is not None:
         raise UserError("CONFIG and --preset both say what is to be planned for; leave one out")
+    if not running and arguments.devices is None and arguments.preset is None:
+        raise UserError(
+            "what is to be planned for? Give a CONFIG file or --preset paper, or --connect "
+            "HOST:PORT of a running cluster"
+        )
+    if arguments.preset is None and (given := _preset_options(arguments)):
+        where = "cluster" if running else "file"
+        raise UserError(
+            f"{_option(next(iter(given)))} goes with --preset; the {where} says what it is here"
+        )
+    if not running and arguments.save is not None:
+        raise UserError("--save goes with --connect: it writes what a running cluster measures")
+
+
+def _preset_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {n: v for n in PRESET if (v := getattr(arguments, n)) is not None}
+
+
+def read_deployment(arguments: argparse.Namespace) -> Deployment:
+    """What a file or the preset says. Raises ``UserError``."""
+    if arguments.preset is None:
+        return plan_config.load(arguments.devices)
+    given = _preset_options(arguments)
     for name, value in given.items():
         if not (math.isfinite(value) and value >= PRESET[name]):
             raise UserError(f"{_option(name)} is {value:g}; it must be at least {PRESET[name]:g}")

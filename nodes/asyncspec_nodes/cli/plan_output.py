@@ -13,6 +13,8 @@ from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.outcome import Planned
 from asyncspec.dipsd.picture import picture
 from asyncspec.dipsd.simulation import Simulated
+from asyncspec_nodes.cli import plan_running_output as running_output
+from asyncspec_nodes.cli.plan_running import Running
 
 PROVED = 1e-9
 
@@ -41,6 +43,8 @@ class Report(Struct, frozen=True):
     greedy: Simulated
     # With jitter or other acceptance: the plan, greedy batching.
     simulated: tuple[Simulated, Simulated] | None = None
+    # Where the deployment is a running cluster's.
+    running: Running | None = None
 
 
 def limit_text(report: Report) -> str:
@@ -71,6 +75,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         names = ("plan", "greedy")
         pairs = zip(names, report.simulated, strict=True)
         simulated = {name: msgspec.to_builtins(run) for name, run in pairs}
+    running = None if report.running is None else running_output.as_dict(report.running)
     return {
         "method": report.method,
         "users": len(users),
@@ -100,12 +105,17 @@ def as_dict(report: Report) -> dict[str, Any]:
         "scanned": msgspec.to_builtins(planned.scanned),
         "simulated": simulated,
         "planning_seconds": report.seconds,
+        "running": running,
     }
 
 
 def text(report: Report) -> str:
     """For a terminal."""
-    return "\n".join((*_summary(report), "", *_batches(report), "", *_comparison(report), ""))
+    parts = [_summary(report), _batches(report), _comparison(report)]
+    if report.running is not None:
+        parts.insert(0, running_output.measured_lines(report.running))
+        parts.append(running_output.use_lines(report.running))
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def _summary(report: Report) -> Iterator[str]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.errors import ClusterError
+from asyncspec_nodes.client.consultations import Consultations
 from asyncspec_nodes.client.inbox import Event, Inbox
 from asyncspec_nodes.client.statuses import Answers
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -22,6 +23,8 @@ from asyncspec_protocol.handshake import client_hello
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
+    Consult,
+    Consulted,
     Events,
     Fault,
     Finished,
@@ -35,6 +38,8 @@ from asyncspec_protocol.messages import (
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+CONSULT_SECONDS = 10.0
+"""Longer than a draft node waits for the first stage."""
 
 Sink = Callable[[Events, memoryview | None], None]
 
@@ -48,6 +53,7 @@ class Client:
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
         self._questions: dict[int, Answers] = {}
+        self._consultations = Consultations()
         self._next = 0
         self._connected = False
         self.link = Link(options, self._frame, self._gone)
@@ -123,6 +129,25 @@ class Client:
         finally:
             del self._questions[number]
 
+    async def consult(self) -> Consulted:
+        """What the first stage plans for, and how. Raises ``ClusterError`` that names who does not
+        answer."""
+        if self.link.gone.done():
+            raise self._lost(self.link.gone.result())
+        number, self._next = self._next, self._next + 1
+        answer = self._consultations.ask(number)
+        self.link.send(Consult(number))
+        try:
+            async with asyncio.timeout(CONSULT_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise ClusterError(
+                f"the draft node at {self._where} does not say within {CONSULT_SECONDS:g} s what "
+                "is planned"
+            ) from None
+        finally:
+            self._consultations.forget(number)
+
     def collect(self, last: float, sink: Sink) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: all there is) until
         ``stop_collecting``; ``sink`` is given its parts. Returns the collection's number."""
@@ -158,6 +183,8 @@ class Client:
             case Status(question) as status:
                 if question in self._questions:
                     self._questions[question].send(status)
+            case Consulted() as told:
+                self._consultations.answer(told)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
@@ -177,6 +204,7 @@ class Client:
             inbox.put(self._lost(reason))
         for said in self._questions.values():
             said.fail(self._lost(reason))
+        self._consultations.fail(self._lost(reason))
 
 
 def _reason(error: OSError) -> str:

@@ -6,7 +6,6 @@ the key. Nothing here opens a checkpoint or a socket.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -67,17 +66,9 @@ def to_toml(config: Config) -> str:
     """The file that loads as ``config``."""
     tables = msgspec.to_builtins(config)
     nodes, paces = tables.pop("node"), tables.pop("pace")
-    parts = [_table(f"[{name}]", table) for name, table in tables.items() if table is not None]
-    parts.extend(_table("[[node]]", node) for node in nodes)
-    parts.extend(_table(f"[pace.{rank}]", pace) for rank, pace in paces.items())
+    parts = [
+        toml_file.table(f"[{name}]", table) for name, table in tables.items() if table is not None
+    ]
+    parts.extend(toml_file.table("[[node]]", node) for node in nodes)
+    parts.extend(toml_file.table(f"[pace.{rank}]", pace) for rank, pace in paces.items())
     return "\n".join(parts)
-
-
-def _table(head: str, table: dict[str, object]) -> str:
-    # TOML's strings, numbers, booleans and arrays of numbers are written as JSON writes them.
-    lines = (
-        f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
-        for key, value in table.items()
-        if value is not None
-    )
-    return f"{head}\n{''.join(lines)}"

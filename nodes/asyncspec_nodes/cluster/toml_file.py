@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +37,17 @@ def decode(text: str, kind: type[T]) -> T:
         raise UserError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise UserError(_sentence(str(error))) from None
+
+
+def table(head: str, values: Mapping[str, object]) -> str:
+    """A table's lines; keys without a value are left out. Strings, numbers, booleans and arrays of
+    numbers are written as JSON writes them."""
+    lines = (
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in values.items()
+        if value is not None
+    )
+    return f"{head}\n{''.join(lines)}"
 
 
 def _reason(error: Exception) -> str:

@@ -175,7 +175,7 @@ class _Player:
             case records.Planned():
                 assert self._planning is not None
                 asked = self._planning
-                return machine.Planned(asked, decide(asked.deployment, asked.jitter))
+                return machine.Planned(asked, decide(asked.deployment, asked.noise))
             case _:
                 assert_never(source)
 

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
+from asyncspec_nodes.node.consultations import Consultations
 from asyncspec_nodes.node.memory import resident_bytes
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Hello, Inspect, Status
+from asyncspec_protocol.messages import Consult, Consulted, Hello, Inspect, Status
 
 
 class Asker(Protocol):
@@ -68,6 +69,7 @@ class Inspector:
         self._started = time.monotonic()
         self._questions: dict[int, _Question] = {}
         self._next = 0
+        self._consultations = Consultations(runtime, me)
         runtime.answer_by(self)
 
     def inspect(self, link: Link, message: Inspect) -> None:
@@ -97,8 +99,17 @@ class Inspector:
         question.missing.discard(link.rank)
         self._settle(message.question)
 
+    def consult(self, link: Link, message: Consult) -> None:
+        """See ``Inspector`` of the runtime."""
+        self._consultations.consult(link, message)
+
+    def consulted(self, link: Link, message: Consulted) -> None:
+        """See ``Inspector`` of the runtime."""
+        self._consultations.consulted(link, message)
+
     def gone(self, link: Link) -> None:
         """See ``Inspector`` of the runtime."""
+        self._consultations.gone(link)
         for key, question in list(self._questions.items()):
             if question.asker is link:
                 del self._questions[key]

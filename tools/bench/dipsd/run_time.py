@@ -1,8 +1,8 @@
 """``python tools/bench dipsd-run``: a plan at run time next to greedy batching, on real processes.
 
 Six draft nodes with one user each share two stages; devices are padded to given paces, and the text
-of every answer is held against the sequential decoder's. The forecast is that of the first stage's
-planner, for those paces and the acceptance that was seen.
+of every answer is held against the sequential decoder's. What is planned, forecast and brought is
+asked of the first stage while it runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.dipsd.acceptance import expected_tokens
-from asyncspec.dipsd.decide import Decision, decide, measured
-from asyncspec.dipsd.model import User
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.cli.plan_running_output import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
@@ -33,7 +31,8 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.reference.check import Question, check
 from asyncspec_protocol.ids import draft_rank
-from asyncspec_protocol.messages import Finished, Output, Submit
+from asyncspec_protocol.messages import Consulted, Finished, Output, Submit
+from tools.bench.dipsd.watch import Watch
 from tools.bench.options import check_counts
 
 PROMPTS = (
@@ -48,7 +47,6 @@ STAGES_MS = ((60.0, 3.0), (30.0, 3.0))
 """Of each stage: a pass, and each row of it."""
 
 TOKEN_MS = 12.0
-LINK_MS = 1.0
 LENGTHS = (2, 3, 4)
 """Of the drafts, where nothing is planned."""
 
@@ -74,11 +72,11 @@ class Row(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """What came out; ``forecast`` by the planner."""
+    """What came out; of each run with plans what the first stage said last while all were at
+    work."""
 
     rows: tuple[Row, ...]
-    alpha: float
-    forecast: Decision
+    told: tuple[Consulted, ...]
     answers: int
     equal: int
 
@@ -112,16 +110,18 @@ async def _measure(tokens: int) -> Measured:
             try:
                 greedy = [f"dip-sd:length={length},plan=false" for length in LENGTHS]
                 policies = [*greedy, "dip-sd", "dip-sd"]
-                runs = [await _together(config, ports, policy, tokens) for policy in policies]
+                runs: list[list[Answer]] = []
+                told: list[Consulted] = []
+                for policy in policies:
+                    answers, last = await _together(config, ports, policy, tokens)
+                    runs.append(answers)
+                    told += [last] if last is not None else []
             finally:
                 await asyncio.gather(*(child.stop() for child in drafts))
     questions = [answer.question for answers in runs for answer in answers]
     compared = await check(cluster.config, questions)
     rows = tuple(Row(p, throughput(r)) for p, r in zip(policies, runs, strict=True))
-    alpha = _alpha([answer.stats for answers in runs for answer in answers])
-    people = [User(str(n), alpha, 0, TOKEN_MS, LINK_MS) for n in range(len(PROMPTS))]
-    forecast = decide(measured(people, STAGES_MS))
-    return Measured(rows, alpha, forecast, len(compared), sum(one.equal for one in compared))
+    return Measured(rows, tuple(told), len(compared), sum(one.equal for one in compared))
 
 
 def _config() -> Config:
@@ -167,11 +167,22 @@ async def _drafts(config: Config, folder: Path) -> tuple[list[Child], list[int]]
     return children, ports
 
 
-async def _together(config: Config, ports: Sequence[int], policy: str, tokens: int) -> list[Answer]:
-    """Every user asks at once."""
-    asked = zip(ports, PROMPTS, strict=True)
+async def _together(
+    config: Config, ports: Sequence[int], policy: str, tokens: int
+) -> tuple[list[Answer], Consulted | None]:
+    """Every user asks at once; and what was planned for them."""
     name = config.cluster.name
-    return await asyncio.gather(*(_ask(name, port, text, policy, tokens) for port, text in asked))
+    watch = Watch(name, ports[0])
+    watching = asyncio.create_task(watch.run(len(ports)))
+    try:
+        asked = zip(ports, PROMPTS, strict=True)
+        answers = await asyncio.gather(
+            *(_ask(name, port, text, policy, tokens) for port, text in asked)
+        )
+    finally:
+        watching.cancel()
+        await asyncio.wait((watching,))
+    return answers, watch.told
 
 
 async def _ask(name: str, port: int, prompt: str, policy: str, tokens: int) -> Answer:
@@ -201,20 +212,6 @@ def throughput(answers: Sequence[Answer]) -> float:
     return tokens / (end - start)
 
 
-def _alpha(stats: Sequence[dict[str, float]]) -> float:
-    """The chance that explains the tokens of all rounds, by bisection."""
-    rounds = sum(one["rounds"] for one in stats)
-    tokens = sum(one["new_tokens"] - 1 for one in stats) / rounds
-    lengths = [round(one["drafted_nodes"] / max(1.0, one["rounds"])) for one in stats]
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        whole = zip(lengths, stats, strict=True)
-        found = sum(expected_tokens(middle, k) * one["rounds"] for k, one in whole) / rounds
-        low, high = (middle, high) if found < tokens else (low, middle)
-    return low
-
-
 def table(found: Measured) -> list[str]:
     """Markdown."""
     greedy = max(row.throughput for row in found.rows if "plan=false" in row.policy)
@@ -222,12 +219,16 @@ def table(found: Measured) -> list[str]:
     for row in found.rows:
         share = row.throughput / greedy
         lines.append(f"| `{row.policy}` | {row.throughput:.1f} | {share:.3f} |")
-    forecast = found.forecast
-    lines += [
-        f"| forecast of the plan | {forecast.planned:.1f} | {forecast.planned / greedy:.3f} |",
-        f"| forecast of greedy batching | {forecast.greedy:.1f} | {forecast.greedy / greedy:.3f} |",
-        "",
-        f"alpha {found.alpha:.2f}; {found.equal} of {found.answers} texts are the sequential "
-        "decoder's",
-    ]
+    for told in found.told:
+        in_use = f"{max(told.batches)} batches" if any(told.batches) else told.used
+        forecasts = (("plan", told.planned), ("greedy batching", told.greedy))
+        rates = [(f"forecast of {name} ({in_use} in use)", rate) for name, rate in forecasts]
+        rates.append(
+            (f"brought, by the first stage's count of {told.measured:.0f} s", told.brought)
+        )
+        lines += [f"| {name} | {rate:.1f} | {rate / greedy:.3f} |" for name, rate in rates]
+    for told in found.told:
+        alpha = sum(told.means) / len(told.means)
+        lines += ["", f"measured at the end: alpha {alpha:.2f}, {why(told)}"]
+    lines += ["", f"{found.equal} of {found.answers} texts are the sequential decoder's"]
     return lines

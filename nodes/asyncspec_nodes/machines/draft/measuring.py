@@ -8,7 +8,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
-from asyncspec.dipsd.measured import Measured
+from asyncspec.dipsd.accepted import Acceptance
+from asyncspec.dipsd.measured import ENOUGH, Measured
 from asyncspec.source.batch import Answers
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import FIRST, DraftState, Effects, put
@@ -53,7 +54,8 @@ def advanced(state: DraftState, session: DraftSession, moved: Advance) -> DraftS
     drafted = session.levels
     if not planned(session) or not drafted:
         return state
-    return replace(state, measured=state.measured.with_round(drafted, moved.hits))
+    measured = state.measured.with_round(session.session, drafted, moved.hits)
+    return replace(state, measured=measured)
 
 
 def drafted(state: DraftState, batch: Answers, seconds: float) -> DraftState:
@@ -82,13 +84,17 @@ def scheduled(state: DraftState, message: Schedule) -> DraftState:
 
 def tell(state: DraftState) -> tuple[DraftState, Effects]:
     """What the first stage does not know of the sessions that take part."""
-    if not state.sessions:
+    measured = state.measured
+    if gone := measured.users.keys() - state.sessions.keys():
+        measured = measured.without(gone)
+        state = replace(state, measured=measured)
+    taking_part = [session for session in state.sessions.values() if planned(session)]
+    if not taking_part:
         return state, ()
     effects: Effects = ()
-    for session in state.sessions.values():
-        if not planned(session):
-            continue
-        rates = rates_of(state.measured, session)
+    everybody = measured.everybody
+    for session in taking_part:
+        rates = rates_of(measured, session, everybody)
         told = session.told
         if told is None:
             effects += _tables(state)
@@ -110,15 +116,24 @@ def pass_on(state: DraftState, message: PassTimes) -> Effects:
     return (Send(FIRST, message),)
 
 
-def rates_of(measured: Measured, session: DraftSession) -> Rates:
-    """What is told of a session."""
-    if not measured.known:
+def rates_of(measured: Measured, session: DraftSession, everybody: Acceptance) -> Rates:
+    """What is told of a session; ``everybody``: all of the node's users together."""
+    chance = measured.chance(session.session, everybody)
+    if not measured.timed or chance.rounds < ENOUGH:
         return Rates(session.session)
     call, token = measured.drafting.fit
-    _, link = measured.links.fit
-    alpha = measured.acceptance.cautious
-    jitter = measured.jitter
-    return Rates(session.session, measured.rounds, alpha, token, call, link, jitter)
+    return Rates(
+        session.session,
+        int(chance.rounds),
+        chance.low,
+        token,
+        call,
+        measured.links.fit[1],
+        measured.drafts_off.relative,
+        chance.mean,
+        chance.high,
+        measured.links_off.relative,
+    )
 
 
 def news(told: Rates, now: Rates) -> bool:
@@ -126,9 +141,10 @@ def news(told: Rates, now: Rates) -> bool:
     if bool(told.rounds) != bool(now.rounds):
         return True
     room = max(0.02, NEWS * 2 * min(told.alpha, 1 - told.alpha))
-    if abs(now.alpha - told.alpha) > room:
+    if max(abs(now.alpha - told.alpha), abs(now.mean - told.mean)) > room:
         return True
-    if abs(now.jitter - told.jitter) > NEWS / 2:
+    shaken = (now.jitter - told.jitter, now.link_jitter - told.link_jitter)
+    if max(map(abs, shaken)) > NEWS / 2:
         return True
     before = (told.token_seconds, told.call_seconds, told.link_seconds)
     after = (now.token_seconds, now.call_seconds, now.link_seconds)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Send
 from asyncspec.jobs import Rows
 from asyncspec_nodes.machines.owners import check_owner
-from asyncspec_nodes.machines.verify import planning
+from asyncspec_nodes.machines.verify import turns
 from asyncspec_nodes.machines.verify.credit import grant, lengthen, put
 from asyncspec_nodes.machines.verify.follows import astray
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting, taps, thin
@@ -54,7 +54,7 @@ def arrived(
     before = [w for w in state.queue if w.session == message.session]
     if wrong := astray(session, before, (waiting,)):
         return _led_astray(state, peer, message, wrong)
-    state = lengthen(planning.arrived(state, message.session, now), peer, message)
+    state = lengthen(turns.arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 
 

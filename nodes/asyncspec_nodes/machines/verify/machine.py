@@ -27,7 +27,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.jobs import Batch, Forward
 from asyncspec_nodes.machines.owners import check_owner
-from asyncspec_nodes.machines.verify import planning
+from asyncspec_nodes.machines.verify import planning, question, turns
 from asyncspec_nodes.machines.verify.arrivals import arrived, by_line
 from asyncspec_nodes.machines.verify.passes import computed, send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
@@ -77,10 +77,10 @@ class VerifyMachine:
                 state, effects = joined(state, peer)
             case Lost(peer):
                 state, effects = lost(state, peer)
-            case Planned(question, decision):
-                state, effects = planning.planned(state, question, decision, now)
+            case Planned(asked, decision):
+                state, effects = planning.planned(state, asked, decision, now)
             case Fired(timer) if timer == ROTA:
-                state, effects = planning.fired(state, now)
+                state, effects = turns.fired(state, now)
             case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
@@ -117,8 +117,8 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return raise_floor(state, peer, first)
         case Rates(session) if config.rank == 1 and is_draft(peer):
             check_owner(session, peer)
-            return planning.told(state, message), ()
+            return question.told(state, message), ()
         case PassTimes(rank) if config.rank == 1 and is_draft(peer) and 1 < rank <= config.stages:
-            return planning.told_times(state, peer, message), ()
+            return question.told_times(state, peer, message), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

@@ -12,7 +12,6 @@ from asyncspec.jobs import Batch, Forward, Judged, Rows
 from asyncspec.pass_cost import NEWS
 from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
-from asyncspec_nodes.machines.verify.planning import taken
 from asyncspec_nodes.machines.verify.session import (
     Part,
     Running,
@@ -26,6 +25,7 @@ from asyncspec_nodes.machines.verify.session import (
 )
 from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
+from asyncspec_nodes.machines.verify.turns import taken
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Segment, Verdict
@@ -147,7 +147,7 @@ def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState
     state = replace(state, row_seconds_told=state.row_seconds)
     # A slow line is told of at once, with what is known of passes: segments queue before it.
     table = state.cost.table() if state.cost.told else state.cost.averages()
-    times = PassTimes(state.config.rank, *table, state.row_seconds)
+    times = PassTimes(state.config.rank, *table, state.row_seconds, state.cost.off.relative)
     return state, tuple([Send(draft, times) for draft in drafts])
 
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
-from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.verify.credit import grant, put
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
 from asyncspec_nodes.machines.verify.state import Effects, Inflow, VerifyState, know
@@ -26,7 +25,7 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         effects.extend(granted)
     if is_draft(peer):
         # Told once more, to all of them: it is little, and this one knows nothing yet.
-        state = replace(state, cost=PassCost(state.cost.sizes))
+        state = replace(state, cost=state.cost.untold())
         news = state.drafts if config.slots else (peer,)  # all shares are smaller now
         effects.extend(_ready(state, draft) for draft in news)
     elif peer == config.after and not config.last:

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.dipsd.decide import Planning
+from asyncspec.dipsd.brought import Comparison
+from asyncspec.dipsd.decide import Decision, Planning
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import PassTimes, Rates
 
@@ -47,6 +48,13 @@ class Offence(Struct, frozen=True):
     aside: bool = True
 
 
+class Progress(Struct, frozen=True):
+    """When a session's last segment came, and how long its committed path was then."""
+
+    at: float
+    committed: int
+
+
 class Rota(Struct, frozen=True):
     """What is planned and what a plan is made of. Mappings are never changed in place."""
 
@@ -60,7 +68,10 @@ class Rota(Struct, frozen=True):
     # What is being decided, and what was decided last.
     asked: Planning | None = None
     basis: Planning | None = None
+    decision: Decision | None = None
     version: int = 0
+    # Lengths of drafts that were told.
+    lengths: Mapping[SessionId, int] = {}
     # Empty: there is no plan, whoever is ready is verified.
     batches: tuple[tuple[SessionId, ...], ...] = ()
     # When each batch's last pass started; whose turn it is; seconds of a cycle by the plan.
@@ -69,6 +80,14 @@ class Rota(Struct, frozen=True):
     period: float = 0.0
     # Until then a plan stands: whoever could have it changed at will would move every deadline.
     stands: float = 0.0
+    # What plans bring next to greedy batching; for whom they have failed last, and from when on
+    # they may be tried; what greedy batching is forecast to bring each user, in tokens a second;
+    # how far everybody's committed path has come.
+    comparison: Comparison = Comparison()
+    failed: Planning | None = None
+    opens: float = 0.0
+    forecast: Mapping[SessionId, float] = {}
+    progress: Mapping[SessionId, Progress] = {}
 
     @property
     def current(self) -> tuple[SessionId, ...]:
@@ -79,6 +98,19 @@ class Rota(Struct, frozen=True):
     def deadline_from(self) -> float:
         """From when on the current batch's patience runs."""
         return self.started[self.turn] + PATIENCE * self.period
+
+    def standing(self, now: float) -> bool:
+        """Whether the last decision stands: a plan, or greedy batching for the same users."""
+        if now >= self.stands or self.basis is None:
+            return False
+        return bool(self.batches) or self.basis.sessions == planned_with(self)
+
+    def rested(self, now: float) -> bool:
+        """Whether a plan is kept from use that may be tried now."""
+        decision = self.decision
+        if decision is None or not decision.groups or self.batches or not self.forecast:
+            return False
+        return self.comparison.tried is None and now >= self.opens
 
     def held(self, waiting: Collection[SessionId]) -> Collection[SessionId]:
         """Of the sessions with a segment here those whose turn is not yet."""
@@ -148,4 +180,15 @@ def forget(rota: Rota, gone: Sequence[SessionId]) -> Rota:
     """Sessions are over."""
     left = {k: v for k, v in rota.members.items() if k not in gone}
     offences = {k: v for k, v in rota.offences.items() if k not in gone}
-    return replace(without(rota, gone), members=left, offences=offences, stale=True)
+    forecast = {k: v for k, v in rota.forecast.items() if k not in gone}
+    progress = {k: v for k, v in rota.progress.items() if k not in gone}
+    lengths = {k: v for k, v in rota.lengths.items() if k not in gone}
+    return replace(
+        without(rota, gone),
+        members=left,
+        offences=offences,
+        forecast=forecast,
+        progress=progress,
+        lengths=lengths,
+        stale=True,
+    )

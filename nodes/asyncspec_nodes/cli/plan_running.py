@@ -1,0 +1,81 @@
+"""What ``asyncspec plan --connect`` plans for: a running cluster's users, as measured there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from asyncspec.dipsd.model import Deployment
+from asyncspec.dipsd.noise import Noise
+from asyncspec.dipsd.told import question
+from asyncspec.errors import ClusterError
+from asyncspec_nodes.client import remote
+from asyncspec_nodes.client.remote import Remote
+from asyncspec_protocol.ids import SessionId, draft_number, owner
+from asyncspec_protocol.messages import Consulted, Rates
+
+
+class Running(Struct, frozen=True):
+    """The first stage's answer, and what it says of users and stages as what can be planned for."""
+
+    told: Consulted
+    deployment: Deployment
+    noise: Noise
+
+
+def ask(arguments: argparse.Namespace) -> Running:
+    """Ask the cluster that was named. Raises ``UserError`` and ``ClusterError``."""
+    return running(asyncio.run(_ask(remote.read_arguments(arguments))))
+
+
+async def _ask(where: Remote) -> Consulted:
+    client = await remote.connect(where)
+    try:
+        return await client.consult()
+    finally:
+        await client.close()
+
+
+def running(told: Consulted) -> Running:
+    """What can be planned for. Raises ``ClusterError`` where nobody takes part, or little is known
+    of who does."""
+    if not told.sessions and not told.unknown:
+        raise ClusterError(
+            "nobody uses the policy dip-sd there now; ask something with --policy dip-sd, and for "
+            "its plan while it is answered"
+        )
+    if not told.sessions or not told.pass_seconds:
+        users = f"{told.unknown + len(told.sessions)} answers with the policy dip-sd"
+        raise ClusterError(f"too little is known yet of {users}; try again in a moment")
+    planning = question(rates(told), stages(told), names(told.sessions))
+    return Running(told, planning.deployment, planning.noise)
+
+
+def rates(told: Consulted) -> list[Rates]:
+    """Of each user, as its draft node has told it."""
+    columns = zip(
+        *(told.sessions, told.rounds, told.lows, told.token_seconds, told.call_seconds),
+        *(told.link_seconds, told.jitters, told.means, told.highs, told.link_jitters),
+        strict=True,
+    )
+    return [Rates(*row) for row in columns]
+
+
+def stages(told: Consulted) -> list[tuple[float, float, float]]:
+    """Of each: (seconds of a pass, seconds of each row, relative deviation)."""
+    return list(zip(told.pass_seconds, told.row_seconds, told.pass_jitters, strict=True))
+
+
+def names(sessions: Sequence[SessionId]) -> list[str]:
+    """Draft nodes by their numbers; where one has several users, each with a number behind."""
+    drafts = [draft_number(owner(session)) for session in sessions]
+    several, seen = Counter(drafts), Counter[int]()
+    found: list[str] = []
+    for draft in drafts:
+        seen[draft] += 1
+        found.append(f"draft-{draft}" + (f".{seen[draft]}" if several[draft] > 1 else ""))
+    return found

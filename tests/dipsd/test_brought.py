@@ -1,0 +1,139 @@
+"""Plans against greedy batching by what they bring: over a long run the better one is used."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from asyncspec.dipsd.brought import FAILURES, REST, Account, Comparison
+from asyncspec.rng import uniform
+
+MEAN = 3.0
+"""Tokens of a round."""
+
+
+class Run:
+    """Users in cycles of a second each. ``plan`` and ``greedy`` are what either brings, as shares
+    of what greedy batching is forecast to."""
+
+    def __init__(self, users: int, plan: float, greedy: float, seed: int) -> None:
+        self.users, self.seed = users, seed
+        self.true = {True: plan, False: greedy}
+        self.state = Comparison()
+        self.now, self.drawn = 0.0, 0
+        self.tokens, self.spent = 0.0, {True: 0, False: 0}
+        self.drops: list[float] = []
+
+    def cycle(self, *, changed: bool = False) -> None:
+        """Everybody has a round; then it is judged as the first stage judges."""
+        planned = self.state.tried is not None
+        self.spent[planned] += 1
+        self.now += 1.0
+        for _ in range(self.users):
+            tokens = self.round(MEAN * self.true[planned])
+            self.tokens += tokens
+            self.state = self.state.brought(tokens, 1.0, MEAN, self.users)
+        if self.state.disappointing(self.users):
+            self.state = self.state.dropped(self.now, self.users)
+            self.drops.append(self.now)
+        elif self.state.due(self.now, 1.0):
+            self.state = self.state.looked(self.now)
+        elif self.state.tried is None and self.now >= self.state.opens(changed=changed):
+            self.state = self.state.begun(self.now)
+
+    def round(self, mean: float) -> int:
+        """Geometric, of that mean, at most 20."""
+        self.drawn += 1
+        chance = max(1e-9, 1 - 1 / max(1.0001, mean))
+        tokens = 1 + int(math.log(uniform(self.seed, self.drawn, 0)) / math.log(chance))
+        return min(tokens, 20) if mean > 1 else int(uniform(self.seed, self.drawn, 1) < mean)
+
+    @property
+    def brought(self) -> float:
+        """As a share of the forecast."""
+        return self.tokens / (self.now * self.users * MEAN)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from((2, 6, 16)),
+    st.floats(0.5, 1.3),
+    st.floats(0.7, 1.2),
+    st.integers(0, 99),
+)
+@example(6, 0.94, 1.0, 0)
+@example(6, 1.0, 1.2, 0)
+@example(6, 0.6, 0.7, 0)
+@example(16, 0.5, 1.2, 3)
+def test_the_better_one_is_used_in_the_long_run(
+    users: int, plan: float, greedy: float, seed: int
+) -> None:
+    run = Run(users, plan, greedy, seed)
+    for _ in range(24_000 // users):
+        run.cycle()
+    alone = Run(users, greedy, greedy, seed)
+    for _ in range(24_000 // users):
+        alone.cycle()
+    # Never noticeably below greedy batching.
+    assert run.brought > 0.95 * alone.brought
+    # And where plans are noticeably better, they are used.
+    if plan > 1.15 * greedy and plan > 1.15:
+        assert run.spent[True] > 4 * run.spent[False]
+
+
+def test_a_plan_that_is_worse_is_tried_ever_more_seldom() -> None:
+    run = Run(6, 0.7, 1.0, 1)
+    for _ in range(20_000):
+        run.cycle()
+    in_time = [sum(start <= at < 8 * start for at in run.drops) for start in (20, 160, 1280)]
+    # Without doubling the last span would have eight times as many as the one before it.
+    assert in_time[0] >= 1
+    assert in_time[1] >= 1
+    assert 1 <= in_time[2] <= 4
+    assert run.spent[True] < 0.02 * run.spent[False]
+
+
+def test_who_has_everything_change_all_the_time_has_plans_tried_no_more_often_than_that() -> None:
+    run = Run(6, 0.7, 1.0, 1)
+    for _ in range(5_000):
+        run.cycle(changed=True)
+    assert run.spent[True] < 1.3 * run.spent[False] / REST
+    assert run.brought > 0.95
+
+
+def test_a_change_ends_a_rest_but_not_a_look() -> None:
+    failed = Comparison(tried=0.0, failures=3).dropped(10.0, 6)
+    assert failed.opens(changed=True) == 10 + REST * 10
+    assert failed.opens(changed=False) == 10 + 8 * REST * 10
+    look = Comparison(tried=0.0).looked(64.0)
+    assert look.opens(changed=True) == look.opens(changed=False) == 64 + 4
+
+
+def test_the_rest_is_bounded() -> None:
+    state = Comparison()
+    for _ in range(FAILURES + 9):
+        state = state.begun(state.until if math.isfinite(state.until) else 0.0)
+        assert state.tried is not None
+        state = state.dropped(state.tried + 1.0, 6)
+    assert state.tried is None
+    assert state.until - state.floor < REST * 2**FAILURES
+
+
+def test_an_account_forgets() -> None:
+    account = Account()
+    for _ in range(5000):
+        account = account.with_round(3, 1.0, 6.0, 2)
+    assert account.share == pytest.approx(0.5, rel=0.01)
+    assert account.rate == pytest.approx(3.0, rel=0.01)
+    for _ in range(5000):
+        account = account.with_round(6, 1.0, 6.0, 2)
+    assert account.share == pytest.approx(1.0, abs=0.01)
+    assert account.rounds < 1025
+
+
+def test_what_is_not_known_is_as_forecast() -> None:
+    assert Account().believed == Account().share == 1.0
+    assert not Comparison(tried=0.0).disappointing(6)

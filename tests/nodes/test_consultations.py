@@ -1,0 +1,183 @@
+"""What is planned, asked through a draft node of a toy cluster on loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.actor.link import Link
+from asyncspec.actor.machine import Submitted
+from asyncspec.dipsd.decide import decide
+from asyncspec.errors import ClusterError
+from asyncspec.pass_cost import PassCost
+from asyncspec_nodes.cli.plan_running import running
+from asyncspec_nodes.client import client as clients
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.machines.verify.consulted import consulted
+from asyncspec_nodes.machines.verify.rota import Rota
+from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
+from asyncspec_nodes.node import consultations
+from asyncspec_nodes.node.inspector import Counts, Inspector
+from asyncspec_protocol.codec import decode, encode
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank
+from asyncspec_protocol.messages import Consult, Consulted, PassTimes, Rates
+from cluster import ask
+from shell.local import QUICK, LocalCluster, hello
+
+SECOND = draft_rank(1)
+
+
+class Other(Inspector):
+    """A first stage that does something else with a question."""
+
+    def consult(self, link: Link, message: Consult) -> None:
+        answer(link, message)
+
+
+answer: Callable[[Link, Consult], object]
+
+
+def inspected(cluster: LocalCluster, first: type[Inspector] = Inspector) -> None:
+    for rank, node in cluster.nodes.items():
+        kind = first if rank == 1 else Inspector
+        kind(node, hello(rank, cluster.stages), lambda state: Counts())
+
+
+async def connect(cluster: LocalCluster, rank: int) -> Client:
+    return await Client.connect(*cluster.ports[rank], "toy", options=QUICK)  # type: ignore[index]
+
+
+def test_users_of_one_draft_node_are_seen_through_the_other() -> None:
+    async def main() -> None:
+        async with LocalCluster(2, drafts=2) as cluster:
+            inspected(cluster)
+            client = await connect(cluster, SECOND)
+            await cluster.ask(ask(0, max_new_tokens=4))  # the pipeline stands
+            assert await client.consult() == Consulted(0)
+            request = ask(1, max_new_tokens=4000, policy="dip-sd")
+            cluster.nodes[0].feed(Submitted(request))
+            while not (told := await client.consult()).used:
+                assert not told.missing
+            end = cluster.shells[0].end(1)
+            assert not end.done()
+            assert len(told.sessions) == 1
+            assert told.lows[0] <= told.means[0] <= told.highs[0]
+            assert len(told.pass_seconds) == 2
+            assert told.lengths[0] > 0
+            assert told.greedy > 0
+            await end
+            while (await client.consult()).sessions:
+                pass
+            await client.close()
+
+    asyncio.run(main())
+
+
+def consult_with(first: Callable[[Link, Consult], object]) -> str:
+    """What a client is told where the first stage does that."""
+    global answer
+    answer = first
+
+    async def main() -> str:
+        async with LocalCluster(2) as cluster:
+            inspected(cluster, Other)
+            await cluster.ask(ask(0, max_new_tokens=4))
+            client = await connect(cluster, 0)
+            with pytest.raises(ClusterError) as caught:
+                await client.consult()
+            await client.close()
+            return str(caught.value)
+
+    return asyncio.run(main())
+
+
+def test_a_first_stage_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consultations, "ANSWER_SECONDS", 0.05)
+    said = consult_with(lambda link, message: None)
+    assert said == "verify stage 1, which plans, does not answer within 0.05 s"
+
+
+def test_a_first_stage_that_goes_is_named() -> None:
+    said = consult_with(lambda link, message: link.close("enough"))
+    assert said == "verify stage 1, which plans, is gone"
+
+
+def test_a_first_stage_that_talks_nonsense_is_cut_off() -> None:
+    said = consult_with(lambda link, message: link.send(Consulted(message.question, "", (7,))))  # type: ignore[arg-type]
+    assert said == "verify stage 1, which plans, is gone"
+
+
+def test_a_first_stage_that_is_not_there_is_named() -> None:
+    async def main() -> None:
+        async with LocalCluster(2) as cluster:
+            inspected(cluster)
+            await cluster.ask(ask(0, max_new_tokens=4))
+            await cluster.stop(1)
+            client = await connect(cluster, 0)
+            with pytest.raises(ClusterError, match="stage 1, which plans, is not linked"):
+                await client.consult()
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_draft_node_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "CONSULT_SECONDS", 0.05)
+
+    class Deaf(Inspector):
+        def consult(self, link: Link, message: Consult) -> None:
+            pass
+
+    async def main() -> None:
+        async with LocalCluster(1) as cluster:
+            Deaf(cluster.nodes[0], hello(0, 1), lambda state: Counts())
+            client = await connect(cluster, 0)
+            with pytest.raises(ClusterError, match=r"127\.0\.0\.1:\d+ does not say within 0\.05 s"):
+                await client.consult()
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_only_the_first_stage_is_asked() -> None:
+    """A later one closes the link of whoever thinks it plans; so does anybody who is answered
+    without having asked."""
+
+    async def main() -> None:
+        async with LocalCluster(2) as cluster:
+            inspected(cluster)
+            await cluster.ask(ask(0, max_new_tokens=4))
+            gone = cluster.nodes[0].links[2].gone  # type: ignore[index]
+            cluster.nodes[0].links[2].send(Consult(0))  # type: ignore[index]
+            assert "only the first stage" in await gone
+
+    asyncio.run(main())
+
+
+huge = st.one_of(st.floats(0, 10), st.floats(0, 1.7e308))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(1e-300, 1.7e308), huge), min_size=1, max_size=5), st.lists(huge)
+)
+def test_whatever_a_draft_node_says_the_answer_can_be_read(
+    table: list[tuple[float, float]], said: list[float]
+) -> None:
+    """Else one that lies would cost the others who ask their links to the first stage."""
+    rows = tuple(sorted({row for row, _ in table}))
+    times = PassTimes(Rank(2), rows, tuple(s for _, s in table[: len(rows)]), sum(said[:1]))
+    first, second, third = (*said, 1.0, 1.0, 1.0)[:3]
+    rates = Rates(SessionId(7), 9, 0.5, first, second, third, third, 0.2, 0.1, second)
+    rota = Rota(members={rates.session: rates}, tables={DRAFT: {Rank(2): times}})
+    cost = PassCost().observe(4, 0.1)
+    state = VerifyState(config=VerifyConfig(Rank(1), 2), rota=rota, cost=cost)
+    told = consulted(state, 3)
+    assert decode(encode(told)).message == told
+    assert told.sessions == (7,)
+    found = running(told)
+    decide(found.deployment, found.noise)

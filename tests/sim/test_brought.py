@@ -1,0 +1,96 @@
+"""A plan is held against what it brings: the first stage sees it, and drops one that costs."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Input, Received
+from asyncspec.deviation import Deviation
+from asyncspec.dipsd import brought
+from asyncspec.dipsd.brought import Comparison
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.rota import Rota
+from asyncspec_nodes.machines.verify.state import Effects, VerifyState
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Rates
+from dipsd.at_run_time import Bench, Person, Trial
+from sim.test_planned import SPREAD, people
+
+
+class Watched(VerifyMachine):
+    """A first stage whose schedules are seen, with when they were so."""
+
+    def __init__(self, machine: VerifyMachine) -> None:
+        super().__init__(machine.config)
+        self.seen: list[tuple[float, Rota]] = []
+
+    def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
+        state, effects = super().step(state, event, now)
+        self.seen.append((now, state.rota))
+        return state, effects
+
+
+class Misled(Watched):
+    """It believes devices, links and passes to be perfectly steady."""
+
+    def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
+        if isinstance(event, Received) and isinstance(event.message, Rates):
+            steady = replace(event.message, jitter=0.0, link_jitter=0.0)
+            event = replace(event, message=steady)
+        state, effects = super().step(state, event, now)
+        return replace(state, cost=replace(state.cost, off=Deviation())), effects
+
+
+def first_stage(trial: Trial, kind: type[Watched] = Watched) -> Watched:
+    actor = trial.cluster.world.actors[Rank(1)]
+    assert isinstance(actor.machine, VerifyMachine)
+    actor.machine = machine = kind(actor.machine)
+    return machine
+
+
+def test_the_first_stage_counts_what_users_are_brought() -> None:
+    trial = Trial(Bench(people(SPREAD)), tokens=200)
+    machine = first_stage(trial)
+    trial.run()
+    comparison = [rota.comparison for at, rota in machine.seen if at < trial.first_end()][-1]
+    assert 6 * comparison.plans.rate == pytest.approx(trial.steady(), rel=0.1)
+    assert comparison.failures == 0
+    assert comparison.plans.believed > 0.95
+    # When all have left no plan is on trial.
+    assert trial.rota.comparison.tried is None
+    assert trial.rota.comparison.plans.rounds > 0
+
+
+def test_plans_for_wrong_estimates_are_dropped_and_cost_little() -> None:
+    """Plans that know nothing of jitter wait for the slowest of each batch. They are tried, dropped
+    while greedy batching goes on, and over the run they cost next to nothing."""
+    users = [Person(0.034) for _ in range(12)]
+    greedy = Trial(Bench(users, sigma=0.5), tokens=160, policy="dip-sd:length=4,plan=false")
+    greedy.run()
+    trial = Trial(Bench(users, sigma=0.5), tokens=160)
+    machine = first_stage(trial, Misled)
+    trial.run()
+    assert any(decision.groups for _, decision in trial.decided)
+    assert any(rota.comparison.failures for _, rota in machine.seen)
+    end = min(trial.first_end(), greedy.first_end())
+    assert trial.throughput(0.1 * end, end) > 0.93 * greedy.throughput(0.1 * end, end)
+
+
+def test_greedy_batching_is_looked_at_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brought, "FIRST_LOOK", 12.0)
+    trial = Trial(Bench(people(SPREAD)), tokens=200)
+    machine = first_stage(trial)
+    trial.run()
+    looks = [at for at, rota in machine.seen if rota.comparison.looking and rota.members]
+    assert looks
+    assert not any(rota.batches for at, rota in machine.seen if rota.comparison.looking)
+    after = [rota for at, rota in machine.seen if looks[0] < at < trial.first_end()]
+    assert any(rota.batches for rota in after)
+    assert after[-1].comparison.greedy.rounds > 0
+
+
+def test_nothing_is_compared_where_nobody_takes_part() -> None:
+    trial = Trial(Bench(people(SPREAD)), tokens=60, policy="dip-sd:length=3,plan=false")
+    trial.run()
+    assert trial.rota.comparison == Comparison()
