@@ -20,7 +20,15 @@ from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_protocol.ids import MOST_DRAFTS
 from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.dipsd.machines.cases import CASES
-from tools.bench.dipsd.machines.measure import CHAIN, STAGES, TOKENS, USERS, VARIANTS, measure
+from tools.bench.dipsd.machines.measure import (
+    CHAIN,
+    STAGES,
+    TOKENS,
+    USERS,
+    VARIANTS,
+    Ask,
+    measure,
+)
 from tools.bench.dipsd.machines.page import draw, page
 from tools.bench.options import check_counts
 
@@ -37,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-new-tokens", type=int, default=TOKENS, metavar="N", help=f"a user ({TOKENS})"
     )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--json", action="store_true", help="one object on stdout, nothing else")
     parser.add_argument("--out", type=Path, metavar="DIR", help="machines.md, .json and a picture")
 
@@ -44,23 +53,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     try:
-        check_counts(options, "max_new_tokens")
+        check_counts(options, "max_new_tokens", "jobs")
         _check(options.users, "--users", MOST_DRAFTS)
         _check(options.stages, "--stages", MOST_STAGES)
         names = chosen_parts(options.only, CASES)
         if options.out is not None:
             make_folder(options.out)
-        total = len(options.users) * len(options.stages) * len(names) * len(options.drafts)
+        asks = [
+            Ask(CASES[name], users, stages, variant, options.max_new_tokens)
+            for users in options.users
+            for stages in options.stages
+            for name in names
+            for variant in options.drafts
+        ]
         with Progress(console=Console(stderr=True)) as progress:
-            task = progress.add_task("crowds", total=total)
-            found = measure(
-                lambda: progress.advance(task),
-                users=options.users,
-                stages=options.stages,
-                cases=[CASES[name] for name in names],
-                variants=options.drafts,
-                tokens=options.max_new_tokens,
-            )
+            task = progress.add_task("crowds", total=len(asks))
+            found = measure(lambda: progress.advance(task), asks, options.jobs)
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2 if isinstance(error, UserError) else 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from msgspec import Struct
 
@@ -11,7 +13,7 @@ from tools.bench.dipsd.machines.crowd import Crowd, Ran
 from tools.bench.growth.timing import no_collector
 from tools.bench.limits.progress import Tick
 
-USERS, STAGES, TOKENS = (4, 16, 64), (1, 2), 300
+USERS, STAGES, TOKENS = (4, 16, 64), (1, 2), 200
 LENGTHS = (2, 3, 4, 6, 8)
 """Of drafts, where nothing is planned."""
 
@@ -46,42 +48,46 @@ class Compared(Struct, frozen=True):
         return self.planned.tokens_per_second / self.best_greedy
 
 
-def measure(
-    tick: Tick,
-    *,
-    users: Iterable[int] = USERS,
-    stages: Sequence[int] = STAGES,
-    cases: Sequence[Case],
-    variants: Sequence[str] = (CHAIN,),
-    tokens: int = TOKENS,
-) -> list[Compared]:
-    """All crowds. Raises ``WrongText``."""
-    found = []
-    for count in users:
-        for cut in stages:
-            for case in cases:
-                for variant in variants:
-                    found.append(compare(case, count, cut, variant, tokens))
-                    tick()
-    return found
+class Ask(Struct, frozen=True):
+    """A crowd to be measured, with drafts of one kind."""
+
+    case: Case
+    users: int
+    stages: int
+    variant: str = CHAIN
+    tokens: int = TOKENS
 
 
-def compare(
-    case: Case, users: int, stages: int, variant: str = CHAIN, tokens: int = TOKENS
-) -> Compared:
+def measure(tick: Tick, asks: Sequence[Ask], jobs: int = 1) -> list[Compared]:
+    """All crowds, in so many processes. Raises ``WrongText``."""
+    found: dict[Ask, Compared] = {}
+    # A forked child of a process with threads may hang.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        # The largest first, or one of them is left over at the end.
+        order = sorted(asks, key=lambda ask: -ask.users)
+        futures = {pool.submit(compare, ask): ask for ask in order}
+        try:
+            for future in as_completed(futures):
+                found[futures[future]] = future.result()
+                tick()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return [found[ask] for ask in asks]
+
+
+def compare(ask: Ask) -> Compared:
     """One crowd. Raises ``WrongText``."""
-    more = VARIANTS[variant]
+    more = VARIANTS[ask.variant]
     with no_collector():
         greedy = {
-            length: Crowd(case, users, stages, _named(f"length={length},plan=false", more), tokens)
-            .run()
-            .tokens_per_second
+            length: _ran(ask, f"length={length},plan=false", more).tokens_per_second
             for length in LENGTHS
         }
-        planned = Crowd(case, users, stages, _named(more), tokens).run()
-    return Compared(users, stages, case.name, variant, greedy, planned)
+        planned = _ran(ask, more)
+    return Compared(ask.users, ask.stages, ask.case.name, ask.variant, greedy, planned)
 
 
-def _named(*parameters: str) -> str:
+def _ran(ask: Ask, *parameters: str) -> Ran:
     given = ",".join(filter(None, parameters))
-    return f"dip-sd:{given}" if given else "dip-sd"
+    policy = f"dip-sd:{given}" if given else "dip-sd"
+    return Crowd(ask.case, ask.users, ask.stages, policy, ask.tokens).run()
