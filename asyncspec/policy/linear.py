@@ -15,21 +15,42 @@ class Linear(Usual, frozen=True):
     length: Positive = 4
     # Whether the first stage is asked for a plan; else whoever is ready is verified.
     plan: bool = True
+    # Whether its device goes on below a chain that is being verified, as if all of it were right,
+    # the next root included (ours). Token by token: what is there when the verdict comes counts.
+    ahead: bool = False
+    # Nodes for each token of the length: children of a node, and so many times as many in all.
+    width: Positive = 1
 
     @property
     def planned(self) -> bool:
         return self.plan
 
     def accepts(self, view: View) -> bool:
-        return view.pending == 0 and not view.unsent
+        return view.pending == 0 and not view.fresh_root
 
     def grow(self, view: View) -> Growth | None:
-        if view.drafts or not view.room:
+        wanted = self._wanted(view)
+        if self.ahead and not view.fresh_root:
+            # One token more than a chain: the first is a guess of the next root.
+            wanted = min(view.levels + 1, view.room) if len(view.drafted) <= wanted else 0
+        elif not self.ahead and view.drafts:
             return None
-        depth = min(view.length or self.length, view.room)
-        return Growth(Shape(depth, 1, depth), adopt=depth)
+        depth = wanted - view.levels
+        if depth <= 0:
+            return None
+        count = self.width * depth
+        frontier = view.deepest if view.levels else ()
+        return Growth(Shape(depth, self.width, count), adopt=count, frontier=frontier)
 
     def cut(self, view: View) -> tuple[NodeId, ...]:
-        if not view.drafts and view.room:
-            return ()  # the round starts with its draft
-        return view.unsent
+        wanted = self._wanted(view)
+        drafted = view.levels >= wanted or (view.barren if self.ahead else view.drafts > 0)
+        if not view.fresh_root or not drafted:
+            return ()  # a round starts with its draft
+        nodes = view.tree.nodes
+        end = nodes[view.tree.root].position + wanted
+        return tuple([n for n in view.unsent if nodes[n].position <= end])
+
+    def _wanted(self, view: View) -> int:
+        """Levels of this round's draft."""
+        return min(view.length or self.length, view.room)

@@ -42,6 +42,7 @@ def views(draw: st.DrawFn) -> View:
         room=draw(st.integers(0, 9)),
         rows=draw(st.sampled_from((1, 2, 5, 4096))),
         length=draw(st.integers(0, 6)),
+        barren=draw(st.booleans()),
     )
 
 

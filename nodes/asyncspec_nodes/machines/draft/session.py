@@ -205,4 +205,6 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         room=max(0, session.last_position - tree.nodes[tree.root].position),
         rows=session.width,
         length=session.planned_length,
+        barren=session.barren is not None
+        and session.barren[1:] == (session.version, session.next_node),
     )
