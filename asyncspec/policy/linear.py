@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from asyncspec.policy.base import Growth, Positive, Usual, View
 from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
+
+LEAST = math.log(0.3)
+"""The log of the chance, by the draft, that all so far is right, from which on a device goes on
+below it. A miss waits for the token that is being drafted: with less than this it costs more than
+a hit brings, where devices are slow."""
 
 
 class Linear(Usual, frozen=True):
@@ -16,10 +23,9 @@ class Linear(Usual, frozen=True):
     # Whether the first stage is asked for a plan; else whoever is ready is verified.
     plan: bool = True
     # Whether its device goes on below a chain that is being verified, as if all of it were right,
-    # the next root included (ours). Token by token: what is there when the verdict comes counts.
+    # the next root included (ours). What it has then comes on top of the next draft's length: it
+    # is ready when a plan expects it, and brings more.
     ahead: bool = False
-    # Nodes for each token of the length: children of a node, and so many times as many in all.
-    width: Positive = 1
 
     @property
     def planned(self) -> bool:
@@ -29,18 +35,15 @@ class Linear(Usual, frozen=True):
         return view.pending == 0 and not view.fresh_root
 
     def grow(self, view: View) -> Growth | None:
-        wanted = self._wanted(view)
-        if self.ahead and not view.fresh_root:
-            # One token more than a chain: the first is a guess of the next root.
-            wanted = min(view.levels + 1, view.room) if len(view.drafted) <= wanted else 0
-        elif not self.ahead and view.drafts:
+        if not self.ahead and view.drafts:
             return None
-        depth = wanted - view.levels
+        depth = self._wanted(view) - view.levels
+        if not view.fresh_root:
+            depth = self._further(view) if self.ahead else 0
         if depth <= 0:
             return None
-        count = self.width * depth
         frontier = view.deepest if view.levels else ()
-        return Growth(Shape(depth, self.width, count), adopt=count, frontier=frontier)
+        return Growth(Shape(depth, 1, depth), adopt=depth, frontier=frontier)
 
     def cut(self, view: View) -> tuple[NodeId, ...]:
         wanted = self._wanted(view)
@@ -49,8 +52,16 @@ class Linear(Usual, frozen=True):
             return ()  # a round starts with its draft
         nodes = view.tree.nodes
         end = nodes[view.tree.root].position + wanted
-        return tuple([n for n in view.unsent if nodes[n].position <= end])
+        return tuple([node for node in view.unsent if nodes[node].position <= end])
 
     def _wanted(self, view: View) -> int:
         """Levels of this round's draft."""
-        return min(view.length or self.length, view.room)
+        return min((view.length or self.length) + view.begun, view.room)
+
+    def _further(self, view: View) -> int:
+        """Levels to draft below a chain that is being verified: one at a time, for what is there
+        when the verdict comes counts, and no more than its root and a draft."""
+        nodes = view.tree.nodes
+        likely = min(nodes[node].score for node in view.deepest) >= LEAST
+        enough = len(view.drafted) > (view.length or self.length)
+        return 1 if likely and not enough and view.levels < view.room else 0

@@ -87,6 +87,8 @@ class DraftSession(Struct, frozen=True):
     # Of this round: segments sent, trees received.
     segments: int = 0
     drafts: int = 0
+    # Levels below the tip when it last moved.
+    begun: int = 0
     clock: TurnClock = TurnClock()
     # Rows its segments should have at most, and those of the last one.
     width: int = MOST_ROWS
@@ -205,6 +207,7 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         room=max(0, session.last_position - tree.nodes[tree.root].position),
         rows=session.width,
         length=session.planned_length,
+        begun=session.begun,
         barren=session.barren is not None
         and session.barren[1:] == (session.version, session.next_node),
     )

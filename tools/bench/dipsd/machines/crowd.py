@@ -56,7 +56,7 @@ class Crowd:
         actors = {rank: draft_actor(self.setting, rank=rank) for rank in ranks}
         for number in range(1, stages + 1):
             actors[Rank(number)] = stage_actor(self.setting, Rank(number))
-        self.world = World(actors, cost)
+        self.world = World(actors, cost, whole_levels=True)
         connect(self.world, stages, ranks)
         self.world.planning_seconds = PLANNING * users
         self.world.watch = self._watch
