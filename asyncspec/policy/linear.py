@@ -26,6 +26,13 @@ class Linear(Usual, frozen=True):
     # the next root included (ours). What it has then comes on top of the next draft's length: it
     # is ready when a plan expects it, and brings more.
     ahead: bool = False
+    # Nodes for each token of the length (ours): above 1 a draft is a tree of as many levels, the
+    # best of all children, which few users with poor guesses gain by and crowds lose by.
+    width: Positive = 1
+
+    def __post_init__(self) -> None:
+        if self.ahead and self.width > 1:
+            raise ValueError("ahead needs width=1: below a tree there is no one place to go on")
 
     @property
     def planned(self) -> bool:
@@ -43,7 +50,8 @@ class Linear(Usual, frozen=True):
         if depth <= 0:
             return None
         frontier = view.deepest if view.levels else ()
-        return Growth(Shape(depth, 1, depth), adopt=depth, frontier=frontier)
+        count = depth * self.width
+        return Growth(Shape(depth, self.width, count), adopt=count, frontier=frontier)
 
     def cut(self, view: View) -> tuple[NodeId, ...]:
         wanted = self._wanted(view)

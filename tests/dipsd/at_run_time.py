@@ -1,4 +1,4 @@
-"""Users with devices of their own on one pipeline, on the virtual clock: what plans are tried on."""
+"""Users with devices of their own on one pipeline, virtual clock: what plans are tried on."""
 
 from __future__ import annotations
 

@@ -40,9 +40,8 @@ def segments(cluster: Cluster) -> list[int]:
     sent: list[int] = []
 
     def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
-        for effect in effects:
-            if is_draft(rank) and isinstance(effect, Send) and isinstance(effect.message, Segment):
-                sent.append(len(effect.message.ids))
+        told = [e.message for e in effects if is_draft(rank) and isinstance(e, Send)]
+        sent.extend(len(message.ids) for message in told if isinstance(message, Segment))
 
     cluster.world.watch = watch
     return sent

@@ -18,7 +18,7 @@ LENGTHS = (2, 3, 4, 6, 8)
 """Of drafts, where nothing is planned."""
 
 CHAIN = "chain"
-VARIANTS = {CHAIN: "", "ahead": "ahead=true"}
+VARIANTS = {CHAIN: "", "ahead": "ahead=true", "tree": "width=2"}
 """How drafts are made: parameters of the policy, by name."""
 
 
