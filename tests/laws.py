@@ -40,6 +40,8 @@ SMALL: dict[str, Policy] = {
     ),
     "flowspec": FlowSpec(l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6),
     "dip-sd": Linear(length=3),
+    "dip-sd-ahead": Linear(length=2, ahead=True),
+    "dip-sd-tree": Linear(length=2, width=2),
 }
 
 

@@ -51,6 +51,10 @@ class View(Struct, frozen=True):
     rows: int = MOST_ROWS
     # Tokens that a plan gives its drafts; 0: there is no plan.
     length: int = 0
+    # Levels that the tree below the tip had when the tip last moved.
+    begun: int = 0
+    # The source has been asked about the tree as it is, and has nothing more to say.
+    barren: bool = False
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:

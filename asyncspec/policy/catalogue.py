@@ -82,7 +82,8 @@ def _changed(name: str, policy: Policy, changes: str) -> Policy:
         return msgspec.convert(fields, type(policy), strict=False)
     except msgspec.ValidationError as error:
         what, _, where = str(error).replace("`", "").partition(" - at $.")
-        raise UserError(f"policy {name}: {where}: {what[0].lower()}{what[1:]}") from None
+        place = f"{where}: " if where else ""
+        raise UserError(f"policy {name}: {place}{what[0].lower()}{what[1:]}") from None
 
 
 def _written(value: object) -> str:

@@ -8,6 +8,7 @@ policies, anything Hypothesis draws for a proof.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
@@ -128,7 +129,11 @@ class World:
         costs: Costs,
         taps: Mapping[Rank, Tap] | None = None,
         wires: Wires | None = None,
+        *,
+        whole_levels: bool = False,
     ) -> None:
+        """``whole_levels``: a draft that is given up ends with the level it is at, as on a real
+        device; else at once, as if levels took no time."""
         self.actors = dict(actors)
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
@@ -139,6 +144,7 @@ class World:
         self._costs = costs
         self._taps = {} if taps is None else taps
         self._wires = wires
+        self._whole_levels = whole_levels
         # Bytes written for a session, by node.
         self._bytes: dict[tuple[Rank, SessionId], int] = {}
         # When, in which order, what, and with what: events of one time happen as they were issued.
@@ -350,13 +356,22 @@ class World:
                 entry.useless += (job,)
                 if len(entry.useless) < len(parts):
                     return 0
-                saved = entry.end - max(entry.start, self.now)
+                saved = entry.end - self._stopped(entry)
                 entry.end -= saved
             if saved:
                 self._disarmed.add(entry.number)
                 entry.number = self.at(entry.end, self._ran, rank, actor)
         actor.busy_until -= saved
         return 0
+
+    def _stopped(self, entry: Underway) -> float:
+        """When a job that is given up now ends."""
+        trees = drafts(entry.job)
+        if not self._whole_levels or not trees or entry.start >= self.now:
+            return max(entry.start, self.now)
+        level = (entry.end - entry.start) / max(max(1, tree.depth) for tree in trees)
+        begun = math.ceil((self.now - entry.start) / level) if level else 0
+        return min(entry.end, entry.start + begun * level)
 
     def _arm(self, rank: Rank, actor: Actor, effect: Arm) -> int:
         timer, when = effect.timer, effect.at

@@ -1,69 +1,19 @@
-"""Users with devices of their own on one pipeline, on the virtual clock: what plans are tried on.
-
-A device is so many seconds a drafted token, a link so many each way; a pass takes a fixed time on
-every stage and some for each row. Jitter is a function of the seed and of the moment's number.
-"""
+"""Users with devices of their own on one pipeline, virtual clock: what plans are tried on."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct, field
-
 from asyncspec.actor.machine import Effect, Emit, Input, Planned, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.dipsd.decide import Decision
-from asyncspec.dipsd.noise import DRAFT as DRAFTING
-from asyncspec.dipsd.noise import LINK, VERIFY, Noise
-from asyncspec.jobs import Batch, Forward, Job, drafts
+from asyncspec.sim.crowd_cost import CrowdCost as Bench
+from asyncspec.sim.crowd_cost import Person
 from asyncspec_nodes.machines.verify.rota import Rota
-from asyncspec_protocol.ids import Rank, draft_rank, is_draft
-from asyncspec_protocol.messages import Message, Segment, Verdict
+from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask
 
-
-class Person(Struct):
-    """A user with a device; what it is may change while it runs."""
-
-    token: float
-    link: float = 0.0015
-
-
-class Bench(Struct):
-    """Costs of a cluster of such users."""
-
-    people: list[Person]
-    fixed: float = 0.095
-    row: float = 0.0005
-    sigma: float = 0.0
-    seed: int = 1
-    used: int = 0
-    tokens: dict[int, list[float]] = field(default_factory=dict)
-
-    def factor(self, kind: int) -> float:
-        self.used += 1
-        return Noise(self.sigma, self.seed).factor(kind, 0, self.used)
-
-    def link(self, source: Rank, target: Rank, message: Message) -> float:
-        if not isinstance(message, Segment | Verdict):
-            return 0.0
-        rank = source if is_draft(source) else target
-        if not is_draft(rank):
-            return 0.0
-        return self.people[number(rank)].link * self.factor(LINK)
-
-    def device(self, rank: Rank, job: Job) -> float:
-        if isinstance(job, Forward | Batch):
-            return (self.fixed + self.row * job.row_count) * self.factor(VERIFY)
-        if is_draft(rank) and drafts(job):
-            depth = max(max(1, tree.depth) for tree in drafts(job))
-            return self.people[number(rank)].token * depth * self.factor(DRAFTING)
-        return 0.0
-
-
-def number(rank: Rank) -> int:
-    """Of a draft node."""
-    return 0 if rank == 0 else rank - 1000
+__all__ = ["Bench", "Person", "Trial"]
 
 
 class Trial:

@@ -49,6 +49,7 @@ def test_parameters_after_a_name() -> None:
         ("pipedec:", None),
         ("pipedec:width", "policy pipedec: parameter width needs a value, as in width=4"),
         ("pipedec:width=0", "policy pipedec: width: expected int >= 1"),
+        ("dip-sd:ahead=true,width=2", "policy dip-sd: ahead needs width=1"),
         ("chunked:early=maybe", "policy chunked: early: expected bool, got str"),
         ("static-tree:branching=2xx1", "policy static-tree: branching[1]: expected int, got str"),
         ("specpipe:lossy=relaxed", "policy specpipe is lossless and stays so"),

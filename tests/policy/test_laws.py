@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from asyncspec import tree as trees
 from asyncspec.policy import POLICIES, Policy, View
+from asyncspec.policy.linear import Linear
 from asyncspec.segment import connected, share
 from asyncspec.tree import plant
 from asyncspec_protocol.ids import NodeId
@@ -42,6 +43,8 @@ def views(draw: st.DrawFn) -> View:
         room=draw(st.integers(0, 9)),
         rows=draw(st.sampled_from((1, 2, 5, 4096))),
         length=draw(st.integers(0, 6)),
+        begun=draw(st.integers(0, 3)),
+        barren=draw(st.booleans()),
     )
 
 
@@ -78,6 +81,22 @@ def test_no_policy_waits_for_ever(policy: Policy, view: View) -> None:
     if view.pending == 0 and view.unsent:
         fresh = view.tree.root in view.unsent
         assert policy.grow(view) or policy.cut(view) or not fresh
+
+
+@given(st.builds(Linear, length=st.integers(1, 5), ahead=st.booleans()), views())
+def test_a_linear_draft_is_all_there_before_it_is_sent_and_alone_until_its_verdict(
+    policy: Linear, view: View
+) -> None:
+    ids = policy.cut(view)
+    nodes = view.tree.nodes
+    levels = {nodes[n].position - nodes[view.tree.root].position for n in ids}
+    wanted = min((view.length or policy.length) + view.begun, view.room)
+    assert max(levels, default=0) <= wanted
+    if not view.fresh_root:
+        assert not ids
+        assert policy.ahead or policy.grow(view) is None
+    elif ids and policy.ahead:
+        assert view.levels >= wanted or view.barren
 
 
 @given(st.integers(0, 300), st.integers(1, 9), st.integers(1, 40))

@@ -77,12 +77,13 @@ def test_a_rotation_that_jitter_would_cost_is_not_made() -> None:
     st.sampled_from((0.0, 0.2, 0.4)),
     st.integers(0, 99),
     st.integers(1, 3),
+    st.sampled_from(("dip-sd", "dip-sd:ahead=true")),
 )
 def test_texts_are_right_with_jitter(
-    speeds: list[float], sigma: float, seed: int, stages: int
+    speeds: list[float], sigma: float, seed: int, stages: int, policy: str
 ) -> None:
     bench = Bench(people(speeds), fixed=0.06, sigma=sigma, seed=seed)
-    Trial(bench, stages=stages, tokens=80, top=0.7).run()
+    Trial(bench, stages=stages, tokens=80, top=0.7, policy=policy).run()
 
 
 def test_sixteen_users_come_go_and_change() -> None:

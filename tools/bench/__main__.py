@@ -28,6 +28,7 @@ from tools.bench import (  # noqa: E402
 )
 from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
+from tools.bench.dipsd.machines import command as dipsd_machines  # noqa: E402
 from tools.bench.growth import command as growth  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
@@ -39,6 +40,7 @@ KINDS = {
     "report": (report, "the papers' tables and figures"),
     "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
     "dipsd-run": (dipsd_run, "a DiP-SD plan at run time next to greedy batching"),
+    "dipsd-machines": (dipsd_machines, "DiP-SD plans for 4 to 64 users, on the virtual clock"),
     "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
     "explain": (explain, "where a mix of token sources wins and loses, token by token"),
     "record-language": (record_language, "what a target writes and a draft guesses"),

@@ -24,7 +24,7 @@ from asyncspec_nodes.machines.replay import settings
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.handshake import role_of
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import DRAFT, Rank, first_session
 
 MOST_STEPS = 1_000_000_000
 """A bound on liveness only: far more than any run takes."""
@@ -128,10 +128,10 @@ def _world(
     setting: Setting, policies: Mapping[str, Policy], *, record: bool
 ) -> tuple[World, dict[Rank, Recorder]]:
     """Machines, devices and links, ready."""
-    actors = {DRAFT: _draft(setting, policies)}
+    actors = {DRAFT: draft_actor(setting, policies)}
     stages = [Rank(rank) for rank in range(1, setting.stages + 1)]
     for rank in stages:
-        actors[rank] = _stage(setting, rank)
+        actors[rank] = stage_actor(setting, rank)
     pricing = Pricing(setting.cost)
     recorders: dict[Rank, Recorder] = {}
     world = World(actors, pricing, recorders, pricing)
@@ -142,7 +142,10 @@ def _world(
     return world, recorders
 
 
-def _draft(setting: Setting, policies: Mapping[str, Policy]) -> Actor:
+def draft_actor(
+    setting: Setting, policies: Mapping[str, Policy] = POLICIES, rank: Rank = DRAFT
+) -> Actor:
+    """A fresh draft node, whose source guesses the setting's language."""
     config = DraftConfig(
         stages=setting.stages,
         policies=policies,
@@ -150,12 +153,14 @@ def _draft(setting: Setting, policies: Mapping[str, Policy]) -> Actor:
         max_sessions=setting.sessions or setting.requests,
         # The accounts may take as long as the slowest link makes them.
         account_seconds=1e9,
+        first_session=first_session(rank),
     )
     machine = DraftMachine(config)
     return Actor(machine, machine.initial(), LanguageSource(setting.language).run)
 
 
-def _stage(setting: Setting, rank: Rank) -> Actor:
+def stage_actor(setting: Setting, rank: Rank) -> Actor:
+    """A fresh stage."""
     machine = VerifyMachine(
         VerifyConfig(
             rank=rank,
@@ -214,15 +219,19 @@ def _check(language: Language, world: World, requests: Sequence[Request], *, los
     """Every text is the sequential reference decoder's; a lossy policy's is as long."""
     for request in requests:
         found = tuple(world.tokens.get(request.request, ()))
-        if lossy and len(found) == request.max_new_tokens:
-            continue
-        expected = decode(sequential(language), request.prompt, request.max_new_tokens)
-        if found != expected:
-            same = sum(1 for _ in takewhile(_same, zip(found, expected, strict=False)))
-            raise WrongText(
-                f"policy {request.policy}, request {request.request}: the text differs from the "
-                f"sequential decoder's at token {same}; this is a bug in asyncspec"
-            )
+        if not (lossy and len(found) == request.max_new_tokens):
+            check_text(language, request, found)
+
+
+def check_text(language: Language, request: Request, found: Sequence[int]) -> None:
+    """Raise ``WrongText`` where an answer is not the sequential reference decoder's."""
+    expected = decode(sequential(language), request.prompt, request.max_new_tokens)
+    if tuple(found) != expected:
+        same = sum(1 for _ in takewhile(_same, zip(found, expected, strict=False)))
+        raise WrongText(
+            f"policy {request.policy}, request {request.request}: the text differs from the "
+            f"sequential decoder's at token {same}; this is a bug in asyncspec"
+        )
 
 
 def _same(pair: tuple[int, int]) -> bool:

@@ -51,11 +51,19 @@ def on_the_way(state: DraftState, message: Verdict, seconds: float, now: float) 
 
 def advanced(state: DraftState, session: DraftSession, moved: Advance) -> DraftState:
     """A round is over: how much of its draft was right."""
-    drafted = session.levels
+    drafted = _tried(session)
     if not planned(session) or not drafted:
         return state
     measured = state.measured.with_round(session.session, drafted, moved.hits)
     return replace(state, measured=measured)
+
+
+def _tried(session: DraftSession) -> int:
+    """Levels of a tree that its verdicts speak of: those that were sent, and the next one where
+    there is any."""
+    nodes, root = session.tree.nodes, session.tree.root
+    sent = max(nodes[node].position for node in session.sent) - nodes[root].position
+    return min(session.levels, sent + 1)
 
 
 def drafted(state: DraftState, batch: Answers, seconds: float) -> DraftState:

@@ -88,6 +88,8 @@ class DraftSession(Struct, frozen=True):
     # Of this round: segments sent, trees received.
     segments: int = 0
     drafts: int = 0
+    # Levels below the tip when it last moved.
+    begun: int = 0
     # The first of these segments, while its verdict has not come.
     opener: Opener | None = None
     clock: TurnClock = TurnClock()
@@ -208,4 +210,7 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         room=max(0, session.last_position - tree.nodes[tree.root].position),
         rows=session.width,
         length=session.planned_length,
+        begun=session.begun,
+        barren=session.barren is not None
+        and session.barren[1:] == (session.version, session.next_node),
     )

@@ -148,6 +148,7 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
     return replace(
         fresh,
         tree=tree,
+        begun=tree.bottom - tree.nodes[tree.root].position,
         root_parent=parent,
         version=version,
         unsent=tuple([n for n in session.unsent if n in tree]) if bonus is None else (tree.root,),
