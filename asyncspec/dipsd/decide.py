@@ -31,8 +31,8 @@ MARGIN = 0.03
 EFFORT = 0.1
 """Of the search that ``asyncspec plan`` does for more than a handful of users."""
 
-RUNS = 600
-"""Rounds of all users together in each simulation."""
+RUNS, MOST_RUNS = 600, 100
+"""Rounds of all users together in each simulation, and of each of them at most."""
 
 MOST_JITTER = 1.0
 """Bound of any relative deviation: a draft node may say what it likes."""
@@ -101,10 +101,12 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     waits for the slowest member of each batch.
     """
     tables = Tables(deployment)
-    rounds = max(4, RUNS // tables.users)
+    rounds = max(4, min(MOST_RUNS, RUNS // tables.users))
     noise = _bounded(noise)
-    common, _ = best_greedy(tables, max(4, rounds // SKETCH))
     found = plan_best(tables, effort=EFFORT)
+    if tables.users == 1 and found is not None:
+        return _alone(found.plan.lengths[0], tables, rounds, noise)
+    common, _ = best_greedy(tables, max(4, rounds // SKETCH))
     near = range(max(1, common - 1), min(tables.longest, common + 1) + 1)
     candidates = [(length,) * tables.users for length in near]
     if found is not None:
@@ -127,6 +129,14 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
         greedy=greedy.throughput,
         greedy_lengths=lengths,
         greedy_by_user=greedy.by_user,
+    )
+
+
+def _alone(length: int, tables: Tables, rounds: int, noise: Noise) -> Decision:
+    """One user waits for nobody, plan or none: what matters is the length."""
+    run = simulate_greedy(tables, (length,), rounds, noise)
+    return Decision(
+        (length,), (), run.period_ms, run.throughput, run.throughput, (length,), run.by_user
     )
 
 

@@ -171,7 +171,7 @@ def test_whatever_is_said_there_is_a_decision_and_plans_pay(
         assert decision.lengths == decision.greedy_lengths
         assert decision.planned <= decision.greedy * (1 + MARGIN)
     noise = Noise(sigma=min(1.0, jitter), expected=True)
-    rounds = max(4, 600 // len(people))
+    rounds = max(4, min(100, 600 // len(people)))
     run = simulate_greedy(Tables(deployment), decision.greedy_lengths, rounds, noise)
     assert run.throughput == pytest.approx(decision.greedy)
     assert run.by_user == pytest.approx(decision.greedy_by_user)

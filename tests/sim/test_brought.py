@@ -64,17 +64,26 @@ def test_the_first_stage_counts_what_users_are_brought() -> None:
 
 def test_plans_for_wrong_estimates_are_dropped_and_cost_little() -> None:
     """Plans that know nothing of jitter wait for the slowest of each batch. They are tried, dropped
-    while greedy batching goes on, and over the run they cost next to nothing."""
+    while greedy batching goes on, and over a run they cost little, though it is a short one: of
+    single runs, .90 to 1.01."""
+    shares = [misled(seed) for seed in range(1, 5)]
+    assert sum(shares) / len(shares) > 0.92
+
+
+def misled(seed: int) -> float:
+    """What twelve users are brought, as a share of what greedy batching brings them."""
     users = [Person(0.034) for _ in range(12)]
-    greedy = Trial(Bench(users, sigma=0.5), tokens=160, policy="dip-sd:length=4,plan=false")
+    greedy = Trial(
+        Bench(users, sigma=0.5, seed=seed), tokens=160, policy="dip-sd:length=4,plan=false"
+    )
     greedy.run()
-    trial = Trial(Bench(users, sigma=0.5), tokens=160)
+    trial = Trial(Bench(users, sigma=0.5, seed=seed), tokens=160)
     machine = first_stage(trial, Misled)
     trial.run()
     assert any(decision.groups for _, decision in trial.decided)
     assert any(rota.comparison.failures for _, rota in machine.seen)
     end = min(trial.first_end(), greedy.first_end())
-    assert trial.throughput(0.1 * end, end) > 0.93 * greedy.throughput(0.1 * end, end)
+    return trial.throughput(0.1 * end, end) / greedy.throughput(0.1 * end, end)
 
 
 def test_greedy_batching_is_looked_at_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
