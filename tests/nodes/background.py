@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from asyncspec_nodes.cli import main as cli
@@ -13,6 +16,15 @@ from asyncspec_nodes.local.cluster import LocalCluster
 
 START = 100.0
 """Seconds a cluster may take to start here, on shared cores."""
+
+
+@contextmanager
+def no_process_left() -> Iterator[None]:
+    """What begins within it has ended with it. Python's own helper of process pools, once some
+    other test has needed it, stays."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 class Background:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from asyncspec.errors import ClusterError
@@ -24,7 +23,7 @@ from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.reports import Serving, Trouble, read_report
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
-from nodes.background import START, Background
+from nodes.background import START, Background, no_process_left
 from nodes.test_processes import generate
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
@@ -129,10 +128,10 @@ def submit(prompt: str, count: int, policy: str = "") -> Submit:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    found = Shared(tmp_path_factory.mktemp("shared"), SOURCES)
-    yield found
-    found.close()
-    assert psutil.Process().children(recursive=True) == []
+    with no_process_left():
+        found = Shared(tmp_path_factory.mktemp("shared"), SOURCES)
+        yield found
+        found.close()
 
 
 def test_each_of_six_gets_the_text_it_would_get_alone(shared: Shared) -> None:

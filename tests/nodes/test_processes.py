@@ -31,7 +31,7 @@ from asyncspec_nodes.node.reports import Loading, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
-from nodes.background import START, Background
+from nodes.background import START, Background, no_process_left
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -74,10 +74,10 @@ def demo() -> Iterator[Background]:
     """The bundled models, three stages."""
     target = TargetTable(path=str(BUNDLED_TARGET))
     draft = DraftTable(source=str(BUNDLED_DRAFT))
-    background = Background(local_config(target, draft, 3, 4))
-    yield background
-    background.close()
-    assert psutil.Process().children(recursive=True) == []
+    with no_process_left():
+        background = Background(local_config(target, draft, 3, 4))
+        yield background
+        background.close()
 
 
 @functools.cache

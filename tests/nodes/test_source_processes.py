@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from asyncspec.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_protocol.messages import Status
+from nodes.background import no_process_left
 from nodes.test_draft_processes import PROMPTS, TOKENS, Shared
 from nodes.test_processes import generate
 
@@ -20,9 +21,16 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)
 AT_HOME = 2
 
 
-def test_draft_nodes_share_a_source(tmp_path: Path) -> None:
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Shared]:
+    with no_process_left():
+        found = Shared(tmp_path, (None, None, "ngram"), apart=True)
+        yield found
+        found.close()
+
+
+def test_draft_nodes_share_a_source(shared: Shared) -> None:
     """Two of them do, the third one drafts by itself; the second is killed on the way."""
-    shared = Shared(tmp_path, (None, None, "ngram"), apart=True)
 
     async def main() -> tuple[Status, ...]:
         begun, seen = asyncio.Event(), asyncio.Event()
@@ -44,16 +52,12 @@ def test_draft_nodes_share_a_source(tmp_path: Path) -> None:
             assert (end.reason, end.stats["sessions"]) == ("length", 1)
         return nodes
 
-    try:
-        nodes = asyncio.run(main())
-        (source,) = (status for status in nodes if status.role == "source")
-        assert sorted(source.peers) == [0, 1001]
-        # It has done what the draft nodes have asked it for.
-        assert source.busy_seconds > 0
-        for number, count in ((0, 2 * TOKENS), (AT_HOME, 2 * TOKENS)):
-            assert shared.tokens[number] == generate(BUNDLED_TARGET, PROMPTS[number], count)[0]
-        whole = generate(BUNDLED_TARGET, PROMPTS[1], len(shared.tokens[1]))[0]
-        assert shared.tokens[1] == whole
-    finally:
-        shared.close()
-    assert psutil.Process().children(recursive=True) == []
+    nodes = asyncio.run(main())
+    (source,) = (status for status in nodes if status.role == "source")
+    assert sorted(source.peers) == [0, 1001]
+    # It has done what the draft nodes have asked it for.
+    assert source.busy_seconds > 0
+    for number, count in ((0, 2 * TOKENS), (AT_HOME, 2 * TOKENS)):
+        assert shared.tokens[number] == generate(BUNDLED_TARGET, PROMPTS[number], count)[0]
+    whole = generate(BUNDLED_TARGET, PROMPTS[1], len(shared.tokens[1]))[0]
+    assert shared.tokens[1] == whole
