@@ -122,7 +122,7 @@ def _summary(report: Report) -> Iterator[str]:
     evaluation, planned = report.evaluation, report.planned
     count, batches = len(report.deployment.users), len(planned.plan.batches)
     yield (
-        f"{count} users in {batches} batch{'es' * (batches > 1)}: "
+        f"{count} user{'s' * (count > 1)} in {batches} batch{'es' * (batches > 1)}: "
         f"{evaluation.throughput:.1f} tokens/s in all, {evaluation.tokens:.2f} tokens every "
         f"{evaluation.period_ms:.1f} ms"
     )
