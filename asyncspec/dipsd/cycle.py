@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from asyncspec.dipsd.noise import Noise
+from asyncspec.dipsd.noise import QUIET, Noise
 from asyncspec.dipsd.plan import Plan
 from asyncspec.dipsd.simulation import Line, Players, Simulated
 from asyncspec.dipsd.tables import Tables
-
-QUIET = Noise()
 
 
 def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET) -> Simulated:

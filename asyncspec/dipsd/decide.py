@@ -16,14 +16,12 @@ from asyncspec.dipsd.cycle import simulate_plan
 from asyncspec.dipsd.evaluate import evaluate_on
 from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
 from asyncspec.dipsd.model import Deployment, Shape, Stage, User, Verifier
-from asyncspec.dipsd.noise import Deviations, Noise
+from asyncspec.dipsd.noise import QUIET, Deviations, Noise
 from asyncspec.dipsd.plan import Groups, Plan
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.presets import LONGEST
 from asyncspec.dipsd.tables import Tables
 from asyncspec_protocol.ids import SessionId
-
-QUIET = Noise()
 
 MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.dipsd.noise import Noise
+from asyncspec.dipsd.noise import QUIET, Noise
 from asyncspec.dipsd.simulation import Line, Players, Simulated
 from asyncspec.dipsd.tables import Tables
-
-QUIET = Noise()
 
 
 def simulate_greedy(

@@ -57,3 +57,7 @@ class Noise(Struct, frozen=True):
         radius = math.sqrt(-2.0 * math.log(uniform(key, round_, 2 * who)))
         normal = radius * math.cos(2.0 * math.pi * uniform(key, round_, 2 * who + 1))
         return math.exp(sigma * normal - 0.5 * sigma**2)
+
+
+QUIET = Noise()
+"""Machines that are as planned."""

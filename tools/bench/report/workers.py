@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TypeVar
 
 from msgspec import Struct
 
 from asyncspec.backend.hf.threads import one_quiet_thread
+from tools.bench.pool import Result, Work, as_done
 from tools.bench.report.cell import Ask, Cell, Stats
 from tools.bench.report.models import Models
 from tools.bench.report.real import measure_real
 from tools.bench.report.virtual import VirtualEngine
-
-Work = TypeVar("Work")
-Result = TypeVar("Result")
 
 
 class Job(Struct, frozen=True):
@@ -58,12 +53,4 @@ def spread(
         for one in work:
             yield one, do(models, one)
         return
-    # A forked child of a process that has run torch may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context) as pool:
-        futures = {pool.submit(do, models, one): one for one in work}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    yield from as_done(jobs, functools.partial(do, models), work)

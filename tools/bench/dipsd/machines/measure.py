@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from msgspec import Struct
 
@@ -12,6 +10,7 @@ from tools.bench.dipsd.machines.cases import Case
 from tools.bench.dipsd.machines.crowd import Crowd, Ran
 from tools.bench.growth.timing import no_collector
 from tools.bench.limits.progress import Tick
+from tools.bench.pool import as_done
 
 USERS, STAGES, TOKENS = (4, 16, 64), (1, 2), 200
 LENGTHS = (2, 3, 4, 6, 8)
@@ -61,17 +60,10 @@ class Ask(Struct, frozen=True):
 def measure(tick: Tick, asks: Sequence[Ask], jobs: int = 1) -> list[Compared]:
     """All crowds, in so many processes. Raises ``WrongText``."""
     found: dict[Ask, Compared] = {}
-    # A forked child of a process with threads may hang.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        # The largest first, or one of them is left over at the end.
-        order = sorted(asks, key=lambda ask: -ask.users)
-        futures = {pool.submit(compare, ask): ask for ask in order}
-        try:
-            for future in as_completed(futures):
-                found[futures[future]] = future.result()
-                tick()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    # The largest first, or one of them is left over at the end.
+    for ask, compared in as_done(jobs, compare, sorted(asks, key=lambda ask: -ask.users)):
+        found[ask] = compared
+        tick()
     return [found[ask] for ask in asks]
 
 
