@@ -51,8 +51,7 @@ def on_the_way(state: DraftState, message: Verdict, seconds: float, now: float) 
 
 def advanced(state: DraftState, session: DraftSession, moved: Advance) -> DraftState:
     """A round is over: how much of its draft was right."""
-    drafted = _tried(session)
-    if not planned(session) or not drafted:
+    if not planned(session) or not (drafted := _tried(session)):
         return state
     measured = state.measured.with_round(session.session, drafted, moved.hits)
     return replace(state, measured=measured)
