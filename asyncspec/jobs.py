@@ -81,9 +81,10 @@ class Forward(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Passes of several sessions as one (SpecPipe 4.4): linear layers see all their rows at once,
-    attention each session's own slots. No session is in it twice. The result is a tuple with the
-    result of each pass, the same as of the pass by itself.
+    """Several passes as one (SpecPipe 4.4): linear layers see all their rows at once, attention
+    each session's own slots. Passes of the same session are as if one came after the other: rows
+    see what those of an earlier one have written. The result is a tuple with the result of each
+    pass, the same as of the pass by itself.
     """
 
     passes: tuple[Forward, ...]

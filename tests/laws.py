@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -32,11 +33,20 @@ SMALL: dict[str, Policy] = {
     "chain-streamed": Chain(k=1),
     "static-tree": StaticTree(branching=(2, 1, 2)),
     "chunked": Chunked(size=7, depth=3, width=3, segment=3),
-    "pruned": Chunked(early=True, size=7, depth=3, width=3, segment=2),
+    "pruned": Chunked(early=True, size=7, depth=3, width=3, segment=2, coalesce=True),
     "pipedec": Levels(width=3, children=2),
-    "specpipe": Levels(width=4, children=3, levels=2, parts=2, depth=5),
+    "specpipe": Levels(width=4, children=3, levels=2, parts=2, depth=5, coalesce=True),
     "flowspec-no-sbd": FlowSpec(
-        sbd=False, l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6
+        sbd=False,
+        l_init=7,
+        l_seg=2,
+        k=3,
+        d_init=3,
+        l_exp=6,
+        d_exp=3,
+        l_deep=3,
+        d_most=6,
+        coalesce=False,
     ),
     "flowspec": FlowSpec(l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6),
     "dip-sd": Linear(length=3),
@@ -160,16 +170,14 @@ def check_stage(state: Any) -> None:
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
     check_inflows(state)
-    assert len(state.parked) <= max(1, state.config.batch_rows)
-    assert len(state.parked) <= sum(together(state, draft) for draft in state.known)
-    assert len({waiting.session for waiting in state.parked}) == len(state.parked)
+    check_pass(state, state.parked)
     used = sum(session.slots.used for session in state.sessions.values())
     used += sum(state.kept.values())
     assert state.kept.keys().isdisjoint(state.sessions)
     # Until all that was admitted before another draft node came has ended, there may be more.
     assert not state.config.slots or used <= state.config.slots * max(1, len(state.drafts))
     if state.running is not None:
-        check_pass(state)
+        check_pass(state, [part.waiting for part in state.running.parts])
     assert state.sent <= state.allowed
 
 
@@ -197,12 +205,16 @@ def check_inflows(state: Any) -> None:
     assert {owner(session) for session in held} <= state.peers
 
 
-def check_pass(state: Any) -> None:
-    """A pass has one segment of a session, and only one alone may have too many rows."""
-    parts = state.running.parts
-    assert len({part.waiting.session for part in parts}) == len(parts)
-    rows = sum(len(part.job.rows) for part in parts)
-    assert len(parts) == 1 or rows <= state.config.batch_rows
+def check_pass(state: Any, segments: Sequence[Any]) -> None:
+    """A pass has segments of a session in their order, more than one only where it coalesces, and
+    only one alone may have too many rows. Nothing else waits for credit at a time."""
+    for session in {waiting.session for waiting in segments}:
+        own = [waiting.segment for waiting in segments if waiting.session == session]
+        assert own == sorted(set(own))
+        known = state.sessions.get(session) or state.closing.get(session)
+        assert len(own) == 1 or known is None or known.coalesce
+    rows = sum(len(waiting.ids) for waiting in segments)
+    assert len(segments) <= 1 or rows <= state.config.batch_rows
 
 
 def check_prune_applied(state: Any, event: Input) -> None:

@@ -104,6 +104,10 @@ class Usual(Struct, frozen=True):
     def planned(self) -> bool:
         return False
 
+    @property
+    def coalesce(self) -> bool:
+        return False
+
     def accepts(self, view: View) -> bool:
         return True
 
@@ -126,6 +130,11 @@ class Policy(Protocol):
     def planned(self) -> bool:
         """True where the first stage may plan when its segments are verified, and how long they are
         (``View.length``)."""
+
+    @property
+    def coalesce(self) -> bool:
+        """True where segments that wait at a stage may share a pass. The papers give each its own
+        turn."""
 
     def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
         """The token after ``node``. Of lossless policies it is the drawn one."""

@@ -25,6 +25,8 @@ class Chunked(Usual, frozen=True):
     segment: Positive = 16
     # Segments a tree is cut into, where none is too long; 0: one for each pipeline position.
     pieces: Count = 0
+    # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
+    coalesce: bool = False
 
     def accepts(self, view: View) -> bool:
         return self.early or (view.pending == 0 and not view.unsent)

@@ -33,6 +33,8 @@ class FlowSpec(Usual, frozen=True):
     d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
     d_most: Positive = 12
+    # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
+    coalesce: bool = True
 
     def grow(self, view: View) -> Growth | None:
         if not view.room:

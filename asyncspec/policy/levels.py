@@ -32,6 +32,8 @@ class Levels(Usual, frozen=True):
     # Segments a level is cut into, so that the stages of one group work side by side (SpecPipe
     # 3.4, "mini-batch").
     parts: Positive = 1
+    # What waits at a stage may share a pass. Ours, and then a turn may bring more than one level.
+    coalesce: bool = False
     # Which token to take (SpecPipe 3.4, "lossy acceleration"); p of "top-p".
     lossy: Lossy = ""
     top_p: Share = 0.9

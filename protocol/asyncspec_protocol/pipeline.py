@@ -31,12 +31,14 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     # It had to wait for credit. If the receiver was idle meanwhile, its window is too small for the
     # latency of the link.
     waited: bool = False
-    # So many segments of the same pass, of other sessions, follow at once on this link: an idle
-    # receiver that did not wait for them would need another pass for them, at every stage anew.
+    # So many segments of the same pass follow at once on this link: an idle receiver that did not
+    # wait for them would need another pass for them, at every stage anew.
     more: int = 0
     # Seconds it was at the stages before, waiting or computed, of a session that has told its
     # ``Rates``: what is left of its way is drafting and links. 0: nobody wants to know.
     spent: float = 0.0
+    # In which of its session's passes at the first stage it was, from 1 on. 0: it was in none yet.
+    turn: int = 0
 
 
 class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
@@ -65,6 +67,8 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     more: int = 0
     # As in ``Segment``, all stages together.
     spent: float = 0.0
+    # As in ``Segment``.
+    turn: int = 0
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):

@@ -48,6 +48,8 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     # has computed and still holds: they are taken over from there and never sent. -1: of none.
     like: SessionId = SessionId(-1)
     shared: int = 0
+    # Segments of it that wait at a stage may share a pass, where that costs less than one for each.
+    coalesce: bool = False
 
 
 class Close(Struct, array_like=True, frozen=True, tag="close"):

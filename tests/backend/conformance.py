@@ -72,6 +72,23 @@ def together(stages: Sequence[StageBackend], many: Sequence[Steps[T]], random: R
     return [found[i] for i in range(len(many))]
 
 
+def side_by_side(stages: Sequence[StageBackend], many: Sequence[Steps[T]]) -> list[T]:
+    """Run passes that are all on the same stage as batches of all of them, in their order."""
+    wanted = [next(steps) for steps in many]
+    while True:
+        ((stage, _),) = {(stage, None) for stage, _ in wanted}
+        results = stages[stage].run(Batch(tuple(job for _, job in wanted)))
+        found: list[T] = []
+        wanted = []
+        for steps, result in zip(many, cast("tuple[object, ...]", results), strict=True):
+            try:
+                wanted.append(steps.send(result))
+            except StopIteration as end:
+                found.append(cast("T", end.value))
+        if found:
+            return found
+
+
 class Pipeline:
     """Stages in a row with the bookkeeping the machines would do; hidden states cross the wire."""
 
@@ -117,6 +134,21 @@ class Pipeline:
     ) -> tuple[int, ...]:
         """One segment through all stages; the token drawn for each row in ``judge``."""
         return alone(self.stages, self.steps(ids, parents, tokens, judge))
+
+    def send_cut(
+        self,
+        ids: Sequence[NodeId],
+        parents: Sequence[NodeId],
+        tokens: Sequence[int],
+        at: int,
+    ) -> tuple[int, ...]:
+        """The token drawn for each row, in two segments that share every pass."""
+        pieces = (slice(None, at), slice(at, None))
+        steps = [
+            self.steps(ids[own], parents[own], tokens[own], range(len(ids[own]))) for own in pieces
+        ]
+        first, second = side_by_side(self.stages, steps)
+        return first + second
 
     def steps(
         self,
@@ -226,6 +258,8 @@ class Walk:
     # How often other branches are grown rather than the path, and how often trees are pruned.
     noise: float = 0.6
     prunes: float = 0.4
+    # Cut segments in two, where they can be, which share every pass.
+    coalesced: bool = False
     # Called with each path row's position just before it is sent, and its row in the segment.
     watch: Callable[[dict[int, int]], None] = lambda rows: None
     # What is to come back of the path's nodes, and then what did, by position.
@@ -257,7 +291,11 @@ class Walk:
         while self._next < len(self.tokens):
             ids, parents, tokens, path_rows = self._segment()
             self.watch(path_rows)
-            judged = yield from pipeline.steps(ids, parents, tokens, range(len(ids)))
+            if self.coalesced and len(ids) > 1:
+                cut = self.random.randrange(1, len(ids))
+                judged = pipeline.send_cut(ids, parents, tokens, cut)
+            else:
+                judged = yield from pipeline.steps(ids, parents, tokens, range(len(ids)))
             drawn |= {position: judged[row] for position, row in path_rows.items()}
             if self.random.random() < self.prunes:
                 pending = [self._prune()] * len(stages)
@@ -316,6 +354,7 @@ def check_tree_equals_sequential(
     stages: int = 2,
     length: int = 40,
     sampling: Sampling | None = None,
+    coalesced: bool = False,
 ) -> None:
     """The law: a token drawn inside a tree is the token drawn without one."""
     random = Random(seed)
@@ -323,7 +362,8 @@ def check_tree_equals_sequential(
     tokens = [random.randrange(vocab) for _ in range(prompt + length)]
     pipeline = make(stages)
     want = sequential(pipeline, tokens, prompt, sampling)
-    walk = Walk(tokens, prompt, vocab, random, widest=random.choice([1, 4, 16]))
+    widest = random.choice([1, 4, 16]) if not coalesced else 16
+    walk = Walk(tokens, prompt, vocab, random, widest=widest, coalesced=coalesced)
     assert walk.run(pipeline, sampling) == want
 
 

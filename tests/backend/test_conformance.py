@@ -63,6 +63,16 @@ def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) ->
         )
 
 
+@pytest.mark.parametrize("how", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_segments_of_one_session_that_share_passes_equal_sequential(
+    make: MakeStages, stages: int, how: Sampling
+) -> None:
+    conformance.check_tree_equals_sequential(
+        make, VOCAB, 2, stages=stages, length=25, sampling=how, coalesced=True
+    )
+
+
 def test_sessions_apart(make: MakeStages) -> None:
     conformance.check_sessions_apart(make, VOCAB)
 
@@ -79,6 +89,16 @@ def test_a_batch_equals_each_alone_with_windows_and_caps(
     checkpoint = open_checkpoint(tiny(family))
     conformance.check_batches_equal_sequential(
         lambda count: cut(checkpoint, count), VOCAB, 0, (Sampling(), SAMPLED, Sampling()), length=90
+    )
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_segments_that_share_passes_with_windows_and_caps(
+    tiny: Callable[..., Path], family: str
+) -> None:
+    checkpoint = open_checkpoint(tiny(family))
+    conformance.check_tree_equals_sequential(
+        lambda count: cut(checkpoint, count), VOCAB, 3, length=90, coalesced=True
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Received, Send
+from asyncspec.actor.machine import Compute, Effect, Received, Report, Send
 from asyncspec.jobs import Batch
 from asyncspec.liveness import Liveness
 from asyncspec_nodes.machines.draft.sending import together
-from asyncspec_nodes.machines.verify.batch import PATIENCE, gather
+from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, gather, prompt
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import PassTimes, Segment, Verdict
+from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
 from nodes.drive import done, opening, passes, segment, sent, stage
 
 PROMPT = 40
@@ -78,6 +79,78 @@ def test_nothing_waits_for_ever(most: int, sizes: list[int]) -> None:
             assert number <= PATIENCE + 1
             return
     raise AssertionError("the prompt was never served")
+
+
+COALESCING = {name: replace(session, coalesce=True) for name, session in SESSIONS.items()}
+
+
+@given(queues(), st.integers(1, 40), st.integers(0, 12), st.floats(0, 0.5))
+def test_what_waits_joins_its_session_where_rows_cost_little(
+    queue: tuple[Waiting, ...], most: int, plateau: int, slope: float
+) -> None:
+    def seconds(rows: int) -> float:
+        return 1.0 + slope * max(0, rows - plateau)
+
+    heads, _ = gather(queue, COALESCING, most)
+    taken, left = gather(queue, COALESCING, most, (), seconds)
+    assert gather(queue, SESSIONS, most, (), seconds)[0] == heads
+    joined = [w for w in taken if w not in heads]
+    assert [w for w in taken if w in heads] == list(heads)
+    assert not any(prompt(w, COALESCING[w.session]) for w in joined)
+    rows = sum(len(w.ids) for w in taken)
+    assert len(taken) == 1 or rows <= most
+    assert sorted(w.segment for w in (*taken, *left)) == [w.segment for w in queue]
+    for waiting in taken:
+        assert all(w.segment > waiting.segment for w in left if w.session == waiting.session)
+    if slope == 0 and rows < most - 9:
+        # Rows are free and there was room for any of them: nothing of a pass's sessions is left
+        # but prompts, and what stands behind them.
+        begun = {w.session for w in taken}
+        first = {w.session: w for w in reversed(left)}
+        assert all(prompt(w, COALESCING[s]) for s, w in first.items() if s in begun)
+    if len(heads) == 1 and len(joined) == 1:
+        more = len(joined[0].ids)
+        assert seconds(rows) - seconds(rows - more) <= WORTH * seconds(more)
+
+
+def reports(effects: list[Effect]) -> list[Report]:
+    return [e for e in effects if isinstance(e, Report)]
+
+
+def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
+    """One pass in the account, and the first stage says that it was one turn."""
+    last = stage()
+    last.feed(Received(DRAFT, replace(opening(1, session=1), coalesce=True)))
+    (first,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))))
+    last.feed(Received(DRAFT, segment(1, {1: 0, 2: 0}, session=1)))
+    last.feed(Received(DRAFT, segment(2, {3: 2}, session=1)))
+    effects = last.feed(done(first, (5,)))
+    (batch,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(batch, Batch)
+    assert [one.segment for one in batch.passes] == [1, 2]
+    # Node 2 has the slot before node 3's, which sees it.
+    assert batch.passes[1].rows[0].visible == (2, 3)
+    verdicts = sent(last.feed(done(batch, ((6, 7), (8,)))), Verdict)
+    assert [(v.ids, v.tokens, v.more, v.turn) for v in verdicts] == [
+        ((1, 2), (6, 7), 1, 2),
+        ((3,), (8,), 0, 2),
+    ]
+    (account,) = reports(last.feed(Received(DRAFT, Close(SessionId(1)))))
+    assert (account.passes, account.rows) == (2, 4)
+
+
+def test_a_session_that_ends_in_a_pass_of_two_of_its_segments_accounts_for_both() -> None:
+    last = stage()
+    last.feed(Received(DRAFT, replace(opening(1, session=1), coalesce=True)))
+    (first,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))))
+    last.feed(Received(DRAFT, segment(1, {1: 0, 2: 0}, session=1)))
+    last.feed(Received(DRAFT, segment(2, {3: 2}, session=1)))
+    (batch,) = [e.job for e in last.feed(done(first, (5,))) if isinstance(e, Compute)]
+    assert reports(last.feed(Received(DRAFT, Close(SessionId(1))))) == []
+    (account,) = reports(last.feed(done(batch, ((6, 7), (8,)))))
+    assert (account.passes, account.rows) == (2, 4)
+    assert set(last.state.sessions) == {0}
+    assert last.state.closing == {}
 
 
 def test_sessions_that_wait_share_the_next_pass_and_go_on_together() -> None:

@@ -30,7 +30,7 @@ def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
     (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
     assert job.tokens == (0,)
     assert job.judge == (0,)
-    assert sent(last.feed(done(job, (7,))), Verdict) == [Verdict(0, 0, 0, (0,), (7,))]
+    assert sent(last.feed(done(job, (7,))), Verdict) == [Verdict(0, 0, 0, (0,), (7,), turn=1)]
 
 
 def test_prompt_nodes_but_the_last_need_no_verdict() -> None:
@@ -273,7 +273,7 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1, 3: 1}))))
     first.feed(prune(1, 4, (), (2,)))
     (onward,) = [e for e in first.feed(done(job, "hidden")) if isinstance(e, Send)]
-    assert onward.message == segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1)
+    assert onward.message == replace(segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1), turn=1)
     assert onward.tensor == Rows("hidden", (0, 1, 2))
     last = stage(2, 2, prompt_length=2, features=(1, 2))
     (job,) = passes(last.feed(Received(Rank(1), onward.message, "arrived")))
@@ -282,7 +282,7 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     (verdict,) = [
         e for e in last.feed(done(job, Judged((7, 8), "features"))) if isinstance(e, Send)
     ]
-    assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1))  # type: ignore[arg-type]
+    assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1), turn=1)  # type: ignore[arg-type]
     assert verdict.tensor == Rows("features", (0, 1))
 
 

@@ -3,7 +3,8 @@
 A *turn* is one service slot of the pipeline (FlowSpec III-A). The draft node counts turns by a
 logical clock, alike for every policy and whatever the machines' speeds: a segment enters the first
 stage in the first free slot after it was decided on, leaves the last one N slots later, and a draft
-takes one slot. So a round costs its drafting turn, N turns to fill, and the further ones.
+takes one slot. So a round costs its drafting turn, N turns to fill, and the further ones. Which
+segments shared a slot, and which had none because they died first, verdicts tell.
 """
 
 from __future__ import annotations
@@ -22,26 +23,36 @@ class TurnClock(Struct, frozen=True):
 
     # The latest turn that brought a verdict.
     now: int = 0
-    # The first stage's next free slot.
-    free: int = 0
     # When the token source's last answer was there.
     drafted: int = 0
-    exits: Mapping[SegmentId, int] = {}
+    # The first stage's slot for the segment that was judged last, and which of the session's passes
+    # there that was; pass 0: those before the next one do not count.
+    slot: int = 0
+    passes: int = 0
+    # The earliest slot for each segment that has no verdict yet.
+    earliest: Mapping[SegmentId, int] = {}
 
-    def send(self, segment: SegmentId, stages: int, *, drafts: bool) -> TurnClock:
-        """A segment was handed to the first of ``stages`` stages; ``drafts``: it has nodes that
-        had to be drafted first."""
-        enters = max(self.now, self.free, self.drafted if drafts else 0)
-        return replace(self, free=enters + 1, exits={**self.exits, segment: enters + stages})
+    def send(self, segment: SegmentId, *, drafts: bool) -> TurnClock:
+        """A segment was handed to the first stage; ``drafts``: it has nodes that had to be drafted
+        first."""
+        slot = max(self.now, self.drafted if drafts else 0)
+        return replace(self, earliest={**self.earliest, segment: slot})
 
-    def judge(self, segment: SegmentId) -> TurnClock:
-        """A segment's verdict has come."""
-        exits = {k: v for k, v in self.exits.items() if k > segment}
-        return replace(self, now=max(self.now, self.exits.get(segment, 0)), exits=exits)
+    def judge(self, segment: SegmentId, stages: int, passes: int) -> TurnClock:
+        """A segment's verdict has come; it was in the session's ``passes``-th pass at the first of
+        ``stages`` stages."""
+        slot = self.earliest.get(segment)
+        if slot is None:
+            return self
+        if self.passes:
+            slot = max(slot, self.slot + passes - self.passes)
+        later = {k: v for k, v in self.earliest.items() if k > segment}
+        now = max(self.now, slot + stages)
+        return TurnClock(now, self.drafted, slot, passes, later)
 
     def flush(self) -> TurnClock:
         """After a miss nothing that waits or is being drafted counts any more."""
-        return replace(self, free=min(self.free, self.now), drafted=min(self.drafted, self.now))
+        return replace(self, drafted=min(self.drafted, self.now), passes=0)
 
     def ask(self) -> int:
         """When the token source begins with what it is asked now: it does one thing a turn."""

@@ -111,6 +111,7 @@ def _open(
         log_probs=request.log_probs,
         like=start.like,
         shared=start.shared,
+        coalesce=policy.coalesce,
         **asdict(sampling),
     )
     state = replace(state, next_session=SessionId(state.next_session + 1))

@@ -43,9 +43,7 @@ def next_segment(
         sent=session.sent | chosen,
         segments=session.segments + 1,
         next_segment=SegmentId(session.next_segment + 1),
-        clock=session.clock.send(
-            message.segment, session.stages, drafts=ids != (session.tree.root,)
-        ),
+        clock=session.clock.send(message.segment, drafts=ids != (session.tree.root,)),
         counters=counters,
     )
     return session, message

@@ -36,7 +36,7 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
         judged={**session.judged, **alive},
         features=features,
         acknowledged=max(session.acknowledged, verdict.applied),
-        clock=session.clock.judge(verdict.segment),
+        clock=session.clock.judge(verdict.segment, session.stages, verdict.turn),
         counters=replace(session.counters, passes=session.counters.passes + (session.round > 0)),
     )
 

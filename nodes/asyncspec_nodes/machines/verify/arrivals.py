@@ -47,6 +47,7 @@ def arrived(
             since=now,
             spent=message.spent,
             timed=message.spent > 0 or message.session in state.rota.members,
+            turn=message.turn,
         ),
     )
     if waiting is None:

@@ -1,8 +1,10 @@
 """Which waiting segments share the next pass (dynamic batching, SpecPipe 4.4). Pure.
 
-One segment of a session at most: its order is the order in which they came. Decoding goes before
+One segment of a session goes first: its order is the order in which they came. Decoding goes before
 prompts, because a user waits for every token of an answer and once for a prompt; but nothing is
-passed over for ever.
+passed over for ever. Then what waits behind it joins it, where the session wants that and passes
+are measured to cost little more for it: on the plateau a segment that waits for a pass of its own
+is late for nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
+from asyncspec.pass_cost import Seconds
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import SessionId
 
 PATIENCE = 2
 """A segment that so many passes have gone without goes before all that came later."""
+
+WORTH = 0.25
+"""What joins a pass may delay all that is in it, together, by so much of a pass of its own."""
 
 Queue = tuple[Waiting, ...]
 
@@ -26,9 +32,11 @@ def gather(
     sessions: Mapping[SessionId, StageSession],
     most_rows: int,
     held: Collection[SessionId] = (),
+    seconds: Seconds | None = None,
 ) -> tuple[Queue, Queue]:
     """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
-    more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait."""
+    more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait.
+    ``seconds`` of a pass over so many rows; None: nothing is known of it, and nothing joins."""
     if len(queue) == 1:
         return queue, ()
     heads: dict[SessionId, int] = {}
@@ -42,6 +50,8 @@ def gather(
         if not taken or rows + count <= most_rows:
             taken.add(i)
             rows += count
+    if seconds is not None and len(taken) < len(queue):
+        taken |= _joining(queue, sessions, taken, most_rows, seconds)
     left = [
         replace(w, passed_over=w.passed_over + 1) if heads.get(w.session) == i else w
         for i, w in enumerate(queue)
@@ -50,6 +60,32 @@ def gather(
     return itemgetter(*sorted(taken))(queue) if len(taken) > 1 else (queue[min(taken)],), tuple(
         left
     )
+
+
+def _joining(
+    queue: Queue,
+    sessions: Mapping[SessionId, StageSession],
+    heads: Collection[int],
+    most_rows: int,
+    seconds: Seconds,
+) -> set[int]:
+    """What of a queue joins the ``heads``: of each session that wants it the next ones without a
+    gap. A prompt is read in pieces so that others need not wait for it."""
+    joining: set[int] = set()
+    open_to = {queue[i].session for i in heads if sessions[queue[i].session].coalesce}
+    rows = sum([len(queue[i].ids) for i in heads])
+    for i, waiting in enumerate(queue):
+        if waiting.session not in open_to or i in heads:
+            continue
+        more = len(waiting.ids)
+        delay = (len(heads) + len(joining)) * (seconds(rows + more) - seconds(rows))
+        worth = rows + more <= most_rows and delay <= WORTH * seconds(more)
+        if worth and not prompt(waiting, sessions[waiting.session]):
+            joining.add(i)
+            rows += more
+        else:
+            open_to.discard(waiting.session)
+    return joining
 
 
 def _urgency(waiting: Waiting, sessions: Mapping[SessionId, StageSession]) -> int:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
-from asyncspec.pass_cost import NEWS
+from asyncspec.pass_cost import NEWS, Seconds, interpolated
 from asyncspec_nodes.machines.verify.batch import gather
 from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.session import (
@@ -78,10 +78,13 @@ def _start(
 ) -> tuple[VerifyState, Effects]:
     """The first of the queue get their pass, and their places go back to the stage before."""
     config, sessions = state.config, dict(state.sessions)
-    chosen, queue = gather(state.queue, sessions, config.batch_rows, held)
+    chosen, queue = gather(state.queue, sessions, config.batch_rows, held, _seconds(state))
     parts: list[Part] = []
     for waiting in chosen:
-        sessions[waiting.session], part = plan(sessions[waiting.session], waiting, last=config.last)
+        session = sessions[waiting.session]
+        sessions[waiting.session], part = plan(
+            session, waiting, first=config.rank == 1, last=config.last
+        )
         parts.append(part)
     job = parts[0].job if len(parts) == 1 else Batch(tuple([part.job for part in parts]))
     running = Running(parts=tuple(parts), job=job)
@@ -99,6 +102,12 @@ def _start(
     return state, (Compute(job), *granted, *armed)
 
 
+def _seconds(state: VerifyState) -> Seconds | None:
+    """What passes over so many rows take; None where that is not known, or nobody asks."""
+    alone = len(state.queue) == 1
+    return interpolated(*state.cost.averages()) if state.cost.sizes and not alone else None
+
+
 def computed(
     state: VerifyState, job: Forward | Batch, result: object, seconds: float, now: float
 ) -> tuple[VerifyState, Effects]:
@@ -111,23 +120,25 @@ def computed(
     parked: list[Waiting] = []
     effects: list[Effect] = []
     verdicts: list[Send] = []
+    seen: set[SessionId] = set()
     for part, own in zip(running.parts, _results(running, result), strict=True):
         name, ids = part.waiting.session, part.waiting.ids
-        closed = closing.pop(name, None)
-        session = closed or sessions.get(name)
+        known = closing if name in closing else sessions
+        session = known.get(name)
         if session is None:
             continue  # dropped with a lost peer
         stay = survivors(session, ids)
-        session = count(session, len(ids), len(stay), seconds * len(ids) / rows)
-        if closed is not None:
-            effects.append(report(session))
+        share, first = seconds * len(ids) / rows, name not in seen
+        known[name] = session = count(session, len(ids), len(stay), share, passes=int(first))
+        seen.add(name)
+        if known is closing:
             continue
-        sessions[name] = session
         if state.config.last:
             if not running.abandoned and (verdict := _verdict(session, part, own, stay, now)):
                 verdicts.append(verdict)
         elif stay:
             parked.append(_done(session, part, own, stay))
+    effects.extend(report(closing.pop(name)) for name in sorted(seen & closing.keys()))
     state = replace(
         state, running=None, sessions=sessions, closing=closing, parked=(*state.parked, *parked)
     )
@@ -224,6 +235,7 @@ def _verdict(
         log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
         drawn=tuple(more.drawn[i] for i in judged if more.drawn),
         spent=part.waiting.spent_by(now),
+        turn=part.waiting.turn,
     )
     return Send(owner(session.session), message, features)
 
@@ -241,5 +253,6 @@ def _onward(state: VerifyState, waiting: Waiting, now: float, *, waited: bool, m
         waited=waited,
         more=more,
         spent=waiting.spent_by(now),
+        turn=waiting.turn,
     )
     return Send(state.config.after, message, waiting.hidden)

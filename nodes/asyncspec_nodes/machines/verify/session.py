@@ -34,6 +34,8 @@ class Waiting(Struct, frozen=True):
     since: float = 0.0
     spent: float = 0.0
     timed: bool = False
+    # See ``Segment.turn``.
+    turn: int = 0
 
     def spent_by(self, now: float) -> float:
         """Seconds at all stages so far; 0 where nobody wants to know."""
@@ -64,7 +66,8 @@ class Part(Struct, frozen=True):
 
 
 class Running(Struct, frozen=True):
-    """What the device works on: a pass over one segment each of one or more sessions."""
+    """What the device works on: a pass over segments of one or more sessions. Those of a session
+    are in their order, and next to each other only by chance."""
 
     parts: tuple[Part, ...]
     job: Forward | Batch
@@ -87,6 +90,8 @@ class StageSession(Struct, frozen=True):
     tops: int = 0
     # Log-probabilities of the drawn tokens are wanted too.
     log_probs: bool = False
+    # Its segments may share a pass.
+    coalesce: bool = False
     slots: Slots = Slots()
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
@@ -121,12 +126,16 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     return replace(session, liveness=liveness, slots=slots), job
 
 
-def plan(session: StageSession, waiting: Waiting, *, last: bool) -> tuple[StageSession, Part]:
+def plan(
+    session: StageSession, waiting: Waiting, *, first: bool, last: bool
+) -> tuple[StageSession, Part]:
     """Give a segment its slots and make it part of a forward pass.
 
     On the last stage every row is judged except prompt nodes before the last of them, whose
     successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
     """
+    if first:
+        waiting = replace(waiting, turn=session.passes + 1)
     liveness = session.liveness
     slots, rows = place(session.slots, waiting.ids, waiting.parents, liveness.committed)
     judged = _judged(rows, liveness.prompt_length) if last else ()
@@ -153,11 +162,14 @@ def taps(session: StageSession, layers: int) -> int:
     return sum(0 <= depth <= layers for depth in session.features)
 
 
-def count(session: StageSession, rows: int, alive: int, seconds: float) -> StageSession:
-    """Book a pass that has ended: of its ``rows`` so many are ``alive``."""
+def count(
+    session: StageSession, rows: int, alive: int, seconds: float, passes: int = 1
+) -> StageSession:
+    """Book a pass that has ended, or a further segment of one (0 ``passes``): of its ``rows`` so
+    many are ``alive``."""
     return replace(
         session,
-        passes=session.passes + 1,
+        passes=session.passes + passes,
         rows=session.rows + rows,
         dead_rows=session.dead_rows + rows - alive,
         compute_seconds=session.compute_seconds + seconds,

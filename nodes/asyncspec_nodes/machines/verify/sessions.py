@@ -58,6 +58,7 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         features=message.features,
         tops=message.tops,
         log_probs=message.log_probs,
+        coalesce=message.coalesce,
         tokens_travel=sampling.penalises,
         slots=Slots(message.shared, NodeId(message.shared - 1)),
     )
