@@ -18,6 +18,10 @@ from asyncspec.deviation import Deviation
 NEWS = 0.1
 """A change of an average by this share is worth telling."""
 
+KEEP_UP = 0.75
+"""Of the slowest stage's pass: so long may a line take for what a pass brings. At one pass it is as
+slow as that stage, and with any jitter slower."""
+
 _MEMORY = 0.1
 _SOON = 8
 _TINY = 1e-9

@@ -92,7 +92,8 @@ def _check_message(message: Message) -> None:
             _require(0 <= spent < math.inf, "time does not go back")
             _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 verdicts")
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
-            _require(min((applied, *ids, *tokens, *featured)) >= 0, "numbers do not go below 0")
+            numbers = (applied, message.turn, *ids, *tokens, *featured)
+            _require(min(numbers) >= 0, "numbers do not go below 0")
             _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
             _require(max((*tokens, *likely), default=0) <= MOST_TOKEN, "a token is out of bounds")
             _check_likely(len(ids), likely, log_probs)
@@ -180,7 +181,7 @@ def _check_segment(segment: Segment) -> None:
         rule = "a node stands once in a segment"
     elif min(parents) < -1 or not all(map(lt, parents, ids)):
         rule = "a parent is older than its child"
-    elif segment.applied < 0 or (tokens and min(tokens) < 0):
+    elif segment.applied < 0 or segment.turn < 0 or (tokens and min(tokens) < 0):
         rule = "numbers do not go below 0"
     elif not 0 <= segment.taps <= MOST_FEATURES:
         rule = "a row has at most 64 features"

@@ -102,3 +102,5 @@ class Credit(Struct, array_like=True, frozen=True, tag="credit", gc=False):
     # Segments that may wait at the receiver now, those that the link itself holds not counted: it
     # follows the number of sessions that share a pass. 0: as many as the first ``limit``.
     room: int = 0
+    # Seconds the line is measured to take for a row. 0: not known.
+    row_seconds: float = 0.0

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Compute, Effect, Received, Report, Send
 from asyncspec.jobs import Batch
 from asyncspec.liveness import Liveness
+from asyncspec.pass_cost import KEEP_UP
 from asyncspec_nodes.machines.draft.sending import together
-from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, gather, prompt
+from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, Costs, gather, prompt
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
@@ -84,16 +85,24 @@ def test_nothing_waits_for_ever(most: int, sizes: list[int]) -> None:
 COALESCING = {name: replace(session, coalesce=True) for name, session in SESSIONS.items()}
 
 
-@given(queues(), st.integers(1, 40), st.integers(0, 12), st.floats(0, 0.5))
+@given(
+    queues(),
+    st.integers(1, 40),
+    st.integers(0, 12),
+    st.floats(0, 0.5),
+    st.sampled_from([0.0, 0.02, 0.1]),
+)
 def test_what_waits_joins_its_session_where_rows_cost_little(
-    queue: tuple[Waiting, ...], most: int, plateau: int, slope: float
+    queue: tuple[Waiting, ...], most: int, plateau: int, slope: float, line: float
 ) -> None:
     def seconds(rows: int) -> float:
         return 1.0 + slope * max(0, rows - plateau)
 
+    points = tuple(map(float, range(1, 60)))
+    costs = Costs(points, tuple(seconds(int(rows)) for rows in points), line)
     heads, _ = gather(queue, COALESCING, most)
-    taken, left = gather(queue, COALESCING, most, (), seconds)
-    assert gather(queue, SESSIONS, most, (), seconds)[0] == heads
+    taken, left = gather(queue, COALESCING, most, (), costs)
+    assert gather(queue, SESSIONS, most, (), costs)[0] == heads
     joined = [w for w in taken if w not in heads]
     assert [w for w in taken if w in heads] == list(heads)
     assert not any(prompt(w, COALESCING[w.session]) for w in joined)
@@ -102,7 +111,9 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
     assert sorted(w.segment for w in (*taken, *left)) == [w.segment for w in queue]
     for waiting in taken:
         assert all(w.segment > waiting.segment for w in left if w.session == waiting.session)
-    if slope == 0 and rows < most - 9:
+    if joined:
+        assert rows * line <= KEEP_UP * seconds(rows)
+    if slope == line == 0 and rows < most - 9:
         # Rows are free and there was room for any of them: nothing of a pass's sessions is left
         # but prompts, and what stands behind them.
         begun = {w.session for w in taken}

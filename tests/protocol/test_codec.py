@@ -61,7 +61,7 @@ def test_lists_in_lists_in_lists_are_the_peers_fault() -> None:
 
 def test_fields_of_a_later_version_are_skipped() -> None:
     """Append only: a newer peer's extra field does not stop an older node."""
-    assert decode(msgspec.msgpack.encode([["credit", 5, 2, "new"], None])).message == Credit(5, 2)
+    assert decode(msgspec.msgpack.encode([["credit", 5, 2, 0.0, "new"], None])).message == Credit(5, 2)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,9 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         (Segment(0, 0, 0, tuple(range(5000)), tuple(range(-1, 4999))), "1 to 4096 nodes"),
         (Verdict(0, 0, 0, (1, 2), (3,)), "one token per node"),
         (Verdict(0, 0, 0, (-1,), (3,)), "below 0"),
+        (Verdict(0, 0, 0, (1,), (3,), turn=-1), "below 0"),
+        (Segment(0, 0, 0, (1,), (0,), turn=-1), "below 0"),
+        (Credit(5, 2, float("nan")), "finite"),
         (PruneIndices(0, 1, 0, (-1,), ()), "below 0"),
         (PruneIndices(0, 1, 0, tuple(range(20_000)), ()), "too many"),
         (Expand(0, 0, 0, (1,), -1, 0, 0), "below 0"),

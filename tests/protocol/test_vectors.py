@@ -63,6 +63,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "open-penalties": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, 1.25, 0.5, -0.5, 4),),
     "open-tops": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, features=(2, 4, 5), tops=64),),
     "open-log-probs": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, tops=2, log_probs=True),),
+    "credit-row": (m.Credit(12, 2, 0.25),),
     "open-coalesce": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, coalesce=True),),
     "open-like": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, like=5, shared=12),),
     "close-keep": (m.Close(7, True),),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.pass_cost import NEWS
+from asyncspec.pass_cost import KEEP_UP, NEWS
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec_protocol.ids import Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
@@ -23,10 +23,6 @@ Times = Mapping[Rank, PassTimes]
 SHARE = 0.25
 """Of a segment's way: so much may its rows add to it on all lines. Tokens a second are almost the
 same from .2 to .4 (docs/efficiency.md)."""
-
-KEEP_UP = 0.75
-"""Of the slowest stage's pass: so long may a line take for a segment. At one pass it is as slow as
-that stage, and with any jitter slower."""
 
 _MEMORY = 0.125
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from operator import itemgetter
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.pass_cost import Seconds
+from asyncspec.pass_cost import KEEP_UP, interpolated
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import SessionId
 
@@ -27,16 +28,25 @@ WORTH = 0.25
 Queue = tuple[Waiting, ...]
 
 
+class Costs(Struct, frozen=True):
+    """What passes are measured to take, as in ``PassCost.averages``, and the line onward."""
+
+    rows: tuple[float, ...]
+    seconds: tuple[float, ...]
+    # 0: there is no such line, or nothing is known of it.
+    line_row_seconds: float = 0.0
+
+
 def gather(
     queue: Queue,
     sessions: Mapping[SessionId, StageSession],
     most_rows: int,
     held: Collection[SessionId] = (),
-    seconds: Seconds | None = None,
+    costs: Costs | None = None,
 ) -> tuple[Queue, Queue]:
     """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
     more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait.
-    ``seconds`` of a pass over so many rows; None: nothing is known of it, and nothing joins."""
+    Without known ``costs`` nothing joins."""
     if len(queue) == 1:
         return queue, ()
     heads: dict[SessionId, int] = {}
@@ -50,8 +60,8 @@ def gather(
         if not taken or rows + count <= most_rows:
             taken.add(i)
             rows += count
-    if seconds is not None and len(taken) < len(queue):
-        taken |= _joining(queue, sessions, taken, most_rows, seconds)
+    if costs is not None and len(taken) < len(queue):
+        taken |= _joining(queue, sessions, taken, most_rows, costs)
     left = [
         replace(w, passed_over=w.passed_over + 1) if heads.get(w.session) == i else w
         for i, w in enumerate(queue)
@@ -67,19 +77,23 @@ def _joining(
     sessions: Mapping[SessionId, StageSession],
     heads: Collection[int],
     most_rows: int,
-    seconds: Seconds,
+    costs: Costs,
 ) -> set[int]:
     """What of a queue joins the ``heads``: of each session that wants it the next ones without a
-    gap. A prompt is read in pieces so that others need not wait for it."""
+    gap, as far as the line onward carries them. A prompt is read in pieces so that others need not
+    wait for it."""
     joining: set[int] = set()
+    seconds = interpolated(costs.rows, costs.seconds)
     open_to = {queue[i].session for i in heads if sessions[queue[i].session].coalesce}
     rows = sum([len(queue[i].ids) for i in heads])
     for i, waiting in enumerate(queue):
         if waiting.session not in open_to or i in heads:
             continue
         more = len(waiting.ids)
-        delay = (len(heads) + len(joining)) * (seconds(rows + more) - seconds(rows))
-        worth = rows + more <= most_rows and delay <= WORTH * seconds(more)
+        longer = seconds(rows + more)
+        delay = (len(heads) + len(joining)) * (longer - seconds(rows))
+        carried = (rows + more) * costs.line_row_seconds <= KEEP_UP * longer
+        worth = rows + more <= most_rows and carried and delay <= WORTH * seconds(more)
         if worth and not prompt(waiting, sessions[waiting.session]):
             joining.add(i)
             rows += more

@@ -46,7 +46,7 @@ def grant(state: VerifyState, peers: Iterable[Rank] | None = None) -> tuple[Veri
         limit = inflow.received - queued(state, peer) + places + inflow.longer
         if limit > inflow.granted:
             state = put(state, peer, replace(inflow, granted=limit))
-            effects.append(Send(peer, Credit(limit=limit, room=places)))
+            effects.append(Send(peer, Credit(limit, places, state.row_seconds)))
     return state, tuple(effects)
 
 

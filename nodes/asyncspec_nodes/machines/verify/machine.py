@@ -100,7 +100,8 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
         case Credit() if peer == config.after and not config.last:
             if message.limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
-            return send_parked(replace(state, allowed=message.limit), now, waited=True)
+            state = replace(state, allowed=message.limit, onward_row_seconds=message.row_seconds)
+            return send_parked(state, now, waited=True)
         case PruneIndices(session) if is_draft(peer):
             check_owner(session, peer)
             return pruned(state, message)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
-from asyncspec.pass_cost import NEWS, Seconds, interpolated
-from asyncspec_nodes.machines.verify.batch import gather
+from asyncspec.pass_cost import NEWS
+from asyncspec_nodes.machines.verify.batch import Costs, gather
 from asyncspec_nodes.machines.verify.credit import give_back
 from asyncspec_nodes.machines.verify.session import (
     Part,
@@ -78,7 +78,9 @@ def _start(
 ) -> tuple[VerifyState, Effects]:
     """The first of the queue get their pass, and their places go back to the stage before."""
     config, sessions = state.config, dict(state.sessions)
-    chosen, queue = gather(state.queue, sessions, config.batch_rows, held, _seconds(state))
+    alone = len(state.queue) == 1 or not state.cost.sizes
+    costs = None if alone else Costs(*state.cost.averages(), state.onward_row_seconds)
+    chosen, queue = gather(state.queue, sessions, config.batch_rows, held, costs)
     parts: list[Part] = []
     for waiting in chosen:
         session = sessions[waiting.session]
@@ -100,12 +102,6 @@ def _start(
     state, granted = give_back(state, started)
     state, armed = taken(state, started, now) if state.rota.batches else (state, ())
     return state, (Compute(job), *granted, *armed)
-
-
-def _seconds(state: VerifyState) -> Seconds | None:
-    """What passes over so many rows take; None where that is not known, or nobody asks."""
-    alone = len(state.queue) == 1
-    return interpolated(*state.cost.averages()) if state.cost.sizes and not alone else None
 
 
 def computed(

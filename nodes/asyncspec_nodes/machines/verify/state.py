@@ -108,9 +108,11 @@ class VerifyState(Struct, frozen=True):
     peers: frozenset[Rank] = frozenset()
     # By the peer that segments come from, while its link is up.
     inflows: Mapping[Rank, Inflow] = {}
-    # Segments the stage after allows in all on this link, and those sent.
+    # Segments the stage after allows in all on this link, and those sent; what the line to it takes
+    # for a row. 0: not known.
     allowed: int = 0
     sent: int = 0
+    onward_row_seconds: float = 0.0
     # First stage only: who is verified together.
     rota: Rota = Rota()
 
