@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from asyncspec.actor.gauge import packs
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.packed import PACKED, WINDOW, pack, unpack
+from asyncspec.backend.packed import HEAD, PACKED, WINDOW, pack, unpack
 from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec_protocol.codec import TensorSpec
 
@@ -26,7 +28,7 @@ def wire(values: Values) -> WireTensor:
     return WireTensor("bfloat16", values.shape, values.view(np.uint8).reshape(-1).data)
 
 
-def normal(rows: int, width: int, scale: float = 1.0) -> Values:
+def normal(rows: int, width: int, scale: float | npt.NDArray[np.float64] = 1.0) -> Values:
     values = np.random.default_rng(0).standard_normal((rows, width), np.float32) * scale
     return np.asarray(values, np.float32).view(np.uint32).__rshift__(16).astype(np.uint16)
 
@@ -46,36 +48,126 @@ def test_every_bit_comes_back(values: Values) -> None:
     assert packed.data.nbytes == TensorSpec(packed.dtype, packed.shape).nbytes <= values.nbytes
 
 
+SPECIAL = st.sampled_from([0, 0x8000, 1, 0x807F, 0x0080, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF])
+"""Zeros, denormals, the least normal value, infinities, NaNs."""
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(200, 301),
+    st.dictionaries(st.integers(0, 199), SPECIAL | st.integers(0, 0xFFFF), max_size=40),
+)
+def test_values_of_any_kind_among_others(rows: int, width: int, odd: dict[int, int]) -> None:
+    """So few are no reason to leave a tensor plain, whatever its width."""
+    values = normal(rows, width)
+    for place, bits in odd.items():
+        values[place % rows, place] = bits
+    packed = pack(wire(values))
+    assert packed.dtype == PACKED
+    assert bytes(unpack(packed).data) == values.tobytes()
+
+
+def test_all_there_are() -> None:
+    """Each of the 65,536 values, between others that lie close together."""
+    values = normal(256, 1024)
+    values[:, ::4] = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    packed = pack(wire(values))
+    assert packed.dtype == PACKED
+    assert bytes(unpack(packed).data) == values.tobytes()
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_hidden_states_take_three_quarters(scale: float) -> None:
+def test_hidden_states_take_seven_tenths(scale: float) -> None:
     values = normal(16, 4096, scale)
-    assert pack(wire(values)).data.nbytes < 0.755 * values.nbytes
+    assert pack(wire(values)).data.nbytes < 0.7 * values.nbytes
+
+
+def test_channels_may_differ_a_hundredfold() -> None:
+    scales = 10 ** np.random.default_rng(1).uniform(0, 2, 4096)
+    values = normal(16, 4096, scales)
+    assert pack(wire(values)).data.nbytes < 0.73 * values.nbytes
+
+
+def of_exponents(*exponents: int) -> Values:
+    """Eight values for each, in one row."""
+    return np.array([[e << 7 | 0x55 for e in exponents] * 8], np.uint16)
 
 
 def test_a_window_at_either_end_of_the_exponents() -> None:
-    for exponents in (range(WINDOW + 1), range(256 - WINDOW, 256)):
-        values = np.array([[e << 7 | 0x55 for e in exponents] * 20], np.uint16)
+    for exponents in (range(WINDOW), range(256 - WINDOW, 256)):
+        values = of_exponents(*exponents)
         packed = pack(wire(values))
         assert packed.dtype == PACKED
-        assert packed.data.nbytes == 3 + 3 * values.size // 2
+        assert packed.data.nbytes == HEAD + values.size + 3 * values.size // 8
         assert bytes(unpack(packed).data) == values.tobytes()
 
 
-ROOMS = st.sampled_from([(0, 0), (1, 0), (5, 0), (255, 255)])
+@pytest.mark.parametrize("below", range(WINDOW + 1))
+def test_the_second_window_lies_around_the_first(below: int) -> None:
+    """Nothing is left over where the exponents are neighbours, wherever most of them lie."""
+    often = range(100, 100 + WINDOW)
+    values = of_exponents(*often, *often, *range(100 - below, 100 + 2 * WINDOW - below))
+    packed = pack(wire(values))
+    codes = values.size + values.size // 4  # a quarter lies outside the first window
+    assert packed.data.nbytes == HEAD + values.size + 3 * codes // 8
+    assert bytes(unpack(packed).data) == values.tobytes()
 
 
-@given(npst.arrays(np.uint8, npst.array_shapes(min_dims=2, max_dims=2, max_side=30)), ROOMS)
+HEADS = st.tuples(st.integers(0, 40), st.integers(0, 255), st.integers(0, 255))
+
+
+@given(npst.arrays(np.uint8, npst.array_shapes(min_dims=2, max_dims=2, max_side=50)), HEADS)
 def test_what_nobody_has_packed_is_refused(
-    data: npt.NDArray[np.uint8], room: tuple[int, int]
+    data: npt.NDArray[np.uint8], head: tuple[int, int, int]
 ) -> None:
     """Or it is a tensor of just so many values: the peer's fault is found at the width, then."""
-    data[:, 1:3] = room[: max(0, data.shape[1] - 1)]
+    width, *windows = head
+    flat = data.reshape(-1)
+    flat[:HEAD] = [width, 0, 0, 0, *windows][: flat.size]
+    refused_or_whole(data)
+
+
+@given(st.data())
+def test_packed_rows_that_were_changed_on_their_way(data: st.DataObject) -> None:
+    values = normal(3, 200)
+    packed = pack(wire(values))
+    rows = np.frombuffer(packed.data, np.uint8).reshape(packed.shape).copy()
+    for _ in range(data.draw(st.integers(1, 3))):
+        rows.reshape(-1)[data.draw(st.integers(0, rows.size - 1))] = data.draw(st.integers(0, 255))
+    refused_or_whole(rows)
+
+
+@pytest.mark.parametrize("missing", [-1, 1, 2, 50, 200, 290])
+def test_rows_that_are_too_short_or_too_long(missing: int) -> None:
+    packed = pack(wire(normal(3, 200)))
+    rows = np.frombuffer(packed.data, np.uint8).reshape(packed.shape)
+    other = np.pad(rows, ((0, 0), (0, 1))) if missing < 0 else rows[:, :-missing].copy()
+    with pytest.raises(ValueError, match="packed rows"):
+        unpack(WireTensor(PACKED, other.shape, other.reshape(-1).data))
+
+
+@pytest.mark.parametrize("byte", [0, 0x55, 0xFF])
+@pytest.mark.parametrize("width", [1000, 2000, 1 << 31, (1 << 32) - 1])
+def test_a_peer_makes_nobody_allocate_more_than_it_sends(width: int, byte: int) -> None:
+    rows = np.full((100, 2700), byte, np.uint8)
+    rows.reshape(-1)[:4] = np.array([width], "<u4").view(np.uint8)
+    tracemalloc.start()
     try:
-        found = unpack(WireTensor(PACKED, data.shape, data.reshape(-1).data))
+        refused_or_whole(rows)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 * rows.nbytes
+
+
+def refused_or_whole(rows: npt.NDArray[np.uint8]) -> None:
+    """What unpacking makes of any bytes."""
+    try:
+        found = unpack(WireTensor(PACKED, rows.shape, rows.reshape(-1).data))
     except ValueError:
         return
-    assert found.data.nbytes == TensorSpec("bfloat16", found.shape).nbytes
-    assert found.shape[0] == data.shape[0]
+    assert found.data.nbytes == TensorSpec("bfloat16", found.shape).nbytes < 2 * rows.nbytes
+    assert found.shape[0] == rows.shape[0]
 
 
 def test_what_is_not_bfloat16_stays_as_it_is() -> None:
