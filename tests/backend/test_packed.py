@@ -76,6 +76,19 @@ def test_all_there_are() -> None:
     assert bytes(unpack(packed).data) == values.tobytes()
 
 
+@pytest.mark.parametrize("shape", [(16, 4096), (7, 4093), (1, 4096)])
+@pytest.mark.parametrize("share", [0.0, 0.003, 0.03, 0.08, 0.15, 0.3])
+def test_however_many_lie_outside_a_window(shape: tuple[int, int], share: float) -> None:
+    """A share of the values is a hundred times as large, and of these one a million times."""
+    rng = np.random.default_rng(2)
+    other = rng.random(shape) < share
+    powers = np.where(other, np.where(rng.random(shape) < share, 1e8, 1e2), 1)
+    values = normal(*shape, powers)
+    packed = pack(wire(values))
+    assert packed.dtype == PACKED
+    assert bytes(unpack(packed).data) == values.tobytes()
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_hidden_states_take_seven_tenths(scale: float) -> None:
     values = normal(16, 4096, scale)
