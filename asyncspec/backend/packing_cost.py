@@ -11,7 +11,7 @@ from asyncspec.backend.packed import pack, unpack
 
 ROWS, WIDTH = 8, 4096
 """Of the sample: a short segment of a 7B model. The more rows, the less a byte costs; a single row
-has some five times this cost, and 64 rows half of it."""
+has some four times this cost, and 64 rows half of it."""
 
 TIMES = 8
 

@@ -150,27 +150,70 @@ def test_packed_rows_that_were_changed_on_their_way(data: st.DataObject) -> None
     refused_or_whole(rows)
 
 
-@pytest.mark.parametrize("missing", [-1, 1, 2, 50, 200, 290])
-def test_rows_that_are_too_short_or_too_long(missing: int) -> None:
+@pytest.mark.parametrize("more", [-290, -200, -50, -2, -1, 1, 2])
+def test_rows_that_are_too_short_or_too_long(more: int) -> None:
     packed = pack(wire(normal(3, 200)))
-    rows = np.frombuffer(packed.data, np.uint8).reshape(packed.shape)
-    other = np.pad(rows, ((0, 0), (0, 1))) if missing < 0 else rows[:, :-missing].copy()
+    rows, total = packed.shape
+    data = (bytes(packed.data) + bytes(6))[: rows * (total + more)]
     with pytest.raises(ValueError, match="packed rows"):
-        unpack(WireTensor(PACKED, other.shape, other.reshape(-1).data))
+        unpack(WireTensor(PACKED, (rows, total + more), memoryview(data)))
+
+
+def test_a_shape_of_other_bytes() -> None:
+    packed = pack(wire(normal(3, 200)))
+    rows, total = packed.shape
+    for shape in ((rows, total + 1), (rows, total - 1), (rows + 1, total), (rows - 1, total)):
+        with pytest.raises(ValueError, match="packed rows"):
+            unpack(WireTensor(PACKED, shape, packed.data))
+
+
+def test_bytes_behind_the_last_exponent() -> None:
+    packed = pack(wire(of_exponents(*range(100, 110)).reshape(2, -1)))
+    data = bytearray(packed.data)
+    assert data[-1] == 0  # it makes the rows equally long
+    data[-1] = 1
+    with pytest.raises(ValueError, match="more than their exponents"):
+        unpack(WireTensor(PACKED, packed.shape, memoryview(data)))
 
 
 @pytest.mark.parametrize("byte", [0, 0x55, 0xFF])
 @pytest.mark.parametrize("width", [1000, 2000, 1 << 31, (1 << 32) - 1])
-def test_a_peer_makes_nobody_allocate_more_than_it_sends(width: int, byte: int) -> None:
-    rows = np.full((100, 2700), byte, np.uint8)
+def test_a_width_is_believed_only_with_as_many_bytes(width: int, byte: int) -> None:
+    rows = np.full((100, 1750), byte, np.uint8)
     rows.reshape(-1)[:4] = np.array([width], "<u4").view(np.uint8)
+    assert most_memory(rows) < 6 * rows.nbytes
+
+
+def every_value_outside_the_first_window(
+    width: int, *, and_the_second: bool
+) -> npt.NDArray[np.uint8]:
+    """One packed row."""
+    plane = bytes([0xFF] * (3 * width // 8))
+    rest = plane + bytes(width) if and_the_second else bytes(len(plane))
+    data = width.to_bytes(4, "little") + bytes([10, 100]) + bytes(width) + plane + rest
+    return np.frombuffer(data, np.uint8).reshape(1, -1)
+
+
+def test_the_most_memory_that_bytes_can_ask_for() -> None:
+    row = every_value_outside_the_first_window(80_000, and_the_second=False)
+    assert most_memory(row) < 6 * row.nbytes
+    unpack(WireTensor(PACKED, row.shape, row.reshape(-1).data))
+
+
+def test_rows_that_are_no_shorter_are_not_packed() -> None:
+    row = every_value_outside_the_first_window(80, and_the_second=True)
+    with pytest.raises(ValueError, match="packed rows of"):
+        unpack(WireTensor(PACKED, row.shape, row.reshape(-1).data))
+
+
+def most_memory(rows: npt.NDArray[np.uint8]) -> int:
+    """Bytes that unpacking them takes at any time."""
     tracemalloc.start()
     try:
         refused_or_whole(rows)
-        _, most = tracemalloc.get_traced_memory()
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert most < 8 * rows.nbytes
 
 
 def refused_or_whole(rows: npt.NDArray[np.uint8]) -> None:
