@@ -27,7 +27,7 @@ PACKING = 2.0
 than once what it costs they stay so. Measured times are rough, and rows that come now packed and
 now not would have times of their own."""
 
-SAVED = 0.25
+SAVED = 0.3
 """Share of a tensor's bytes that packing spares the line (``asyncspec.backend.packed``)."""
 
 NEVER, ALWAYS = float("inf"), 0.0

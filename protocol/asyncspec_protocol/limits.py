@@ -25,7 +25,7 @@ ITEM_BYTES = {
     "float32": 4,
     "bfloat16": 2,
     # Rows of bfloat16 values in fewer bytes (asyncspec.backend.packed).
-    "bfloat16-packed": 1,
+    "bfloat16-packed-2": 1,
     "float16": 2,
     "int8": 1,
     "uint8": 1,

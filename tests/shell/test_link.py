@@ -360,7 +360,7 @@ def test_rows_are_packed_for_a_peer_that_says_its_line_is_slow(run: Runner) -> N
             end.link.accepted(hello(1, 1))
             for byte_seconds, wanted in (
                 (0.0, False),
-                (7 * cost, False),
+                (6 * cost, False),
                 (9 * cost, True),
                 (5 * cost, True),
                 (3 * cost, False),

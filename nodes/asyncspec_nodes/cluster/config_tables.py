@@ -30,7 +30,7 @@ class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
     stages: Positive | None = None
     # Allows addresses beyond loopback without [security]: anyone who reaches a port is trusted.
     insecure: bool = False
-    # How bfloat16 hidden states travel: "packed" takes three quarters of the bytes and some
+    # How bfloat16 hidden states travel: "packed" takes seven tenths of the bytes and some
     # processor time, "plain" neither; "auto" packs on lines that are measured to be so slow that
     # it pays.
     wire: Wire = "auto"
