@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.cli.plan_running_output import why
+from asyncspec_nodes.cli.plan.running_output import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
