@@ -25,7 +25,8 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
