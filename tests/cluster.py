@@ -13,7 +13,9 @@ from asyncspec.backend.toy_eagle import ToyEagle
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
-from asyncspec.sim.world import Actor, Costs, World
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.costs import Costs
+from asyncspec.sim.world import World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
 from asyncspec_nodes.machines.draft.machine import DraftMachine

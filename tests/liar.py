@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from asyncspec.actor.machine import Effect, Input, Received, Send
 from asyncspec.jobs import Job
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.world import World
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import (

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import structlog
 
-from asyncspec.actor.runtime import Shell
+from asyncspec.actor.shell import Shell
 from asyncspec.backend.toy import ToyModel
 from asyncspec.draw import seen
 from asyncspec.sampling import Sampling

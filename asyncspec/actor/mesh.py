@@ -18,6 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.tap import Tap
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import answer
@@ -75,6 +76,8 @@ class Mesh:
         self._owner = owner
         self._options = options
         self._security = security
+        # Who records this node, if anybody does: see ``record``.
+        self._tap: Tap | None = None
         self._everyone: set[Link] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
@@ -101,6 +104,16 @@ class Mesh:
             await asyncio.wait(waiting, timeout=1.0)
         for link in list(self._everyone):
             link.abort(reason)
+
+    def record(self, tap: Tap | None) -> None:
+        """Tell ``tap`` from now on what the links to nodes go through; None tells nobody."""
+        self._tap = tap
+        for link in self.links.values():
+            link.record(tap)
+
+    def take_bytes(self, session: int) -> int:
+        """Bytes written for a session so far, on all links; the count starts anew."""
+        return sum(link.take_bytes(session) for link in self.links.values())
 
     # --- listening ------------------------------------------------------------------------------
 
@@ -198,6 +211,7 @@ class Mesh:
         link.accepted(peer)
         if peer.role != "client":
             self.links[peer.rank] = link
+            link.record(self._tap)
         self._owner.joined(link)
 
     def _gone(self, link: Link, reason: str) -> None:
@@ -206,4 +220,7 @@ class Mesh:
             return
         if self.links.get(link.rank) is link:
             del self.links[link.rank]
+        if is_draft(link.rank):
+            for other in self.links.values():
+                other.forget(link.rank)  # of its sessions no account will be asked for
         self._owner.lost(link, reason)

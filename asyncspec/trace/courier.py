@@ -46,7 +46,7 @@ class _Collection:
 
 
 class Courier:
-    """One node's part in collecting traces. See ``asyncspec.actor.runtime.Courier``."""
+    """One node's part in collecting traces. See ``asyncspec.actor.shell.Courier``."""
 
     def __init__(
         self, runtime: Runtime[Any], make: Callable[[bool], Recorder], *, always: bool
@@ -115,7 +115,7 @@ class Courier:
     # --- the runtime's side ---------------------------------------------------------------------
 
     def joined(self, link: Link) -> None:
-        """See ``Courier`` in the runtime: a new peer is asked for its clock and its lines."""
+        """See ``Courier`` in ``actor.shell``: a new peer is asked for its clock and its lines."""
         if self._recorder is None or not is_draft(self._runtime.rank):
             return
         self._probe(BURST)
@@ -125,7 +125,7 @@ class Courier:
                 link.send(Collect(collection.inner, last=-1, follow=True))
 
     def gone(self, link: Link) -> None:
-        """See ``Courier`` in the runtime."""
+        """See ``Courier`` in ``actor.shell``."""
         for collection in [c for c in self._collections if c.link is link]:
             self._collections.remove(collection)
             self._tell_stages(Collect(collection.inner, last=0, follow=False, stop=True))
@@ -135,7 +135,7 @@ class Courier:
         self._detach()
 
     def collect(self, link: Link, message: Collect) -> None:
-        """See ``Courier`` in the runtime."""
+        """See ``Courier`` in ``actor.shell``."""
         known = self._find(link, message.collection)
         if known is not None:
             if message.stop:
@@ -154,7 +154,7 @@ class Courier:
             self._stop(collection)
 
     def events(self, link: Link, message: Events, frame: Frame) -> None:
-        """See ``Courier`` in the runtime: pass on a stage's lines."""
+        """See ``Courier`` in ``actor.shell``: pass on a stage's lines."""
         for collection in list(self._collections):
             if collection.inner == message.collection:
                 if frame.data is not None:

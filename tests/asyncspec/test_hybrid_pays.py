@@ -15,11 +15,12 @@ import pytest
 from asyncspec.actor.machine import Request, Submitted
 from asyncspec.policy import POLICIES
 from asyncspec.sampling import Sampling
+from asyncspec.sim.actor import Actor
 from asyncspec.sim.cluster_cost import Pricing
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.presets import PRESETS
 from asyncspec.sim.recorded import Recorded, read_language
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.world import World
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.machines.draft.machine import DraftMachine

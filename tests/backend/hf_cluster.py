@@ -8,7 +8,8 @@ from typing import Any
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.recipe import Quantize, Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.sim.world import Actor, Costs
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.costs import Costs
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig

@@ -22,7 +22,7 @@ from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.node import listen
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]

@@ -14,7 +14,7 @@ from asyncspec.actor.machine import Submitted
 from asyncspec.dipsd.decide import decide
 from asyncspec.errors import ClusterError
 from asyncspec.pass_cost import PassCost
-from asyncspec_nodes.cli.plan_running import running
+from asyncspec_nodes.cli.plan.running import running
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.machines.verify.consulted import consulted

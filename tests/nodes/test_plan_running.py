@@ -13,10 +13,10 @@ import commands
 from asyncspec.dipsd.decide import measured
 from asyncspec.dipsd.model import User
 from asyncspec.errors import ClusterError, UserError
-from asyncspec_nodes.cli import plan_running_output as output
-from asyncspec_nodes.cli.plan_config import parse
-from asyncspec_nodes.cli.plan_running import names, running
-from asyncspec_nodes.cli.plan_save import save, to_toml
+from asyncspec_nodes.cli.plan import running_output as output
+from asyncspec_nodes.cli.plan.config import parse
+from asyncspec_nodes.cli.plan.running import names, running
+from asyncspec_nodes.cli.plan.save import save, to_toml
 from asyncspec_protocol.ids import SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import Consulted
 

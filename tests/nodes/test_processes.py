@@ -26,7 +26,8 @@ from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, SecurityTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.node.reports import Loading, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads

@@ -9,7 +9,8 @@ from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine, Request, Submitted
-from asyncspec.actor.runtime import Runtime, Shell
+from asyncspec.actor.runtime import Runtime
+from asyncspec.actor.shell import Shell
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
 from asyncspec.backend.toy_eagle import ToyEagle
@@ -141,7 +142,7 @@ class LocalCluster:
         if sock is None:
             sock = socket.create_server(self.ports[Rank(rank)])
             sock.setblocking(False)
-        machine: Machine[Any]
+        machine: DraftMachine | VerifyMachine
         run: Any
         tensors: Tensors | None = None
         if is_draft(rank):
@@ -172,9 +173,10 @@ class LocalCluster:
             tensors = self.backends[rank] = ToyStage(self.model, first, end)
             run = self.backends[rank].run
         shell = self.shell(rank)
+        role: Machine[Any] = machine
         self.nodes[rank] = Runtime(
-            machine,
-            machine.initial(),  # type: ignore[attr-defined]
+            role,
+            machine.initial(),
             me=hello(rank, self.stages),
             peers=self.ports,
             sock=sock,
@@ -185,7 +187,7 @@ class LocalCluster:
             options=QUICK,
         )
         if self.traced is not None:
-            self.couriers[rank] = self._courier(rank)
+            self.couriers[rank] = self._courier(rank, settings(machine.config))
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
 
     def shell(self, rank: int) -> Shell:
@@ -193,16 +195,13 @@ class LocalCluster:
         self.shells[rank] = RecordingShell()
         return self.shells[rank]
 
-    def _courier(self, rank: int) -> Courier:
-        runtime = self.nodes[rank]
-
+    def _courier(self, rank: int, config: dict[str, Any]) -> Courier:
         def recorder(whole: bool) -> Recorder:
-            config = settings(runtime._machine.config)  # type: ignore[attr-defined]
             role = role_of(rank, self.stages)
             at = time.monotonic()
             return Recorder(Node(rank, at, at, role, self.stages, config=config, whole=whole))
 
-        return Courier(runtime, recorder, always=bool(self.traced))
+        return Courier(self.nodes[rank], recorder, always=bool(self.traced))
 
     async def stop(self, rank: int) -> None:
         """Stop a node; its task must end cleanly."""

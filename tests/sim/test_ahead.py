@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Effect, Input, Received, Send
 from asyncspec.backend.toy import ToyModel
 from asyncspec.jobs import Batch, Forward, Job, drafts
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.world import World
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, is_draft
 from asyncspec_protocol.messages import Expand, Expanded, Message, Segment, Withdraw

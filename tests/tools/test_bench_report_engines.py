@@ -10,8 +10,8 @@ import pytest
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.sampling import Sampling
+from asyncspec.sim.actor import Actor
 from asyncspec.sim.presets import PRESETS
-from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.layout import even_split
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncspec.errors import UserError
 from asyncspec_nodes.cluster.config import parse
 from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.local.cluster_file import local_config
 from tools.testbed import description, plan
 from tools.testbed.cluster_file import check_size, cluster_file
 from tools.testbed.plan import HOST, SWITCH, Names

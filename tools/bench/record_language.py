@@ -26,7 +26,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_target,
 )
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.node.sources import load_source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded

@@ -31,7 +31,8 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.machines.replay import events
 from asyncspec_protocol.messages import Finished, Submit
 

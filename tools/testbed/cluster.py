@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,36 +27,33 @@ class BedCluster(LocalCluster):
     ) -> None:
         """Raises ``UserError`` where devices and ranks are not as many."""
         check_size(bed.description, config)
-        super().__init__(addressed(config, list(bed.devices)), progress, logs)
+        super().__init__(config, progress, logs, launch=BedLaunch(bed))
+
+
+class BedLaunch:
+    """Starts each node on its device of a bed (see ``Launch``), with a cluster file of its own, as
+    it must look for a peer where the right link begins."""
+
+    def __init__(self, bed: Bed) -> None:
         self._bed = bed
 
-    async def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="asyncspec-bed-")
-        folder = Path(self._folder.name)
-        for rank in range(len(self._bed.devices)):
-            file = folder / f"cluster-{rank}.toml"
-            text = cluster_file(self.config, self._seen_from(rank), self._bed.description)
-            file.write_text(text, encoding="utf-8")
-            log = (self._logs or folder) / f"rank-{rank}.log"
-            child = await self._node(rank, file, log)
-            self._children.append(child)
-            self._watches.append(asyncio.create_task(child.watch(self._heard)))
-        await self._loaded()
+    def prepare(self, config: Config, folder: Path) -> Config:
+        """See ``Launch``."""
+        self._config = addressed(config, list(self._bed.devices))
+        self._folder = folder
+        return self._config
+
+    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+        """See ``Launch``."""
+        file = self._folder / f"cluster-{rank}.toml"
+        text = cluster_file(self._config, self._seen_from(rank), self._bed.description)
+        file.write_text(text, encoding="utf-8")
+        role, prefix = role_of(rank, self._config.stages), self._bed.prefix(rank)
+        return await Child.start(rank, role, file, None, log, prefix=prefix, again=again)
+
+    def close(self) -> None:
+        """See ``Launch``. The bed stays; its addresses are nobody's to give back."""
 
     def _seen_from(self, rank: int) -> list[Address]:
         others = range(len(self._bed.devices))
         return [self._bed.devices[o] if o == rank else self._bed.reach(rank, o) for o in others]
-
-    async def _node(self, rank: int, file: Path, log: Path) -> Child:
-        role = role_of(rank, self.config.stages)
-        command = [*self._bed.prefix(rank), sys.executable, "-P", "-m", "asyncspec_nodes.node.cli"]
-        command += ["--role", role, "--rank", str(rank), "--config", str(file), "--supervised"]
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        return Child(rank, role, process, log)

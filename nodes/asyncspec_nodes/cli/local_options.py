@@ -25,7 +25,7 @@ from asyncspec_nodes.cluster.config_tables import (
     TargetTable,
 )
 from asyncspec_nodes.cluster.source_names import EAGLE, parts
-from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.serving.rules import policy_problem
 
 DEFAULT_POLICY = "flowspec"

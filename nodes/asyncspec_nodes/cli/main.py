@@ -12,10 +12,11 @@ from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes.cli import memory as memory_cli
-from asyncspec_nodes.cli import plan_options, run_options, serve_options, simulate_options
 from asyncspec_nodes.cli import record as record_cli
+from asyncspec_nodes.cli import run_options, serve_options, simulate_options
 from asyncspec_nodes.cli import trace as trace_cli
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.plan import options as plan_options
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +45,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from asyncspec_nodes.cli.plan import run
+    from asyncspec_nodes.cli.plan.command import run
 
     return run(arguments)
 

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,24 +48,28 @@ class Child:
         rank: int,
         role: Role,
         config: Path,
-        sock: socket.socket,
+        sock: socket.socket | None,
         log: Path,
         *,
+        prefix: Sequence[str] = (),
         again: bool = False,
     ) -> Child:
-        """Start a node that serves on ``sock``. ``again``: its log goes on."""
+        """Start a node that serves on ``sock``, or else where its cluster file says. ``prefix``:
+        words before the command, which keep its process number; ``again``: its log goes on."""
         # -P: a file in the user's directory must not stand in for a module.
-        command = [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", role]
+        command = [*prefix, sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", role]
         number = draft_number(Rank(rank)) if role == "draft" else rank
         command += ["--rank", str(number), "--config", str(config), "--supervised"]
-        command += ["--listen-fd", str(sock.fileno())]
+        inherited = () if sock is None else (sock.fileno(),)
+        for descriptor in inherited:
+            command += ["--listen-fd", str(descriptor)]
         with log.open("ab" if again else "wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
-                pass_fds=(sock.fileno(),),
+                pass_fds=inherited,
                 # Ctrl-C in the terminal reaches only the parent, which stops its children.
                 start_new_session=True,
             )

@@ -12,10 +12,11 @@ from asyncspec.errors import AsyncSpecError
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.reference import decode
 from asyncspec.sampling import Sampling
+from asyncspec.sim.actor import Actor
 from asyncspec.sim.cluster_cost import ClusterCost, Pricing
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
-from asyncspec.sim.world import Actor, Stuck, World
+from asyncspec.sim.world import Stuck, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node, Record
 from asyncspec_nodes.machines.draft.machine import DraftMachine

@@ -50,7 +50,7 @@ class _Question:
 
 
 class Inspector:
-    """One node's answers. See ``asyncspec.actor.runtime.Inspector``."""
+    """One node's answers. See ``asyncspec.actor.shell.Inspector``."""
 
     def __init__(
         self,

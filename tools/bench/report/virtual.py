@@ -12,9 +12,10 @@ from typing import Any
 
 from asyncspec.actor.machine import Request, Submitted
 from asyncspec.errors import AsyncSpecError
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.world import World
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.simulated import MOST_STEPS, connect

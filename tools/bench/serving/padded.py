@@ -21,7 +21,8 @@ from asyncspec_nodes.cluster.config_tables import (
     PaceTable,
     TargetTable,
 )
-from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.cluster_file import local_config
 from tools.bench.limits.asking import WARM_UP_TOKENS, Reply, ask, speed
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.progress import Tick

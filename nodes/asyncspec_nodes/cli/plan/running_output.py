@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncspec_nodes.cli.plan_running import Running, rates, stages
+from asyncspec_nodes.cli.plan.running import Running, rates, stages
 from asyncspec_protocol.messages import Consulted
 
 

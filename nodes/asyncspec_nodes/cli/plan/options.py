@@ -11,8 +11,8 @@ from asyncspec.dipsd import presets
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.noise import Noise
 from asyncspec.errors import UserError
-from asyncspec_nodes.cli import plan_config
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.plan import config
 from asyncspec_nodes.client import remote
 
 METHODS = ("ours", "algorithm1")
@@ -85,12 +85,12 @@ def _preset_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def read_deployment(arguments: argparse.Namespace) -> Deployment:
     """What a file or the preset says. Raises ``UserError``."""
     if arguments.preset is None:
-        return plan_config.load(arguments.devices)
+        return config.load(arguments.devices)
     given = _preset_options(arguments)
     for name, value in given.items():
         if not (math.isfinite(value) and value >= PRESET[name]):
             raise UserError(f"{_option(name)} is {value:g}; it must be at least {PRESET[name]:g}")
-    for name, most in (("users", plan_config.MOST_USERS), ("stages", presets.TARGET.layers)):
+    for name, most in (("users", config.MOST_USERS), ("stages", presets.TARGET.layers)):
         if given.get(name, 0) > most:
             raise UserError(f"{_option(name)} is {given[name]}; it must be at most {most}")
     _chance("--alpha", given.get("alpha"))

@@ -20,10 +20,10 @@ from asyncspec.dipsd.noise import Noise
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
 from asyncspec.errors import UserError
-from asyncspec_nodes.cli import plan_running
-from asyncspec_nodes.cli.plan_options import check_source, read_deployment, read_noise
-from asyncspec_nodes.cli.plan_output import Report, as_dict, text
-from asyncspec_nodes.cli.plan_save import save
+from asyncspec_nodes.cli.plan import running as running_cluster
+from asyncspec_nodes.cli.plan.options import check_source, read_deployment, read_noise
+from asyncspec_nodes.cli.plan.output import Report, as_dict, text
+from asyncspec_nodes.cli.plan.save import save
 from asyncspec_nodes.client import remote
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
@@ -33,7 +33,7 @@ ROUNDS = 200
 def run(arguments: argparse.Namespace) -> int:
     """Plan, compare, print. Raises ``UserError``, of a running cluster also ``ClusterError``."""
     check_source(arguments)
-    running = plan_running.ask(arguments) if remote.wanted(arguments) else None
+    running = running_cluster.ask(arguments) if remote.wanted(arguments) else None
     deployment = read_deployment(arguments) if running is None else running.deployment
     noise = read_noise(arguments, deployment)
     if noise is None and running is not None:

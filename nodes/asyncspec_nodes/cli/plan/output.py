@@ -13,8 +13,8 @@ from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.outcome import Planned
 from asyncspec.dipsd.picture import picture
 from asyncspec.dipsd.simulation import Simulated
-from asyncspec_nodes.cli import plan_running_output as running_output
-from asyncspec_nodes.cli.plan_running import Running
+from asyncspec_nodes.cli.plan import running_output
+from asyncspec_nodes.cli.plan.running import Running
 
 PROVED = 1e-9
 

@@ -1,0 +1,118 @@
+"""Links of a simulated cluster: first-in first-out, with a delay per message, and counted bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from msgspec import Struct
+
+from asyncspec.actor.gauge import LARGE_BYTES
+from asyncspec.actor.machine import Received
+from asyncspec.sim.clock import Clock
+from asyncspec.sim.costs import Costs, Wires
+from asyncspec_protocol.framing import frame_bytes
+from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.messages import Message
+
+
+class Line(Struct):
+    """One direction of a link."""
+
+    source: Rank
+    target: Rank
+    # When it is free, and when its last message arrives.
+    free: float
+    arrival: float
+    # False once the link was taken down: what is on the way is gone.
+    up: bool = True
+
+
+class Lines:
+    """The links that are up. With ``wires`` messages take their time to leave, and every session's
+    bytes are counted, as the runtime does.
+
+    ``arrived`` is told of each message at its end of the line. ``recorded``: nodes whose messages
+    are measured also where no bytes are counted.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: Costs,
+        wires: Wires | None,
+        arrived: Callable[[Rank, Received], None],
+        recorded: Container[Rank],
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._wires = wires
+        self._arrived = arrived
+        self._recorded = recorded
+        # By their ends.
+        self._up: dict[tuple[Rank, Rank], Line] = {}
+        # Bytes written for a session, by node.
+        self._bytes: dict[tuple[Rank, SessionId], int] = {}
+
+    def find(self, source: Rank, target: Rank) -> Line | None:
+        """The line from one node to another, if it is up."""
+        return self._up.get((source, target))
+
+    def peers(self, rank: Rank) -> list[Rank]:
+        """Who is linked to a node."""
+        return [one for one, other in self._up if other == rank]
+
+    def connect(self, one: Rank, other: Rank) -> bool:
+        """Bring up a link; False where it is up already."""
+        if (one, other) in self._up:
+            return False
+        now = self._clock.now
+        for source, target in ((one, other), (other, one)):
+            self._up[source, target] = Line(source, target, free=now, arrival=now)
+        return True
+
+    def cut(self, one: Rank, other: Rank) -> bool:
+        """Take down a link; what is on the way is gone. False where it is down already."""
+        if (one, other) not in self._up:
+            return False
+        for ends in ((one, other), (other, one)):
+            self._up.pop(ends).up = False
+        return True
+
+    def send(self, line: Line, message: Message, handle: object | None) -> int:
+        """Put a message on a line, with the receiver's handle to its rows. Its bytes; 0 where
+        nobody wants to know."""
+        source, target, wires = line.source, line.target, self._wires
+        now = self._clock.now
+        sent = line.free if line.free > now else now
+        if wires is not None:
+            sent += wires.occupied(source, target, message)
+        arrival = max(line.arrival, sent + self._costs.link(source, target, message))
+        line.free, line.arrival = sent, arrival
+        seconds = 0.0 if handle is None else self._line_seconds(message)
+        self._clock.at(arrival, self._arrive, line, Received(source, message, handle, seconds))
+        return self._measure(source, message)
+
+    def take_bytes(self, rank: Rank, session: SessionId) -> int:
+        """Bytes a node has written for a session so far; the count starts anew."""
+        return self._bytes.pop((rank, session), 0)
+
+    def _arrive(self, line: Line, event: Received) -> None:
+        if line.up:
+            self._arrived(line.target, event)
+
+    def _line_seconds(self, message: Message) -> float:
+        """What a node learns of the line by a message with a tensor: something if it is large."""
+        if self._wires is None or self._wires.nbytes(message) < LARGE_BYTES:
+            return 0.0
+        return self._wires.carried(message)
+
+    def _measure(self, source: Rank, message: Message) -> int:
+        """Bytes of a message, booked for its session."""
+        if self._wires is None:
+            return frame_bytes(message) if source in self._recorded else 0
+        session = getattr(message, "session", None)
+        if session is None:
+            return self._wires.nbytes(message) if source in self._recorded else 0
+        size, key = self._wires.nbytes(message), (source, session)
+        self._bytes[key] = self._bytes.get(key, 0) + size
+        return size
