@@ -33,6 +33,13 @@ def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
     assert sent(last.feed(done(job, (7,))), Verdict) == [Verdict(0, 0, 0, (0,), (7,), turn=1)]
 
 
+def test_a_session_opened_by_nobody_who_is_linked() -> None:
+    middle = stage(2, 3)
+    middle.feed(Lost(Rank(1)))
+    with pytest.raises(RemoteProtocolError, match="not linked"):
+        middle.feed(Received(Rank(1), opening(1, session=5)))
+
+
 def test_prompt_nodes_but_the_last_need_no_verdict() -> None:
     last = stage(prompt_length=4)
     (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1, 1: 0}))))

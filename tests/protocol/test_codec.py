@@ -61,7 +61,9 @@ def test_lists_in_lists_in_lists_are_the_peers_fault() -> None:
 
 def test_fields_of_a_later_version_are_skipped() -> None:
     """Append only: a newer peer's extra field does not stop an older node."""
-    assert decode(msgspec.msgpack.encode([["credit", 5, 2, 0.0, "new"], None])).message == Credit(5, 2)
+    assert decode(msgspec.msgpack.encode([["credit", 5, 2, 0.0, "new"], None])).message == Credit(
+        5, 2
+    )
 
 
 @pytest.mark.parametrize(

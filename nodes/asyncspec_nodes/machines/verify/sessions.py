@@ -22,7 +22,10 @@ MOST_CLOSED_EARLY = 4096
 
 
 def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
-    """A session begins here and is announced to the next stage."""
+    """A session begins here and is announced to the next stage. Raises ``RemoteProtocolError`` for
+    one that cannot."""
+    if peer not in state.inflows:
+        raise RemoteProtocolError("session opened by who is not linked", peer=peer)
     config, session = state.config, message.session
     draft = owner(session)
     known = state.known.get(draft, UNKNOWN)
