@@ -20,9 +20,9 @@ from asyncspec_protocol.messages import PassTimes
 
 Times = Mapping[Rank, PassTimes]
 
-SHARE = 0.25
+SHARE = 0.4
 """Of a segment's way: so much may its rows add to it on all lines. Tokens a second are almost the
-same from .2 to .4 (docs/efficiency.md)."""
+same from .25 to .5 (docs/efficiency.md)."""
 
 _MEMORY = 0.125
 
