@@ -37,7 +37,8 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     # Seconds it was at the stages before, waiting or computed, of a session that has told its
     # ``Rates``: what is left of its way is drafting and links. 0: nobody wants to know.
     spent: float = 0.0
-    # In which of its session's passes at the first stage it was, from 1 on. 0: it was in none yet.
+    # In which of its session's passes at the first stage it was, those that were given up not
+    # counted, from 1 on. 0: it was in none yet.
     turn: int = 0
 
 

@@ -43,13 +43,11 @@ def test_tokens_per_turn_order_the_policies_as_in_the_paper() -> None:
     assert alt[0] > 1.1 * alt[1] > 1.2 * alt[2] > 1.3 * alt[3]
 
 
-@pytest.mark.parametrize("policy", LOSSLESS)
-def test_the_turn_clock_is_the_virtual_clock(policy: str) -> None:
-    """Turns are counted at the draft node by logic alone; with equal stages they are the time.
-
-    Not to the last turn: a segment that was emptied on its way keeps its turn.
-    """
-    stats = run(policy, draft_level=1.0)
+@pytest.mark.parametrize("draft_level", [1.0, 0.1])
+@pytest.mark.parametrize("policy", [*LOSSLESS, "pruned:coalesce=true", "specpipe:coalesce=true"])
+def test_the_turn_clock_is_the_virtual_clock(policy: str, draft_level: float) -> None:
+    """Turns are counted at the draft node by logic alone; with equal stages they are the time."""
+    stats = run(policy, draft_level=draft_level)
     assert stats["turns"] == pytest.approx(stats["decode_seconds"], rel=0.03)
 
 

@@ -3,8 +3,9 @@
 A *turn* is one service slot of the pipeline (FlowSpec III-A). The draft node counts turns by a
 logical clock, alike for every policy and whatever the machines' speeds: a segment enters the first
 stage in the first free slot after it was decided on, leaves the last one N slots later, and a draft
-takes one slot. So a round costs its drafting turn, N turns to fill, and the further ones. Which
-segments shared a slot, and which had none because they died first, verdicts tell.
+takes a slot, or the part of one that it is measured to take. So a round costs its drafting, N turns
+to fill, and the further ones. Which segments shared a slot, and which had none because they died
+first, verdicts tell.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ class TurnClock(Struct, frozen=True):
     """The logical clock of one session, in turns since the first token."""
 
     # The latest turn that brought a verdict.
-    now: int = 0
+    now: float = 0.0
     # When the token source's last answer was there.
-    drafted: int = 0
+    drafted: float = 0.0
     # The first stage's slot for the segment that was judged last, and which of the session's passes
     # there that was; pass 0: those before the next one do not count.
-    slot: int = 0
+    slot: float = 0.0
     passes: int = 0
     # The earliest slot for each segment that has no verdict yet.
-    earliest: Mapping[SegmentId, int] = {}
+    earliest: Mapping[SegmentId, float] = {}
 
     def send(self, segment: SegmentId, *, drafts: bool) -> TurnClock:
         """A segment was handed to the first stage; ``drafts``: it has nodes that had to be drafted
         first."""
-        slot = max(self.now, self.drafted if drafts else 0)
+        slot = max(self.now, self.drafted) if drafts else self.now
         return replace(self, earliest={**self.earliest, segment: slot})
 
     def judge(self, segment: SegmentId, stages: int, passes: int) -> TurnClock:
@@ -45,22 +46,33 @@ class TurnClock(Struct, frozen=True):
         if slot is None:
             return self
         if self.passes:
-            slot = max(slot, self.slot + passes - self.passes)
+            slot = max(slot, self._free(segment, passes - self.passes))
         later = {k: v for k, v in self.earliest.items() if k > segment}
         now = max(self.now, slot + stages)
         return TurnClock(now, self.drafted, slot, passes, later)
+
+    def _free(self, segment: SegmentId, passes: int) -> float:
+        """The first slot for a segment so many passes after the last one that was judged. The j-th
+        of those between is of the j-th segment between or a later one."""
+        free, between = self.slot, max(0, passes - 1)
+        before = [at for other, at in self.earliest.items() if other < segment][:between]
+        for at in before:
+            free = max(free + 1, at)
+        return free + between - len(before) + min(passes, 1)
 
     def flush(self) -> TurnClock:
         """After a miss nothing that waits or is being drafted counts any more."""
         return replace(self, drafted=min(self.drafted, self.now), passes=0)
 
-    def ask(self) -> int:
-        """When the token source begins with what it is asked now: it does one thing a turn."""
+    def ask(self) -> float:
+        """When the token source begins with what it is asked now: it does one thing at a time."""
         return max(self.now, self.drafted)
 
-    def draft(self, asked: int) -> TurnClock:
-        """The answer to what the token source was asked at turn ``asked`` has come."""
-        return replace(self, drafted=max(self.drafted, asked + 1))
+    def draft(self, asked: float, share: float) -> TurnClock:
+        """The answer to what the token source was asked at turn ``asked`` has come; it took that
+        ``share`` of a turn. Where drafting takes longer than a stage it counts as one: a pipeline
+        that waits for its draft is below its limit."""
+        return replace(self, drafted=max(self.drafted, asked + min(1.0, share)))
 
 
 class Counters(Struct, frozen=True):
@@ -89,7 +101,7 @@ class Counters(Struct, frozen=True):
     stage_passes: int = 0
     stage_seconds: float = 0.0
     bytes_sent: int = 0
-    turns: int = 0
+    turns: float = 0.0
 
     def opened_at(self, now: float) -> Counters:
         """A session is opened; the first ends the wait for one."""

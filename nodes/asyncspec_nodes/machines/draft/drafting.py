@@ -84,8 +84,11 @@ def stop_asking(session: DraftSession) -> tuple[DraftSession, Expand] | None:
     return replace(session, asked=replace(asked, abandoned=True)), asked.job
 
 
-def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSession:
-    """Merge a freshly drafted tree. The tip may have moved on since it was asked for."""
+def expanded(
+    session: DraftSession, answer: Expanded, seconds: float, turn_seconds: float
+) -> DraftSession:
+    """Merge a freshly drafted tree, which took so many ``seconds``, where a turn of the pipeline
+    takes ``turn_seconds`` (0: not known). The tip may have moved on since it was asked for."""
     asked = session.asked
     if asked is None or answer.base != asked.length:
         raise LocalProtocolError(f"nothing was asked of the source for {session.session}")
@@ -97,6 +100,9 @@ def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSe
     )
     if asked.growth is None:
         return replace(session, counters=counters)
+    clock = session.clock
+    if not asked.abandoned:
+        clock = clock.draft(asked.turn, seconds / turn_seconds if turn_seconds else 1.0)
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),
@@ -113,6 +119,6 @@ def expanded(session: DraftSession, answer: Expanded, seconds: float) -> DraftSe
         barren=None if new else (asked.growth, asked.version, session.next_node),
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (asked.round == session.round),
-        clock=session.clock if asked.abandoned else session.clock.draft(asked.turn),
+        clock=clock,
         counters=replace(counters, drafted=counters.drafted + len(new)),
     )

@@ -140,7 +140,8 @@ def _expanded(state: DraftState, answer: Expanded, seconds: float) -> DraftState
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
-    return put(state, drafting.expanded(session, answer, seconds))
+    turn_seconds = max([told.seconds[0] for told in state.times.values()], default=0.0)
+    return put(state, drafting.expanded(session, answer, seconds, turn_seconds))
 
 
 def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftState, Effects]:

@@ -36,7 +36,7 @@ class Asked(Struct, frozen=True):
     # Of the version, the round, the turn and the committed path it was asked in.
     version: Version
     round: int
-    turn: int
+    turn: float
     length: int
     # The source was told to stop: the tree it grows hangs below a tip that is gone.
     abandoned: bool = False

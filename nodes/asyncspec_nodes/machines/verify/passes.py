@@ -124,8 +124,10 @@ def computed(
         if session is None:
             continue  # dropped with a lost peer
         stay = survivors(session, ids)
-        share, first = seconds * len(ids) / rows, name not in seen
-        known[name] = session = count(session, len(ids), len(stay), share, passes=int(first))
+        share, passes = seconds * len(ids) / rows, int(name not in seen)
+        turns = 0 if running.abandoned else passes
+        session = count(session, len(ids), len(stay), share, passes=passes, turns=turns)
+        known[name] = session
         seen.add(name)
         if known is closing:
             continue

@@ -96,6 +96,8 @@ class StageSession(Struct, frozen=True):
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
     passes: int = 0
+    # Of these passes those that were not given up.
+    turns: int = 0
     rows: int = 0
     # Rows whose node was dead by the end of their pass: work for nothing.
     dead_rows: int = 0
@@ -135,7 +137,7 @@ def plan(
     successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
     """
     if first:
-        waiting = replace(waiting, turn=session.passes + 1)
+        waiting = replace(waiting, turn=session.turns + 1)
     liveness = session.liveness
     slots, rows = place(session.slots, waiting.ids, waiting.parents, liveness.committed)
     judged = _judged(rows, liveness.prompt_length) if last else ()
@@ -163,13 +165,20 @@ def taps(session: StageSession, layers: int) -> int:
 
 
 def count(
-    session: StageSession, rows: int, alive: int, seconds: float, passes: int = 1
+    session: StageSession,
+    rows: int,
+    alive: int,
+    seconds: float,
+    *,
+    passes: int = 1,
+    turns: int = 1,
 ) -> StageSession:
     """Book a pass that has ended, or a further segment of one (0 ``passes``): of its ``rows`` so
-    many are ``alive``."""
+    many are ``alive``. 0 ``turns``: it was given up."""
     return replace(
         session,
         passes=session.passes + passes,
+        turns=session.turns + turns,
         rows=session.rows + rows,
         dead_rows=session.dead_rows + rows - alive,
         compute_seconds=session.compute_seconds + seconds,
