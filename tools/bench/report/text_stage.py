@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncspec.jobs import Admit, Forward, Judged, StageJob
+from asyncspec.jobs import Admit, Batch, Forward, Judged, StageJob
 
 NOTHING = 0
 """What comes after the text's end: never used either."""
@@ -29,9 +29,14 @@ class TextStage:
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
-        if isinstance(job, Admit):
-            self._wanted = bool(job.features)
-        return self._forward(job) if isinstance(job, Forward) else None
+        match job:
+            case Admit(features=features):
+                self._wanted = bool(features)
+            case Forward():
+                return self._forward(job)
+            case Batch(passes):
+                return tuple(map(self._forward, passes))
+        return None
 
     def _forward(self, job: Forward) -> object:
         if not self._last:
