@@ -36,6 +36,8 @@ class TextStage:
                 return self._forward(job)
             case Batch(passes):
                 return tuple(map(self._forward, passes))
+            case _:
+                pass
         return None
 
     def _forward(self, job: Forward) -> object:
