@@ -15,7 +15,7 @@ from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, Costs, gather
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
-from nodes.drive import done, opening, passes, segment, sent, stage
+from nodes.drive import Driven, done, opening, passes, segment, sent, stage
 
 PROMPT = 40
 
@@ -128,16 +128,21 @@ def reports(effects: list[Effect]) -> list[Report]:
     return [e for e in effects if isinstance(e, Report)]
 
 
-def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
-    """One pass in the account, and the first stage says that it was one turn."""
+def in_one_pass() -> tuple[Driven, Batch]:
+    """A stage whose second pass has two segments of a session."""
     last = stage()
     last.feed(Received(DRAFT, replace(opening(1, session=1), coalesce=True)))
     (first,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))))
     last.feed(Received(DRAFT, segment(1, {1: 0, 2: 0}, session=1)))
     last.feed(Received(DRAFT, segment(2, {3: 2}, session=1)))
-    effects = last.feed(done(first, (5,)))
-    (batch,) = [e.job for e in effects if isinstance(e, Compute)]
+    (batch,) = [e.job for e in last.feed(done(first, (5,))) if isinstance(e, Compute)]
     assert isinstance(batch, Batch)
+    return last, batch
+
+
+def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
+    """One pass in the account, and the first stage says that it was one turn."""
+    last, batch = in_one_pass()
     assert [one.segment for one in batch.passes] == [1, 2]
     # Node 2 has the slot before node 3's, which sees it.
     assert batch.passes[1].rows[0].visible == (2, 3)
@@ -151,12 +156,7 @@ def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
 
 
 def test_a_session_that_ends_in_a_pass_of_two_of_its_segments_accounts_for_both() -> None:
-    last = stage()
-    last.feed(Received(DRAFT, replace(opening(1, session=1), coalesce=True)))
-    (first,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))))
-    last.feed(Received(DRAFT, segment(1, {1: 0, 2: 0}, session=1)))
-    last.feed(Received(DRAFT, segment(2, {3: 2}, session=1)))
-    (batch,) = [e.job for e in last.feed(done(first, (5,))) if isinstance(e, Compute)]
+    last, batch = in_one_pass()
     assert reports(last.feed(Received(DRAFT, Close(SessionId(1))))) == []
     (account,) = reports(last.feed(done(batch, ((6, 7), (8,)))))
     assert (account.passes, account.rows) == (2, 4)
