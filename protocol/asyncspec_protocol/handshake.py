@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from .ids import Rank, is_draft
 from .messages import PROTOCOL_VERSION, Fault, Hello, Role, Welcome
 
@@ -14,18 +16,7 @@ def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     problem = _common(me, peer) or (_client(peer) if peer.role == "client" else _node(me, peer))
     if problem is not None:
         return Fault(code="handshake", text=problem)
-    return Welcome(
-        protocol=me.protocol,
-        cluster=me.cluster,
-        rank=me.rank,
-        role=me.role,
-        stages=me.stages,
-        layers=me.layers,
-        dtype=me.dtype,
-        fingerprint=me.fingerprint,
-        mode=me.mode,
-        quantize=me.quantize,
-    )
+    return Welcome(**asdict(me))
 
 
 def client_hello(cluster: str) -> Hello:

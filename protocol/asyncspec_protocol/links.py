@@ -13,8 +13,8 @@ PROTOCOL_VERSION = 1
 Role = Literal["draft", "verify", "source", "client"]
 
 
-class Hello(Struct, array_like=True, frozen=True, tag="hello"):
-    """The dialling side's first frame. Everything two nodes must agree on before they work."""
+class Facts(Struct, array_like=True, frozen=True):
+    """Everything two nodes must agree on before they work."""
 
     protocol: int
     # Keeps two clusters on one network apart.
@@ -36,19 +36,12 @@ class Hello(Struct, array_like=True, frozen=True, tag="hello"):
     quantize: str = "none"
 
 
-class Welcome(Struct, array_like=True, frozen=True, tag="welcome"):
-    """The listening side's answer; the same facts, so that both sides check."""
+class Hello(Facts, array_like=True, frozen=True, tag="hello"):
+    """The dialling side's first frame."""
 
-    protocol: int
-    cluster: str
-    rank: Rank
-    role: Role
-    stages: int
-    layers: tuple[int, int]
-    dtype: str
-    fingerprint: str
-    mode: str
-    quantize: str = "none"
+
+class Welcome(Facts, array_like=True, frozen=True, tag="welcome"):
+    """The listening side's answer; the same facts, so that both sides check."""
 
 
 class Ready(Struct, array_like=True, frozen=True, tag="ready"):

@@ -76,7 +76,7 @@ def side_by_side(stages: Sequence[StageBackend], many: Sequence[Steps[T]]) -> li
     """Run passes that are all on the same stage as batches of all of them, in their order."""
     wanted = [next(steps) for steps in many]
     while True:
-        ((stage, _),) = {(stage, None) for stage, _ in wanted}
+        (stage,) = {stage for stage, _ in wanted}
         results = stages[stage].run(Batch(tuple(job for _, job in wanted)))
         found: list[T] = []
         wanted = []

@@ -29,16 +29,11 @@ class TextStage:
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``."""
-        match job:
-            case Admit(features=features):
-                self._wanted = bool(features)
-            case Forward():
-                return self._forward(job)
-            case Batch(passes):
-                return tuple(map(self._forward, passes))
-            case _:
-                pass
-        return None
+        if isinstance(job, Admit):
+            self._wanted = bool(job.features)
+        if isinstance(job, Batch):
+            return tuple(map(self._forward, job.passes))
+        return self._forward(job) if isinstance(job, Forward) else None
 
     def _forward(self, job: Forward) -> object:
         if not self._last:

@@ -73,10 +73,15 @@ def most_rows(times: Times, back: float, way: float) -> int:
     slowest, together = max(row_seconds), sum(row_seconds)
     most = float(MOST_ROWS)
     if slowest and times:
-        most = min(most, KEEP_UP * max(told.seconds[0] for told in times.values()) / slowest)
+        most = min(most, KEEP_UP * pass_seconds(times) / slowest)
     if together and way:
         most = min(most, SHARE * way / together)
     return max(1, int(most))
+
+
+def pass_seconds(times: Times) -> float:
+    """What a pass takes at the slowest stage, on the plateau; 0: no stage has said anything yet."""
+    return max([told.seconds[0] for told in times.values()], default=0.0)
 
 
 def _row_seconds(times: Times, back: float) -> list[float]:

@@ -28,6 +28,7 @@ from asyncspec.source.batch import Answers, answers
 from asyncspec_nodes.machines.draft import drafting, measuring, verdicts
 from asyncspec_nodes.machines.draft.ends import account
 from asyncspec_nodes.machines.draft.going_on import go_on
+from asyncspec_nodes.machines.draft.lines import pass_seconds
 from asyncspec_nodes.machines.draft.peers import broken, complete, joined, lost
 from asyncspec_nodes.machines.draft.requests import cancelled, fired, stopped, submitted
 from asyncspec_nodes.machines.draft.state import FIRST, DraftConfig, DraftState, Effects, put
@@ -140,8 +141,7 @@ def _expanded(state: DraftState, answer: Expanded, seconds: float) -> DraftState
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
-    turn_seconds = max([told.seconds[0] for told in state.times.values()], default=0.0)
-    return put(state, drafting.expanded(session, answer, seconds, turn_seconds))
+    return put(state, drafting.expanded(session, answer, seconds, pass_seconds(state.times)))
 
 
 def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftState, Effects]:

@@ -83,8 +83,10 @@ def _joining(
     gap, as far as the line onward carries them. A prompt is read in pieces so that others need not
     wait for it."""
     joining: set[int] = set()
-    seconds = interpolated(costs.rows, costs.seconds)
     open_to = {queue[i].session for i in heads if sessions[queue[i].session].coalesce}
+    if not open_to:
+        return joining
+    seconds = interpolated(costs.rows, costs.seconds)
     rows = sum([len(queue[i].ids) for i in heads])
     for i, waiting in enumerate(queue):
         if waiting.session not in open_to or i in heads:

@@ -66,8 +66,8 @@ class Part(Struct, frozen=True):
 
 
 class Running(Struct, frozen=True):
-    """What the device works on: a pass over segments of one or more sessions. Those of a session
-    are in their order, and next to each other only by chance."""
+    """What the device works on: a pass over segments of one or more sessions, those of a session
+    in their order."""
 
     parts: tuple[Part, ...]
     job: Forward | Batch
