@@ -24,6 +24,24 @@ MOST_ROWS = 4096
 """More than any policy sends in a segment."""
 
 
+class Loop(Struct, frozen=True):
+    """From a new tip to the verdict of what is drafted below it, in turns of the slowest stage."""
+
+    # A segment's way there and back, the transfers of its rows left out; 0: not known yet.
+    way: float = 0.0
+    # What a row of it adds.
+    row: float = 0.0
+    # What the last tree took that was drafted below a new tip.
+    draft: float = 0.0
+
+    def turns(self, rows: int) -> float:
+        """Of a segment of so many rows."""
+        return self.draft + self.way + rows * self.row
+
+
+UNKNOWN = Loop()
+
+
 class View(Struct, frozen=True):
     """A session as a policy sees it. The prompt has been processed: the root is a new token."""
 
@@ -46,6 +64,8 @@ class View(Struct, frozen=True):
     starving: bool
     # Levels below the root that can still become part of the answer.
     room: int
+    # How long a better tree takes to be verified.
+    loop: Loop = UNKNOWN
     # Rows that a segment should have at most: where many sessions share passes, a row must be
     # worth its time (``asyncspec.pass_cost``).
     rows: int = MOST_ROWS

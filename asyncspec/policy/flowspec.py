@@ -33,6 +33,11 @@ class FlowSpec(Usual, frozen=True):
     d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
     d_most: Positive = 12
+    # Nor is one of more levels than its loop has turns, unless drafting takes a turn. Ours: where
+    # the loop is short, a better tree comes before it could be of use, and finds the first stage
+    # busy; but while that tree is drafted for a turn or more, a segment is in nobody's way. Off,
+    # because fast lines gain more by it than slow ones (docs/efficiency.md).
+    d_loop: bool = False
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = True
 
@@ -54,10 +59,16 @@ class FlowSpec(Usual, frozen=True):
     def _deeper(self, view: View) -> Growth | None:
         """Score-aware expansion: the same context, more levels, the best nodes not yet known."""
         depth = view.last_depth + self.d_deep
-        if view.unsent or not view.starving or depth > min(self.d_most, view.room):
+        if view.unsent or not view.starving or depth > min(self._deepest(view), view.room):
             return None
         known = len(view.tree) - 1
         return self._growth(view, depth, known + self.l_deep, self.l_deep)
+
+    def _deepest(self, view: View) -> int:
+        if not self.d_loop or not view.loop.way or view.loop.draft >= 1:
+            return self.d_most
+        turns = view.loop.turns(min(self.l_exp, view.rows))
+        return min(self.d_most, max(self.d_exp, int(turns)))
 
     def _growth(self, view: View, depth: int, count: int, adopt: int) -> Growth:
         return Growth(Shape(min(depth, view.room), self.k, count), adopt=adopt)

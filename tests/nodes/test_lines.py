@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Joined, Received, Send
 from asyncspec.pass_cost import KEEP_UP
-from asyncspec.policy.base import MOST_ROWS
+from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
 from asyncspec_nodes.machines.draft.lines import SHARE, Lines, most_rows
 from asyncspec_nodes.machines.draft.width import slowest
 from asyncspec_protocol.ids import DRAFT, Rank
@@ -62,6 +62,14 @@ def test_a_way_is_what_openers_took_without_their_rows(
     ways = [way for _, way in openers]
     assert min(ways) * 0.999 - 1e-9 <= lines.way <= max(ways) * 1.001 + 1e-9
     assert lines.rows == most_rows(times, back, lines.way)
+
+
+def test_a_loop_is_a_way_in_turns_of_the_slowest_stage() -> None:
+    times = {Rank(r): PassTimes(Rank(r), (1.0,), (s,)) for r, s in ((1, 0.5), (2, 0.25))}
+    assert not Lines().loop(times).way
+    assert Lines(way=2.0).loop({}) == UNKNOWN
+    times[Rank(2)] = replace(times[Rank(2)], row_seconds=0.25)
+    assert Lines(back=0.5, way=2.0).loop(times) == Loop(way=4.0, row=1.5)
 
 
 def test_a_line_is_a_stage_too() -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from asyncspec import tree as trees
 from asyncspec.jobs import Feed
 from asyncspec.policy import Growth
+from asyncspec.policy.base import Loop
 from asyncspec.source.batch import READ
 from asyncspec_nodes.machines.draft import features as feature_books
 from asyncspec_nodes.machines.draft.session import Asked, DraftSession, view
@@ -23,12 +24,12 @@ def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
     return None if fed is None else (replace(session, features=fed[0]), fed[1])
 
 
-def ask(session: DraftSession, *, starving: bool) -> tuple[DraftSession, Expand] | None:
+def ask(session: DraftSession, *, starving: bool, loop: Loop) -> tuple[DraftSession, Expand] | None:
     """What the token source is to do next; None while it works or where there is nothing."""
     if session.asked is not None or not session.policy.drafts:
         return None
     if session.round:
-        growth = session.policy.grow(view(session, starving=starving))
+        growth = session.policy.grow(view(session, starving=starving, loop=loop))
         if growth is None or session.barren == (growth, session.version, session.next_node):
             return None
     elif session.source_length >= session.reach:
@@ -100,9 +101,11 @@ def expanded(
     )
     if asked.growth is None:
         return replace(session, counters=counters)
-    clock = session.clock
+    clock, drafting = session.clock, session.drafting
     if not asked.abandoned:
-        clock = clock.draft(asked.turn, seconds / turn_seconds if turn_seconds else 1.0)
+        share = seconds / turn_seconds if turn_seconds else 1.0
+        clock = clock.draft(asked.turn, share)
+        drafting = share if asked.job.committed else drafting
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),
@@ -120,5 +123,6 @@ def expanded(
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (asked.round == session.round),
         clock=clock,
+        drafting=drafting,
         counters=replace(counters, drafted=counters.drafted + len(new)),
     )

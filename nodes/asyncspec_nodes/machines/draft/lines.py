@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.pass_cost import KEEP_UP, NEWS
-from asyncspec.policy.base import MOST_ROWS
+from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
 from asyncspec_protocol.ids import Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
 
@@ -64,6 +64,13 @@ class Lines(Struct, frozen=True):
         if self.way < way and self.way:
             way = self.way + _MEMORY * (way - self.way)
         return replace(self, way=way).told(times)
+
+    def loop(self, times: Times) -> Loop:
+        """What of it a policy is told."""
+        slowest = pass_seconds(times)
+        if not slowest:
+            return UNKNOWN
+        return Loop(self.way / slowest, sum(_row_seconds(times, self.back)) / slowest)
 
 
 def most_rows(times: Times, back: float, way: float) -> int:

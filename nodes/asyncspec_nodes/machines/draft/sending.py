@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from asyncspec.policy.base import Loop
 from asyncspec.segment import connected
 from asyncspec_nodes.machines.draft.session import DraftSession, view
 from asyncspec_protocol.errors import LocalProtocolError
@@ -14,14 +15,14 @@ from asyncspec_protocol.messages import Segment
 
 
 def next_segment(
-    session: DraftSession, *, prefill_rows: int, starving: bool
+    session: DraftSession, *, prefill_rows: int, starving: bool, loop: Loop
 ) -> tuple[DraftSession, Segment] | None:
     """The next piece of the prompt, or what the policy wants to send."""
     if session.prefilled < len(session.prefix):
         return _prefill(session, prefill_rows)
     if not session.round:
         return None
-    ids = session.policy.cut(view(session, starving=starving))
+    ids = session.policy.cut(view(session, starving=starving, loop=loop))
     if not ids:
         return None
     chosen = frozenset(ids)

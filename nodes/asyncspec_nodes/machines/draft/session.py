@@ -17,7 +17,7 @@ from asyncspec.accept import Opinion
 from asyncspec.actor.machine import Request
 from asyncspec.jobs import Rows
 from asyncspec.policy import Growth, Policy, View
-from asyncspec.policy.base import MOST_ROWS
+from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
 from asyncspec.tree import TokenTree
 from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
 from asyncspec_nodes.machines.draft.features import Features, begun
@@ -79,6 +79,8 @@ class DraftSession(Struct, frozen=True):
     batch: int = 0
     source_length: int = 0
     last_depth: int = 0
+    # Turns that its last answer took which told it of new tokens; 0: not known.
+    drafting: float = 0.0
     # The last question that brought nothing: as long as the tree is the same it is not repeated.
     barren: tuple[Growth, Version, NodeId] | None = None
     # What the token source reads of the target beside the tokens; None where it wants nothing.
@@ -194,7 +196,7 @@ def keep(session: DraftSession, kept: int) -> DraftSession:
     return replace(session, before=before, committed=session.committed[: kept - len(before)])
 
 
-def view(session: DraftSession, *, starving: bool = False) -> View:
+def view(session: DraftSession, *, starving: bool = False, loop: Loop = UNKNOWN) -> View:
     """The session as its policy sees it."""
     tree = session.tree
     return View(
@@ -208,6 +210,7 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         last_depth=session.last_depth,
         starving=starving,
         room=max(0, session.last_position - tree.nodes[tree.root].position),
+        loop=replace(loop, draft=session.drafting),
         rows=session.width,
         length=session.planned_length,
         begun=session.begun,
