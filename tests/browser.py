@@ -47,7 +47,11 @@ class Browser:
         if os.geteuid() == 0:
             flags.append("--no-sandbox")
         self._process = await asyncio.create_subprocess_exec(
-            CHROMIUM, *flags, "about:blank", stderr=asyncio.subprocess.PIPE
+            CHROMIUM,
+            *flags,
+            "about:blank",
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "TMPDIR": self._profile.name},  # it leaves things there
         )
         port = await self._port()
         self._http = aiohttp.ClientSession()

@@ -16,6 +16,7 @@ import asyncspec_nodes.machines.draft.features as feature_books
 import asyncspec_nodes.machines.draft.verdicts as verdicts
 import asyncspec_nodes.machines.verify.passes as passes
 import asyncspec_nodes.machines.verify.prunes as prunes
+import asyncspec_nodes.machines.verify.results as results
 import asyncspec_nodes.machines.verify.session as stage_session
 from asyncspec.accept import Walk, walk
 from asyncspec.backend.slot_tokens import SlotTokens
@@ -206,7 +207,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("a slot is reused too early", stage_session, "place", slot_reused_too_early),
     ("a one-row segment is masked wrongly", stage_session, "place", one_row_unmasked),
     ("a path is taken for contiguous", stage_session, "settle", path_assumed_contiguous),
-    ("dead rows are sent on", passes, "survivors", dead_rows_sent_on),
+    ("dead rows are sent on", results, "survivors", dead_rows_sent_on),
     ("the cache is not compacted", prunes, "prune", compaction_forgotten),
     ("a bonus is taken for a hit", verdicts, "walk", bonus_taken_for_a_hit),
     ("the version is not moved", verdicts, "_prune", version_not_moved),
@@ -218,7 +219,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("the old tip's feature is lost", feature_books, "move", old_tip_forgotten),
     ("features are mixed up", feature_books, "note", features_by_place),
     ("the source is asked too early", Features, "reach", property(asked_ahead_of_features)),
-    ("features of other rows are sent", passes, "Rows", first_features_sent),
+    ("features of other rows are sent", results, "Rows", first_features_sent),
 ]
 
 

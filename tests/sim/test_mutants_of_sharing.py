@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 import asyncspec_nodes.machines.verify.passes as passes
 import asyncspec_nodes.machines.verify.peers as peers
+import asyncspec_nodes.machines.verify.results as results
 from asyncspec.actor.machine import Request
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session
@@ -104,8 +105,8 @@ DROP = peers._drop
 
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("all wait for what one has announced", passes, "_held", all_wait_for_one),
-    ("verdicts are counted over all links", passes, "_together", counted_together),
-    ("verdicts go to draft node 0", passes, "owner", all_to_the_first),
+    ("verdicts are counted over all links", results, "_together", counted_together),
+    ("verdicts go to draft node 0", results, "owner", all_to_the_first),
     ("a lost draft node takes all with it", peers, "_drop", all_sessions_dropped),
 ]
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli import run_options
 from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.run import Run, _until_signal, _while_alive
+from asyncspec_nodes.cli.run import Run
 from asyncspec_nodes.cli.run_options import RunOptions
+from asyncspec_nodes.cli.signals import until_signal
 from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.progress import watched
 from tools.testbed.bed import Bed
@@ -39,12 +40,12 @@ def options_for(description: Description, argv: Sequence[str]) -> RunOptions:
 def run(bed: Bed, options: RunOptions) -> int:
     """Ask the prompts; the exit code. Raises ``AsyncSpecError``; a signal ends in
     ``KeyboardInterrupt``."""
-    return asyncio.run(_until_signal(BedRun(options, bed).work()))
+    return asyncio.run(until_signal(Run(options, partial(BedCluster, bed)).work()))
 
 
 def serve(bed: Bed, options: RunOptions) -> int:
     """Start the cluster for others to ask, until a signal ends it with ``KeyboardInterrupt``."""
-    return asyncio.run(_until_signal(_serve(bed, options)))
+    return asyncio.run(until_signal(_serve(bed, options)))
 
 
 async def _serve(bed: Bed, options: RunOptions) -> int:
@@ -62,21 +63,3 @@ async def _serve(bed: Bed, options: RunOptions) -> int:
 def _config(options: RunOptions) -> Config:
     assert isinstance(options.where, Config)  # no running cluster was named, see options_for
     return options.where
-
-
-class BedRun(Run):
-    """One ``asyncspec run``, whose cluster is on a bed."""
-
-    def __init__(self, options: RunOptions, bed: Bed) -> None:
-        super().__init__(options)
-        self._bed = bed
-
-    async def _local(self, config: Config) -> None:
-        async with AsyncExitStack() as stack:
-            with watched(config.stages) as progress:
-                cluster = await stack.enter_async_context(
-                    BedCluster(self._bed, config, progress, self._options.logs)
-                )
-            self._stages, self._guarantee = config.stages, cluster.guarantee
-            client = await Client.connect(*cluster.address, config.cluster.name)
-            await _while_alive(cluster, self._ask(client))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from asyncspec.errors import ClusterError, UserError
@@ -13,48 +13,37 @@ from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
+from asyncspec_nodes.cli.signals import until_signal
 from asyncspec_nodes.client.answers import Answer, answer_all
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.client.remote import Remote, connect
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.local.progress import Progress, watched
 from asyncspec_nodes.local.restarts import WITHOUT_DRAFT
 from asyncspec_nodes.reference.check import Comparison, Question, check
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Start = Callable[[Config, Progress, Path | None], LocalCluster]
+"""How a cluster is made: whom to tell how far it is, and where its logs go."""
 
 
 def run(options: RunOptions) -> int:
     """The whole command. Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
-    return asyncio.run(_until_signal(Run(options).work()))
+    return asyncio.run(until_signal(Run(options).work()))
 
 
-async def _until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """Run to the end, or to a signal: then what was started is stopped first."""
-    loop = asyncio.get_running_loop()
-    interrupted = asyncio.Event()
-    for signum in SIGNALS:
-        loop.add_signal_handler(signum, interrupted.set)
-    working = asyncio.create_task(work)
-    waiting = asyncio.create_task(interrupted.wait())
-    try:
-        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        working.cancel()
-        await asyncio.wait((working,))
-        raise KeyboardInterrupt
-    finally:
-        waiting.cancel()
+def here(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
+    """A cluster on this machine, whose verify nodes and sources are started again if they die."""
+    return LocalCluster(config, progress, logs, restarts=WITHOUT_DRAFT, say=say)
 
 
 class Run:
-    """One invocation."""
+    """One invocation. ``start``: how its own cluster is made, where it needs one."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, start: Start = here) -> None:
         self._options = options
+        self._start = start
         self._printer: Printer = JsonPrinter() if options.json else TextPrinter(many=options.many)
         self._answers: list[Answer] = []
         self._stages = 0
@@ -89,9 +78,7 @@ class Run:
         async with AsyncExitStack() as stack:
             with watched(config.stages) as progress:
                 cluster = await stack.enter_async_context(
-                    LocalCluster(
-                        config, progress, self._options.logs, restarts=WITHOUT_DRAFT, say=say
-                    )
+                    self._start(config, progress, self._options.logs)
                 )
             self._stages, self._guarantee = config.stages, cluster.guarantee
             client = await Client.connect(*cluster.address, config.cluster.name)

@@ -29,9 +29,10 @@ from asyncspec.jobs import Batch, Forward
 from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning, question, turns
 from asyncspec_nodes.machines.verify.arrivals import arrived, by_line
-from asyncspec_nodes.machines.verify.passes import computed, send_parked, serve
+from asyncspec_nodes.machines.verify.passes import send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost
 from asyncspec_nodes.machines.verify.prunes import pruned
+from asyncspec_nodes.machines.verify.results import computed
 from asyncspec_nodes.machines.verify.rota import ROTA
 from asyncspec_nodes.machines.verify.sessions import closed, opened, raise_floor
 from asyncspec_nodes.machines.verify.state import (
