@@ -8,6 +8,9 @@ from asyncspec.source.grow import Shape
 from asyncspec.tree import by_level, by_score
 from asyncspec_protocol.ids import NodeId
 
+A_TURN = 0.9
+"""Of a turn: drafting that takes so much of it leaves the first stage idle for about as long."""
+
 
 class FlowSpec(Usual, frozen=True):
     """Parameters are named as in the paper; the defaults are its own (section V-A).
@@ -33,10 +36,10 @@ class FlowSpec(Usual, frozen=True):
     d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
     d_most: Positive = 12
-    # Nor is one of more levels than its loop has turns, unless drafting takes a turn. Ours: where
+    # Nor is one of more levels than its loop has turns, unless drafting takes about one. Ours: where
     # the loop is short, a better tree comes before it could be of use, and finds the first stage
     # busy; but while that tree is drafted for a turn or more, a segment is in nobody's way. Off,
-    # because fast lines gain more by it than slow ones (docs/efficiency.md).
+    # because text that is easily guessed loses by it (docs/policies.md).
     d_loop: bool = False
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = True
@@ -65,7 +68,7 @@ class FlowSpec(Usual, frozen=True):
         return self._growth(view, depth, known + self.l_deep, self.l_deep)
 
     def _deepest(self, view: View) -> int:
-        if not self.d_loop or not view.loop.way or view.loop.draft >= 1:
+        if not self.d_loop or not view.loop.way or view.loop.draft >= A_TURN:
             return self.d_most
         turns = view.loop.turns(min(self.l_exp, view.rows))
         return min(self.d_most, max(self.d_exp, int(turns)))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asyncspec import tree as trees
 from asyncspec.policy import POLICIES, Policy, View
 from asyncspec.policy.base import Loop
-from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.policy.flowspec import A_TURN, FlowSpec
 from asyncspec.policy.linear import Linear
 from asyncspec.segment import connected, share
 from asyncspec.tree import plant
@@ -112,7 +112,7 @@ def test_flowspec_can_go_no_deeper_than_its_loop_has_turns(view: View) -> None:
     policy, unbounded = replace(small, d_loop=True), small.grow(view)
     deeper = unbounded is not None and view.drafts and not view.news
     turns = view.loop.turns(min(policy.l_exp, view.rows))
-    bound = view.loop.way and view.loop.draft < 1
+    bound = view.loop.way and view.loop.draft < A_TURN
     if deeper and bound and unbounded.shape.depth > max(policy.d_exp, turns):
         assert policy.grow(view) is None
     else:
