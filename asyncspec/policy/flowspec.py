@@ -36,10 +36,10 @@ class FlowSpec(Usual, frozen=True):
     d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
     d_most: Positive = 12
-    # Nor is one of more levels than its loop has turns, unless drafting takes about one. Ours: where
-    # the loop is short, a better tree comes before it could be of use, and finds the first stage
-    # busy; but while that tree is drafted for a turn or more, a segment is in nobody's way. Off,
-    # because text that is easily guessed loses by it (docs/policies.md).
+    # Nor is one of more levels than its loop has turns. Ours: where the loop is short a better tree
+    # comes before it could be of use, and finds the first stage busy; but not where that tree is
+    # drafted for about a turn. Off, because text that is easily guessed loses by it
+    # (docs/policies.md).
     d_loop: bool = False
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = True
