@@ -38,6 +38,9 @@ class LinkOptions(Struct, frozen=True):
     hello_seconds: float = 10.0
     # The answer may take as long as the other side needs to load its model.
     welcome_seconds: float = 600.0
+    # An attempt to connect, TLS and all, is given up then and made again: the system itself asks a
+    # machine that is off less and less often, and would notice a minute late that it is back.
+    dial_seconds: float = 10.0
     # Pause before a lost peer is dialled again: doubled from the first to the second.
     redial_seconds: tuple[float, float] = (0.05, 2.0)
     # Bytes a peer may leave unread before it is given up.

@@ -175,13 +175,14 @@ class Mesh:
     async def _connect(self, rank: Rank) -> Link | None:
         host, port = self._peers[rank]
         try:
-            _, link = await asyncio.get_running_loop().create_connection(
-                lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
-                host,
-                port,
-                ssl=self._security.client,
-            )
-        except OSError:
+            async with asyncio.timeout(self._options.dial_seconds):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
+                    host,
+                    port,
+                    ssl=self._security.client,
+                )
+        except OSError:  # also where it took too long
             return None  # not there yet, or not any more
         self._everyone.add(link)
         link.expect(self._options.welcome_seconds, "welcome")

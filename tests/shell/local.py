@@ -28,7 +28,11 @@ from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
 from cluster import LIFE
 
 QUICK = LinkOptions(
-    heartbeat_seconds=0.05, timeout_seconds=2.0, hello_seconds=2.0, redial_seconds=(0.01, 0.05)
+    heartbeat_seconds=0.05,
+    timeout_seconds=2.0,
+    hello_seconds=2.0,
+    redial_seconds=(0.01, 0.05),
+    dial_seconds=0.5,
 )
 
 

@@ -124,6 +124,29 @@ def test_a_stage_may_die_and_come_back_without_losing_the_answer(run: Runner, vi
     run(main())
 
 
+class Deaf(asyncio.SelectorEventLoop):
+    """A loop on whose network the first connections are never answered, as by a machine that is off
+    or a firewall that drops what it does not like."""
+
+    unanswered = 3
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        if self.unanswered:
+            self.unanswered -= 1
+            await asyncio.Event().wait()
+        return await super().create_connection(*args, **options)
+
+
+def test_who_does_not_answer_is_dialled_again() -> None:
+    async def main() -> None:
+        async with LocalCluster(2) as cluster:
+            end = await cluster.ask(ask(0, max_new_tokens=5))
+            assert end.reason == "length"
+
+    with asyncio.Runner(loop_factory=Deaf) as loop:
+        loop.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_peers_mistake_costs_it_its_link_and_nothing_else(run: Runner) -> None:
     async def main() -> None:
         async with LocalCluster(2) as cluster:
