@@ -66,10 +66,10 @@ def test_a_way_is_what_openers_took_without_their_rows(
 
 def test_a_loop_is_a_way_in_turns_of_the_slowest_stage() -> None:
     times = {Rank(r): PassTimes(Rank(r), (1.0,), (s,)) for r, s in ((1, 0.5), (2, 0.25))}
-    assert not Lines().loop(times).way
-    assert Lines(way=2.0).loop({}) == UNKNOWN
+    assert not Lines().told(times).loop.way
+    assert Lines(way=2.0).told({}).loop == UNKNOWN
     times[Rank(2)] = replace(times[Rank(2)], row_seconds=0.25)
-    assert Lines(back=0.5, way=2.0).loop(times) == Loop(way=4.0, row=1.5)
+    assert Lines(back=0.5, way=2.0).told(times).loop == Loop(way=4.0, row=1.5)
 
 
 def test_a_line_is_a_stage_too() -> None:

@@ -13,14 +13,13 @@ from typing import NoReturn, get_args
 
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.signals import SIGNALS
 from tools.testbed import description, state
 from tools.testbed.bed import Bed
 from tools.testbed.check import check
 from tools.testbed.remove import ask_owner, remove, sweep
 from tools.testbed.stand import Network
 from tools.testbed.state import State
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def parser() -> Parser:

@@ -40,9 +40,8 @@ def ask(state: DraftState) -> tuple[DraftState, Effects]:
 def _wanted(state: DraftState, asking: dict[SessionId, DraftSession]) -> Iterator[Expand]:
     """What the sessions want, the longest waiting first; ``asking`` takes each of them as it is
     once it has asked."""
-    loop = state.lines.loop(state.times)
     for session in sorted(state.sessions.values(), key=_waiting):
-        asked = drafting.ask(session, starving=starving(state), loop=loop)
+        asked = drafting.ask(session, starving=starving(state), loop=state.lines.loop)
         if asked is not None:
             asking[session.session] = asked[0]
             yield asked[1]

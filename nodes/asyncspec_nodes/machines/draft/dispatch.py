@@ -34,10 +34,11 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         len(state.sessions) - len(decoding),
         seconds,
     )
-    loop = state.lines.loop(state.times)
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
-        cut = sending.next_segment(session, prefill_rows=rows, starving=starving(state), loop=loop)
+        cut = sending.next_segment(
+            session, prefill_rows=rows, starving=starving(state), loop=state.lines.loop
+        )
         if cut is None:
             idle += 1
         else:

@@ -47,10 +47,13 @@ class Lines(Struct, frozen=True):
     way: float = 0.0
     # Rows that a segment should have at most.
     rows: int = MOST_ROWS
+    # The way in turns, as policies are told it.
+    loop: Loop = UNKNOWN
 
     def told(self, times: Times) -> Lines:
         """A stage has told what its passes and its line take."""
-        return replace(self, rows=most_rows(times, self.back, self.way))
+        rows = most_rows(times, self.back, self.way)
+        return replace(self, rows=rows, loop=_loop(times, self.back, self.way))
 
     def featured(self, times: Times, row_seconds: float) -> Lines:
         """The features of some rows have come, each in so many seconds; 0: who knows."""
@@ -64,13 +67,6 @@ class Lines(Struct, frozen=True):
         if self.way < way and self.way:
             way = self.way + _MEMORY * (way - self.way)
         return replace(self, way=way).told(times)
-
-    def loop(self, times: Times) -> Loop:
-        """What of it a policy is told."""
-        slowest = pass_seconds(times)
-        if not slowest:
-            return UNKNOWN
-        return Loop(self.way / slowest, sum(_row_seconds(times, self.back)) / slowest)
 
 
 def most_rows(times: Times, back: float, way: float) -> int:
@@ -89,6 +85,11 @@ def most_rows(times: Times, back: float, way: float) -> int:
 def pass_seconds(times: Times) -> float:
     """What a pass takes at the slowest stage, on the plateau; 0: no stage has said anything yet."""
     return max([told.seconds[0] for told in times.values()], default=0.0)
+
+
+def _loop(times: Times, back: float, way: float) -> Loop:
+    slowest = pass_seconds(times)
+    return Loop(way / slowest, sum(_row_seconds(times, back)) / slowest) if slowest else UNKNOWN
 
 
 def _row_seconds(times: Times, back: float) -> list[float]:
