@@ -15,7 +15,9 @@ import numpy.typing as npt
 import torch
 
 from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cpu import product_type
 from asyncspec.backend.hf.recipe import BLOCK, ROW_MULTIPLE
+from asyncspec.backend.hf.widened import dots
 from asyncspec.jobs import Row
 
 NAME = "asyncspec"
@@ -133,15 +135,22 @@ class FastAttention(TreeAttention):
         """See ``TreeAttention.kernel``."""
         keys = self.cache.keys[layer][:, : self.end]
         values = self.cache.values[layer][:, : self.end]
+        kind = product_type(query.dtype)
+        values = values.to(kind)
         if softcap is None:
-            full = torch.nn.functional.pad(mask, (start, 0)).to(query.dtype)
-            return torch.nn.functional.scaled_dot_product_attention(
-                query[None], keys[None], values[None], attn_mask=full, scale=scaling
+            full = torch.nn.functional.pad(mask, (start, 0)).to(kind)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                query.to(kind)[None],
+                keys.to(kind)[None],
+                values[None],
+                attn_mask=full,
+                scale=scaling,
             )[0]
-        scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(scaling)
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
-        scores[..., start:] += mask
-        return torch.bmm(scores.softmax(-1).to(values.dtype), values)
+        else:
+            scores = dots(query, keys).mul_(scaling).div_(softcap).tanh_().mul_(softcap)
+            scores[..., start:] += mask
+            out = torch.bmm(scores.softmax(-1).to(kind), values)
+        return out.to(query.dtype)
 
 
 def tree_attention(

@@ -23,6 +23,7 @@ import torch
 from asyncspec.backend.hf.attention import TreeAttention, pad_rows
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.recipe import BLOCK, Recipe
+from asyncspec.backend.hf.widened import dots
 from asyncspec.jobs import Row
 
 
@@ -68,7 +69,7 @@ class ExactAttention(TreeAttention):
             query = torch.nn.functional.pad(query, (0, 0, 0, short))
         keys = self.cache.keys[layer][:, : self.end]
         values = self.cache.values[layer][:, : self.end]
-        scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(scaling)
+        scores = dots(query, keys).mul_(scaling)
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
         scores[..., start:] += mask

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from asyncspec.backend.hf.cpu import can_pack
 from asyncspec.backend.hf.recipe import Recipe
 
 # Row count the packed layout is tuned for; any other works.
@@ -54,12 +55,16 @@ class RowwiseLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         rows = x.numel() // self.in_features
-        wanted = max(self.min_rows, rounded(rows))
+        wanted = self.padded(rows)
         if rows == wanted:
             return self.product(x)
         flat = x.reshape(rows, self.in_features)
         padded = torch.cat([flat, flat[-1:].expand(wanted - rows, -1)])
         return self.product(padded)[:rows].view(*x.shape[:-1], self.out_features)
+
+    def padded(self, rows: int) -> int:
+        """How many rows are computed where ``rows`` are asked for."""
+        return max(self.min_rows, rounded(rows))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """As ``forward``, without the row floor."""
@@ -115,15 +120,6 @@ class RowLinear(RowwiseLinear):
     def weight_bytes(self) -> int:
         """See ``RowwiseLinear``."""
         return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
-
-
-def can_pack() -> bool:
-    """Whether this torch has the private operators and oneDNN."""
-    return (
-        bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

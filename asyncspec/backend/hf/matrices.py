@@ -16,8 +16,9 @@ from msgspec import Struct
 from torch import nn
 
 from asyncspec.backend.hf.checkpoint import read_rows, read_tensor
+from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.give_back import Freed
-from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.pieces import EMBEDDING, HEAD
 from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.recipe import Quantize, Recipe
@@ -73,8 +74,9 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
     if kind == "int4":
         return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
     if name == "lm_head" and wanted.share_tied and _tied_here(model):
-        return RowLinear(model.model.embed_tokens.weight.detach(), bias, wanted.recipe, shared=True)
-    return RowLinear(read_tensor(info, wanted.dtype), bias, wanted.recipe)
+        weight = model.model.embed_tokens.weight.detach()
+        return dense_linear(weight, bias, wanted.recipe, shared=True)
+    return dense_linear(read_tensor(info, wanted.dtype), bias, wanted.recipe)
 
 
 def _tied_here(model: Any) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 
 from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.geometry import LAYER
 from asyncspec.backend.hf.eagle.layout import EMBEDDING, HEAD
-from asyncspec.backend.hf.linear import RowLinear
+from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.pieces import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.pieces import HEAD as TARGET_HEAD
 from asyncspec.backend.hf.recipe import Recipe
@@ -29,7 +30,7 @@ class Weights:
         self._head = head
         self._target = target
 
-    def of_layer(self, name: str) -> RowLinear:
+    def of_layer(self, name: str) -> RowwiseLinear:
         """A linear part of the head's only layer, with its bias if it has one."""
         return self.linear(LAYER[self.geometry.kind] + name)
 
@@ -37,7 +38,7 @@ class Weights:
         """An RMSNorm of the head's only layer."""
         return self.norm(LAYER[self.geometry.kind] + name)
 
-    def linear(self, name: str) -> RowLinear:
+    def linear(self, name: str) -> RowwiseLinear:
         """A linear part, with its bias if it has one."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         return _packed(self._read(weight), self._read(bias) if self._has(bias) else None)
@@ -55,7 +56,7 @@ class Weights:
         """The head's own embedding, or else its target's: [vocab, hidden]."""
         return self._read(EMBEDDING) if self._has(EMBEDDING) else self._targets(TARGET_EMBEDDING)
 
-    def judge(self) -> RowLinear:
+    def judge(self) -> RowwiseLinear:
         """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
         if self._has(HEAD):
             return _packed(self._read(HEAD), None)
@@ -81,6 +82,6 @@ class Weights:
         return read_tensor(info, self.dtype)
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> RowLinear:
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
     # Guesses need not be blind to the number of rows.
-    return RowLinear(weight, bias, Recipe(min_rows=1))
+    return dense_linear(weight, bias, Recipe(min_rows=1))

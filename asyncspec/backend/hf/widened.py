@@ -1,0 +1,157 @@
+"""bfloat16 on a CPU that does not multiply it (x86 without AVX-512, older ARM).
+
+oneDNN refuses such weights there, and torch's own product of 16 rows takes 4 times as long as
+float32's. Widening the weights when they are read would double their memory. So they keep their 16
+bits and are widened on the way into float32 products: by FBGEMM's, which reads float16, or slice by
+slice where there is no FBGEMM. Sums are float32 and rounded to bfloat16 once, as oneDNN does it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+
+from asyncspec.backend.hf.cpu import product_type
+from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.recipe import Recipe
+
+_TOP = 16
+"""Weights are scaled to less than 2^16, which is more than float16's largest number by one bit that
+bfloat16 does not have."""
+
+_MOST = 126
+"""Largest exponent of a scale: float32 has its inverse too."""
+
+_PACKED = 1 << 23
+"""Weights packed at a time: their float32 form lies beside them."""
+
+_WIDENED = 1 << 19
+"""Weights widened at a time: 2 MiB, which the product finds in the cache."""
+
+_SLOTS = 512
+"""Keys widened at a time."""
+
+_SHORT_STRIPS = (1, 2, 7, 14)
+
+
+class HalfLinear(RowwiseLinear):
+    """bfloat16 weights [N, K] as float16 times a power of two, packed by FBGEMM.
+
+    A weight keeps all its bits down to 2^-32 of the largest in its slice (of 8 million); what is
+    smaller is off by at most 2^-40 of that one, far below the rounding of a float32 sum.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(tuple(weight.shape), weight.dtype, bias, self.fewest_rows)
+        self._slices = [_HalfSlice(part) for part in _split(weight, _PACKED)]
+
+    def padded(self, rows: int) -> int:
+        """See ``RowwiseLinear``. FBGEMM has no code for each number of rows."""
+        return rows
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``."""
+        flat = x.reshape(-1, self.in_features).float()
+        rows = len(flat)
+        short = in_long_strips(rows) - rows
+        if short:
+            flat = torch.cat([flat, flat[-1:].expand(short, -1)])
+        return _finished([part.product(flat)[:rows] for part in self._slices], self._bias, x)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See ``RowwiseLinear``."""
+        return self.out_features * self.in_features * self.dtype.itemsize
+
+
+class _HalfSlice:
+    """Some output channels of a ``HalfLinear``."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        wide = weight.float()
+        exponent = _scale_exponent(float(wide.abs().amax()))
+        self._scale = 2.0**-exponent
+        scaled = wide.mul_(2.0**exponent)
+        self._packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, K] float32 -> [n, N] float32."""
+        y = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return cast("torch.Tensor", y.mul_(self._scale))
+
+
+class WidenedLinear(RowwiseLinear):
+    """bfloat16 weights [N, K] as they lie, widened slice by slice for every product; not counted as
+    memory if ``shared``."""
+
+    fewest_rows = 2
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        recipe: Recipe,
+        *,
+        shared: bool = False,
+    ) -> None:
+        super().__init__(tuple(weight.shape), weight.dtype, bias, recipe.min_rows)
+        self.shared = shared
+        self._slices = _split(weight, _WIDENED)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``."""
+        flat = x.reshape(-1, self.in_features).float()
+        linear = torch.nn.functional.linear
+        return _finished([linear(flat, part.float()) for part in self._slices], self._bias, x)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See ``RowwiseLinear``."""
+        return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
+
+
+def in_long_strips(rows: int) -> int:
+    """``rows`` or the next number of them that FBGEMM cuts into strips of three to six alone.
+
+    Those add up a row's products one after another, whatever the strip; strips of one and two rows
+    add them up in several chains.
+    """
+    while rows in _SHORT_STRIPS or (rows > 30 and rows % 6 in (1, 2)):
+        rows += 1
+    return rows
+
+
+def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
+    kind = product_type(query.dtype)
+    if kind == query.dtype:
+        return torch.bmm(query, keys.transpose(1, 2)).float()
+    wide = query.to(kind)
+    parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
+    pieces = [torch.bmm(wide, part.to(kind).transpose(1, 2)) for part in parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+
+def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:
+    """Rows of a matrix in slices of about so many numbers."""
+    step = max(1, numbers // weight.shape[1])
+    return [weight[first : first + step] for first in range(0, weight.shape[0], step)]
+
+
+def _scale_exponent(largest: float) -> int:
+    """The power of two that brings ``largest`` just below 2^16."""
+    if not math.isfinite(largest):
+        return 0
+    return max(-_MOST, min(_TOP - math.frexp(largest)[1], _MOST))
+
+
+def _finished(
+    parts: list[torch.Tensor], bias: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
+    """Sums [n, some of N] float32 side by side, with the bias, in the type and shape of ``x``."""
+    y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype).view(*x.shape[:-1], -1)
