@@ -1,5 +1,5 @@
 """EAGLE heads without a cache: every path computed from its first row, by the formulas alone, in
-float64."""
+float64, or in float32 to see what rounding does to the formulas themselves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class PlainHead:
         judge: torch.Tensor,
         sizes: Sizes | None = None,
         theta: float = 10_000.0,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.state = {name: tensor.double() for name, tensor in state.items()}
+        self.dtype = dtype
+        self.state = {name: tensor.to(dtype) for name, tensor in state.items()}
         self.third = "norm.weight" in state
         self.layer = "midlayer." if self.third else "layers.0."
-        self.embedding = self.state.get("embed_tokens.weight", embedding.double())
-        self.judge = self.state["lm_head.weight"] if self.third else judge.double()
+        self.embedding = self.state.get("embed_tokens.weight", embedding.to(dtype))
+        self.judge = self.state["lm_head.weight"] if self.third else judge.to(dtype)
         self.ids = torch.arange(len(self.judge)) + state.get("d2t", torch.tensor(0))
         self.sizes = sizes or Sizes()
         self.theta = theta
@@ -38,7 +40,7 @@ class PlainHead:
     ) -> torch.Tensor:
         """Log-probabilities after ``path``, which follows ``tokens``; ``features`` [n, ...] are
         the target's before each of ``tokens``."""
-        rows = features.double()
+        rows = features.to(self.dtype)
         if self.third:
             rows = linear(rows, self.state["fc.weight"])
         seen = list(tokens)
@@ -99,8 +101,8 @@ class PlainHead:
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Row i turns by i; columns j and j + half are one complex number."""
         rows, _, width = x.shape
-        speeds = self.theta ** -(torch.arange(0, width, 2).double() / width)
-        angles = torch.outer(torch.arange(rows).double(), speeds)
+        speeds = self.theta ** -(torch.arange(0, width, 2).to(self.dtype) / width)
+        angles = torch.outer(torch.arange(rows).to(self.dtype), speeds)
         turns = torch.polar(torch.ones_like(angles), angles)
         turned = torch.complex(*x.chunk(2, -1)) * turns[:, None]
         return torch.cat([turned.real, turned.imag], -1)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.dense import dense_linear
+from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.quantized import (
     GROUP,
     Int4Linear,
@@ -118,7 +119,7 @@ def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes() -> None:
-    dense = RowLinear(random(256, 512).bfloat16(), None, Recipe())
+    dense = dense_linear(random(256, 512).bfloat16(), None, Recipe())
     int8, int4 = (made(kind, random(256, 512), torch.bfloat16) for kind in ("int8", "int4"))
     for linear in (int8, int4):
         held = [x for x in vars(linear).values() if isinstance(x, torch.Tensor)]

@@ -16,6 +16,7 @@ def dense_linear(
     """A linear layer of ``weight`` [N, K], in memory of its own unless ``shared``."""
     if product_type(weight.dtype) == weight.dtype:
         return RowLinear(weight, bias, recipe, shared=shared)
-    if reads_half() and not shared:
+    # FBGEMM would make numbers of what is none.
+    if reads_half() and not shared and bool(weight.isfinite().all()):
         return HalfLinear(weight, bias)
     return WidenedLinear(weight, bias, recipe, shared=shared)

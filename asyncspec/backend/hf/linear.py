@@ -70,6 +70,11 @@ class RowwiseLinear(nn.Module):
         """As ``forward``, without the row floor."""
         raise NotImplementedError
 
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """``product`` before its last rounding, where that can be had: it hides differences from
+        the self-test that a later row shows."""
+        return self.product(x)
+
     @property
     def words(self) -> str:
         """How the weights are kept, for people."""
@@ -111,15 +116,22 @@ class RowLinear(RowwiseLinear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        if not self.packed:
-            return torch.nn.functional.linear(x, self._weight, self._bias)
-        y = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, "none", [], "")
-        return cast("torch.Tensor", y)
+        return product_of(x, self._weight, self._bias, onednn=self.packed)
 
     @property
     def weight_bytes(self) -> int:
         """See ``RowwiseLinear``."""
         return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
+
+
+def product_of(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, onednn: bool
+) -> torch.Tensor:
+    """x [..., K] times weight [N, K], packed or plain, by oneDNN's product or by torch's own."""
+    if not onednn:
+        return torch.nn.functional.linear(x, weight, bias)
+    y = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return cast("torch.Tensor", y)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

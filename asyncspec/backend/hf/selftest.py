@@ -66,10 +66,10 @@ def row_floor(linears: list[RowwiseLinear]) -> int | None:
     for (width, height, _), linear in by_shape.items():
         sweep = _SWEEP if width * height <= _BIG_WEIGHT else _SHORT_SWEEP
         x = _random(max(sweep), width).to(linear.dtype)
-        want = linear.product(x[:16])
+        want = linear.sums(x[:16])
         for rows in agreed.intersection(sweep):
             common = min(rows, 16)
-            if not torch.equal(linear.product(x[:rows])[:common], want[:common]):
+            if not torch.equal(linear.sums(x[:rows])[:common], want[:common]):
                 agreed.discard(rows)
     for floor in _ROW_FLOORS:
         if all(rows in agreed for rows in _SWEEP if rows >= floor):

@@ -13,13 +13,13 @@ from typing import cast
 
 import torch
 
-from asyncspec.backend.hf.cpu import product_type
-from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.cpu import can_pack, product_type
+from asyncspec.backend.hf.linear import RowwiseLinear, product_of
 from asyncspec.backend.hf.recipe import Recipe
 
 _TOP = 16
-"""Weights are scaled to less than 2^16, which is more than float16's largest number by one bit that
-bfloat16 does not have."""
+"""Weights are scaled to less than 2^16: float16 ends at 65,504, and bfloat16's last number before
+2^16 is 65,280."""
 
 _MOST = 126
 """Largest exponent of a scale: float32 has its inverse too."""
@@ -37,7 +37,7 @@ _SHORT_STRIPS = (1, 2, 7, 14)
 
 
 class HalfLinear(RowwiseLinear):
-    """bfloat16 weights [N, K] as float16 times a power of two, packed by FBGEMM.
+    """Finite bfloat16 weights [N, K] as float16 times a power of two, packed by FBGEMM.
 
     A weight keeps all its bits down to 2^-32 of the largest in its slice (of 8 million); what is
     smaller is off by at most 2^-40 of that one, far below the rounding of a float32 sum.
@@ -51,14 +51,18 @@ class HalfLinear(RowwiseLinear):
         """See ``RowwiseLinear``. FBGEMM has no code for each number of rows."""
         return rows
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
         flat = x.reshape(-1, self.in_features).float()
         rows = len(flat)
         short = in_long_strips(rows) - rows
         if short:
             flat = torch.cat([flat, flat[-1:].expand(short, -1)])
-        return _finished([part.product(flat)[:rows] for part in self._slices], self._bias, x)
+        return _side_by_side([part.product(flat)[:rows] for part in self._slices])
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``."""
+        return _finished(self.sums(x), self._bias, x)
 
     @property
     def weight_bytes(self) -> int:
@@ -98,13 +102,18 @@ class WidenedLinear(RowwiseLinear):
     ) -> None:
         super().__init__(tuple(weight.shape), weight.dtype, bias, recipe.min_rows)
         self.shared = shared
+        self._onednn = recipe.packed and can_pack()
         self._slices = _split(weight, _WIDENED)
+
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``."""
+        flat = x.reshape(-1, self.in_features).float()
+        parts = (part.float() for part in self._slices)
+        return _side_by_side([product_of(flat, wide, None, onednn=self._onednn) for wide in parts])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        flat = x.reshape(-1, self.in_features).float()
-        linear = torch.nn.functional.linear
-        return _finished([linear(flat, part.float()) for part in self._slices], self._bias, x)
+        return _finished(self.sums(x), self._bias, x)
 
     @property
     def weight_bytes(self) -> int:
@@ -131,7 +140,7 @@ def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     wide = query.to(kind)
     parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
     pieces = [torch.bmm(wide, part.to(kind).transpose(1, 2)) for part in parts]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+    return _side_by_side(pieces)
 
 
 def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:
@@ -142,16 +151,15 @@ def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:
 
 def _scale_exponent(largest: float) -> int:
     """The power of two that brings ``largest`` just below 2^16."""
-    if not math.isfinite(largest):
-        return 0
     return max(-_MOST, min(_TOP - math.frexp(largest)[1], _MOST))
 
 
-def _finished(
-    parts: list[torch.Tensor], bias: torch.Tensor | None, x: torch.Tensor
-) -> torch.Tensor:
-    """Sums [n, some of N] float32 side by side, with the bias, in the type and shape of ``x``."""
-    y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+def _side_by_side(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _finished(sums: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """Sums [n, N] float32, with the bias, in the type and shape of ``x``."""
     if bias is not None:
-        y = y + bias
-    return y.to(x.dtype).view(*x.shape[:-1], -1)
+        sums = sums + bias
+    return sums.to(x.dtype).view(*x.shape[:-1], -1)

@@ -1,0 +1,177 @@
+"""bfloat16 where the CPU does not multiply it: tried here on whatever CPU this is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import cpu, dense, widened
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.dense import dense_linear
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.stage import HFStage
+from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, dots, in_long_strips
+from backend.conformance import Walk, sequential
+from backend.probe import Probe, cut
+
+pytestmark = pytest.mark.torch
+
+MOST = 150
+
+fbgemm = pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")
+WAYS = [pytest.param(True, id="half", marks=fbgemm), pytest.param(False, id="slices")]
+"""Whether FBGEMM is used."""
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[RowwiseLinear]:
+    made: list[RowwiseLinear] = [WidenedLinear(weight, bias, Recipe())]
+    return [*made, HalfLinear(weight, bias)] if cpu.reads_half() else made
+
+
+@pytest.fixture
+def old_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """This CPU without products of bfloat16; FBGEMM as told."""
+
+    def make(half: bool) -> None:
+        monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(dense, "reads_half", lambda: half)
+
+    return make
+
+
+@given(st.integers(1, 2000))
+def test_long_strips_never_take_rows_away(rows: int) -> None:
+    assert rows <= in_long_strips(rows) <= rows + 2
+    assert in_long_strips(in_long_strips(rows)) == in_long_strips(rows)
+
+
+@fbgemm
+def test_in_long_strips_rows_are_blind_to_each_other() -> None:
+    weight, x = random(70, 250).bfloat16(), random(MOST, 250, seed=1).bfloat16()
+    linear = HalfLinear(weight, random(70, seed=2).bfloat16())
+    whole = linear(x)
+    for count in range(1, MOST):
+        assert torch.equal(linear(x[:count]), whole[:count])
+        assert torch.equal(linear.product(x[-count:]), whole[-count:])
+        assert torch.equal(linear(x[None, :count])[0], whole[:count])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scale", [1e-30, 0.02, 1e30])
+def test_products_are_float32s_rounded_once(scale: float, bias: bool) -> None:
+    weight, x = (random(48, 300) * scale).bfloat16(), random(9, 300, seed=1).bfloat16()
+    added = (random(48, seed=2) * scale).bfloat16() if bias else None
+    want = x.double() @ weight.double().T + (added.double() if added is not None else 0)
+    for linear in layers(weight, added):
+        got = linear(x)
+        assert got.dtype == torch.bfloat16
+        # Half a unit in the last of 8 bits, and some room for sums that nearly cancel.
+        assert torch.allclose(got.double(), want, rtol=2**-8, atol=scale * 1e-4)
+
+
+@fbgemm
+@given(st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False), min_size=3, max_size=9))
+@example([0.0, 0.0, 0.0])
+@example([65504.0, 2.0**-14, 1.0])
+def test_weights_are_kept(values: list[float]) -> None:
+    # The identity asks for one weight at a time.
+    weight = torch.tensor([values]).bfloat16()
+    largest = float(weight.abs().max())
+    got = HalfLinear(weight, None)(torch.eye(len(values)).bfloat16())[:, 0]
+    for kept, wanted in zip(got.tolist(), weight[0].tolist(), strict=True):
+        if abs(wanted) >= largest * 2.0**-32:
+            assert kept == wanted
+        else:
+            assert abs(kept - wanted) <= largest * 2.0**-40
+
+
+def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = random(300, 96).bfloat16(), random(4, 96, seed=1).bfloat16()
+    whole = [linear(x) for linear in layers(weight, None)]
+    monkeypatch.setattr(widened, "_PACKED", 96 * 128)
+    monkeypatch.setattr(widened, "_WIDENED", 96 * 128)
+    for got, want in zip(layers(weight, None), whole, strict=True):
+        assert torch.allclose(got(x).float(), want.float(), rtol=2**-7, atol=1e-2)
+
+
+def test_dots_are_float32s(old_cpu: Callable[[bool], None]) -> None:
+    old_cpu(True)
+    query, keys = random(2, 8, 64).bfloat16(), random(2, 1216, 64, seed=1).bfloat16()
+    got = dots(query, keys)
+    assert got.dtype == torch.float32
+    want = query.double() @ keys.double().transpose(1, 2)
+    assert torch.allclose(got.double(), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("half", WAYS)
+def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> None:
+    old_cpu(half)
+    weight = random(24, 16)
+    assert type(dense_linear(weight, None, Recipe())) is RowLinear
+    used = dense_linear(weight.bfloat16(), None, Recipe())
+    assert type(used) is (HalfLinear if half else WidenedLinear)
+    assert used.weight_bytes == 24 * 16 * 2
+    shared = dense_linear(weight.bfloat16(), None, Recipe(), shared=True)
+    assert type(shared) is WidenedLinear
+    assert shared.weight_bytes == 0
+
+
+def test_what_is_no_number_stays_none(old_cpu: Callable[[bool], None]) -> None:
+    old_cpu(True)
+    weight = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]).bfloat16()
+    got = dense_linear(weight, None, Recipe())(torch.ones(3, 2).bfloat16())
+    assert got[0].isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("half", WAYS)
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-odd", "gemma2", "qwen2-window"])
+def test_tree_has_the_bits_of_the_sequence(
+    family: str, half: bool, tiny: Callable[..., Path], old_cpu: Callable[[bool], None]
+) -> None:
+    old_cpu(half)
+    stages = cut(open_checkpoint(tiny(family)), 2, dtype="bfloat16")
+    assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
+    random = Random(family)
+    tokens = [random.randrange(150) for _ in range(90)]
+    probe = Probe(stages)
+    drawn = sequential(stages, tokens, 50)
+    alone = probe.take()
+    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
+    assert walk.run(stages) == drawn
+    assert probe.different(alone) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_fast_mode(family: str, tiny: Callable[..., Path], old_cpu: Callable[[bool], None]) -> None:
+    """Its logits are those of exact mode, but for rounding."""
+    old_cpu(True)
+    checkpoint = open_checkpoint(tiny(family))
+
+    def logits(stages: list[HFStage]) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        shard = stages[-1].shard
+        inner = shard.logits
+
+        def watched(*args: Any) -> torch.Tensor:
+            seen.append(inner(*args))
+            return seen[-1]
+
+        shard.logits = watched  # type: ignore[method-assign, assignment]
+        sequential(stages, list(range(3, 83)), 70)
+        return torch.cat(seen).float()
+
+    exact = logits(cut(checkpoint, 2, dtype="bfloat16"))
+    fast = logits(cut(checkpoint, 2, dtype="bfloat16", mode="fast"))
+    assert torch.allclose(fast, exact, atol=0.05 * float(exact.abs().max()))
