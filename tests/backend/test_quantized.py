@@ -119,7 +119,7 @@ def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes() -> None:
-    dense = dense_linear(random(256, 512).bfloat16(), None, Recipe())
+    dense = dense_linear(random(256, 512).bfloat16(), None, Recipe(), torch.bfloat16)
     int8, int4 = (made(kind, random(256, 512), torch.bfloat16) for kind in ("int8", "int4"))
     for linear in (int8, int4):
         held = [x for x in vars(linear).values() if isinstance(x, torch.Tensor)]

@@ -1,4 +1,5 @@
-"""bfloat16 where the CPU does not multiply it: tried here on whatever CPU this is."""
+"""Weights of 16 bits in float32 products: float16 ones, and bfloat16 ones where the CPU does not
+multiply them, which is tried here on whatever CPU this is."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf import cpu, dense, widened
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.dense import dense_linear
+from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, dots, in_long_strips
 from backend.conformance import Walk, sequential
@@ -37,7 +41,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[RowwiseLinear]:
     made: list[RowwiseLinear] = [WidenedLinear(weight, bias, Recipe())]
-    return [*made, HalfLinear(weight, bias)] if cpu.reads_half() else made
+    return [*made, HalfLinear(weight, bias, weight.dtype)] if cpu.reads_half() else made
 
 
 @pytest.fixture
@@ -51,6 +55,19 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return make
 
 
+def same_bits(stages: list[HFStage], seed: str) -> None:
+    """A tree in segments has the logits of one row after another."""
+    assert [stage.guarantee for stage in stages] == ["bitwise"] * len(stages)
+    random = Random(seed)
+    tokens = [random.randrange(150) for _ in range(90)]
+    probe = Probe(stages)
+    drawn = sequential(stages, tokens, 50)
+    alone = probe.take()
+    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
+    assert walk.run(stages) == drawn
+    assert probe.different(alone) == []
+
+
 @given(st.integers(1, 2000))
 def test_long_strips_never_take_rows_away(rows: int) -> None:
     assert rows <= in_long_strips(rows) <= rows + 2
@@ -60,7 +77,7 @@ def test_long_strips_never_take_rows_away(rows: int) -> None:
 @fbgemm
 def test_in_long_strips_rows_are_blind_to_each_other() -> None:
     weight, x = random(70, 250).bfloat16(), random(MOST, 250, seed=1).bfloat16()
-    linear = HalfLinear(weight, random(70, seed=2).bfloat16())
+    linear = HalfLinear(weight, random(70, seed=2).bfloat16(), torch.bfloat16)
     whole = linear(x)
     for count in range(1, MOST):
         assert torch.equal(linear(x[:count]), whole[:count])
@@ -89,7 +106,7 @@ def test_weights_are_kept(values: list[float]) -> None:
     # The identity asks for one weight at a time.
     weight = torch.tensor([values]).bfloat16()
     largest = float(weight.abs().max())
-    got = HalfLinear(weight, None)(torch.eye(len(values)).bfloat16())[:, 0]
+    got = HalfLinear(weight, None, torch.bfloat16)(torch.eye(len(values)).bfloat16())[:, 0]
     for kept, wanted in zip(got.tolist(), weight[0].tolist(), strict=True):
         if abs(wanted) >= largest * 2.0**-32:
             assert kept == wanted
@@ -115,15 +132,61 @@ def test_dots_are_float32s(old_cpu: Callable[[bool], None]) -> None:
     assert torch.allclose(got.double(), want, atol=1e-4)
 
 
+@fbgemm
+@given(st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False), min_size=3, max_size=9))
+@example([65504.0, 2.0**-24, -(2.0**-14)])
+def test_float16_weights_are_kept_whole(values: list[float]) -> None:
+    weight = torch.tensor([values]).half()
+    got = HalfLinear(weight, None, torch.float32)(torch.eye(len(values)))[:, 0]
+    assert got.tolist() == weight[0].tolist()
+
+
+@fbgemm
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-odd", "gemma2"])
+def test_float16_checkpoints_are_half_as_large_and_say_the_same(
+    family: str, tiny: Callable[..., Path]
+) -> None:
+    path = tiny(family, dtype=torch.float16)
+    checkpoint = open_checkpoint(path)
+    random = Random(family)
+    prompt = [random.randrange(3, 150) for _ in range(70)]
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    want = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=32,
+        do_sample=False,
+        eos_token_id=None,
+    )[0, len(prompt) :].tolist()
+    for count in (1, 2):
+        for mode in ("exact", "fast"):
+            stages = cut(checkpoint, count, mode=mode)
+            assert decode(stages, prompt, 32) == want
+            edges = [stage.shard.layers for stage in stages]
+            for stage, span in zip(stages, edges, strict=True):
+                ends = (span.start, span.stop)
+                foretold = footprint(path, checkpoint.facts, ends, "auto", mode)
+                assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
+    assert stages[0].shard.weights_in_words() == "float16"
+
+
+@fbgemm
+@pytest.mark.parametrize("family", ["llama", "llama-odd"])
+def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
+    family: str, tiny: Callable[..., Path]
+) -> None:
+    same_bits(cut(open_checkpoint(tiny(family, dtype=torch.float16)), 2), family)
+
+
 @pytest.mark.parametrize("half", WAYS)
 def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> None:
     old_cpu(half)
     weight = random(24, 16)
-    assert type(dense_linear(weight, None, Recipe())) is RowLinear
-    used = dense_linear(weight.bfloat16(), None, Recipe())
+    assert type(dense_linear(weight, None, Recipe(), weight.dtype)) is RowLinear
+    used = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16)
     assert type(used) is (HalfLinear if half else WidenedLinear)
     assert used.weight_bytes == 24 * 16 * 2
-    shared = dense_linear(weight.bfloat16(), None, Recipe(), shared=True)
+    shared = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16, shared=True)
     assert type(shared) is WidenedLinear
     assert shared.weight_bytes == 0
 
@@ -131,7 +194,7 @@ def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> N
 def test_what_is_no_number_stays_none(old_cpu: Callable[[bool], None]) -> None:
     old_cpu(True)
     weight = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]).bfloat16()
-    got = dense_linear(weight, None, Recipe())(torch.ones(3, 2).bfloat16())
+    got = dense_linear(weight, None, Recipe(), weight.dtype)(torch.ones(3, 2).bfloat16())
     assert got[0].isfinite().tolist() == [False, False, True]
 
 
@@ -141,16 +204,7 @@ def test_tree_has_the_bits_of_the_sequence(
     family: str, half: bool, tiny: Callable[..., Path], old_cpu: Callable[[bool], None]
 ) -> None:
     old_cpu(half)
-    stages = cut(open_checkpoint(tiny(family)), 2, dtype="bfloat16")
-    assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
-    random = Random(family)
-    tokens = [random.randrange(150) for _ in range(90)]
-    probe = Probe(stages)
-    drawn = sequential(stages, tokens, 50)
-    alone = probe.take()
-    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
-    assert walk.run(stages) == drawn
-    assert probe.different(alone) == []
+    same_bits(cut(open_checkpoint(tiny(family)), 2, dtype="bfloat16"), family)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

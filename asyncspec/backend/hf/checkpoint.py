@@ -72,7 +72,8 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
 def resolve_dtype(checkpoint: Checkpoint, name: str = "auto") -> torch.dtype:
     """The type to compute in. "auto": bfloat16 for a bfloat16 checkpoint, else float32.
 
-    float16 becomes float32, which holds all its values; few CPUs compute in float16.
+    float16 becomes float32, which holds all its values; few CPUs compute in float16. The matrices
+    of layers stay float16 in memory where torch can multiply them so (``dense.py``).
     """
     if name == "auto":
         stored = main_dtype(checkpoint.tensors)
@@ -90,7 +91,7 @@ def named_dtype(name: str) -> torch.dtype:
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
     """Read one tensor in its own memory and convert it to ``dtype``, piece by piece, so that no
     second copy of a large one lies beside it."""
-    stored = _stored(info)
+    stored = stored_type(info)
     if stored == dtype or info.size <= _PIECE:
         return _read(info, stored).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)
@@ -106,7 +107,7 @@ def read_rows(info: TensorInfo, first: int, end: int) -> torch.Tensor:
     row = info.size // info.shape[0]
     shape = (end - first, *info.shape[1:])
     part = replace(info, offset=info.offset + first * row, size=(end - first) * row, shape=shape)
-    return _read(part, _stored(info))
+    return _read(part, stored_type(info))
 
 
 def _read(info: TensorInfo, stored: torch.dtype) -> torch.Tensor:
@@ -117,7 +118,8 @@ def _read(info: TensorInfo, stored: torch.dtype) -> torch.Tensor:
     return tensor
 
 
-def _stored(info: TensorInfo) -> torch.dtype:
+def stored_type(info: TensorInfo) -> torch.dtype:
+    """The type a tensor is stored in. Raises ``CheckpointError`` for one of quantised weights."""
     stored = TORCH_DTYPES.get(info.dtype)
     if stored is None:
         raise CheckpointError(f"{info.file} holds {info.dtype} weights; use an unquantised one")

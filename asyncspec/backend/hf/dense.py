@@ -10,13 +10,27 @@ from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear
 
 
+def kept_type(stored: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
+    """The type in which a layer for rows of ``dtype`` keeps weights that are ``stored`` so."""
+    half = stored == torch.float16 and dtype == torch.float32 and reads_half()
+    return torch.float16 if half else dtype
+
+
 def dense_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, recipe: Recipe, *, shared: bool = False
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    *,
+    shared: bool = False,
 ) -> RowwiseLinear:
-    """A linear layer of ``weight`` [N, K], in memory of its own unless ``shared``."""
-    if product_type(weight.dtype) == weight.dtype:
+    """A linear layer for rows of ``dtype`` of ``weight`` [N, K], which is of that type or of its
+    ``kept_type``; in memory of its own unless ``shared``."""
+    if weight.dtype == dtype == product_type(dtype):
         return RowLinear(weight, bias, recipe, shared=shared)
     # FBGEMM would make numbers of what is none.
     if reads_half() and not shared and bool(weight.isfinite().all()):
-        return HalfLinear(weight, bias)
-    return WidenedLinear(weight, bias, recipe, shared=shared)
+        return HalfLinear(weight, bias, dtype)
+    if weight.dtype == dtype:
+        return WidenedLinear(weight, bias, recipe, shared=shared)
+    return RowLinear(weight.to(dtype), bias, recipe)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import named_dtype
+from asyncspec.backend.hf.dense import kept_type
 from asyncspec.backend.hf.inspect import Facts
 from asyncspec.backend.hf.matrices import kind_of
 from asyncspec.backend.hf.pieces import sub_config
@@ -70,15 +71,18 @@ def footprint(
     if last < facts.layers:
         model.lm_head = model.model.norm = torch.nn.Identity()
     tied = bool(config.tie_word_embeddings) and span == (0, facts.layers)
-    weights = _weights(model, torch_dtype.itemsize, quantize, tied=tied)
+    stored = torch.float16 if facts.dtype == "float16" else None
+    items = (torch_dtype.itemsize, kept_type(stored, torch_dtype).itemsize)
+    weights = _weights(model, items, quantize, tied=tied)
     shape = shape_of(config, last - first, torch_dtype, mode)
     scores = config.num_attention_heads * CHUNK * _SCORE
     return Footprint(span, weights, shape.slot_bytes(), scores)
 
 
-def _weights(model: Any, item: int, quantize: Quantize, *, tied: bool) -> int:
-    """Bytes of a model whose dense numbers have ``item`` bytes. ``tied``: its head is its
-    embedding, and a dense one is held once."""
+def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bool) -> int:
+    """Bytes of a model, from those of a dense number and of one in a linear layer. ``tied``: its
+    head is its embedding, and a dense one is held once."""
+    item, in_linear = items
     total = 0
     for name, module in model.named_modules():
         numbers = sum(p.numel() for p in module.parameters(recurse=False))
@@ -89,6 +93,6 @@ def _weights(model: Any, item: int, quantize: Quantize, *, tied: bool) -> int:
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
             elif not (tied and name == "lm_head"):
-                total += height * width * item
+                total += height * width * in_linear
         total += numbers * item
     return total

@@ -78,7 +78,7 @@ class RowwiseLinear(nn.Module):
     @property
     def words(self) -> str:
         """How the weights are kept, for people."""
-        return str(self.dtype).removeprefix("torch.")
+        return type_words(self.dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -122,6 +122,11 @@ class RowLinear(RowwiseLinear):
     def weight_bytes(self) -> int:
         """See ``RowwiseLinear``."""
         return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
+
+
+def type_words(dtype: torch.dtype) -> str:
+    """A type's name for people."""
+    return str(dtype).removeprefix("torch.")
 
 
 def product_of(

@@ -15,8 +15,8 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from asyncspec.backend.hf.checkpoint import read_rows, read_tensor
-from asyncspec.backend.hf.dense import dense_linear
+from asyncspec.backend.hf.checkpoint import read_rows, read_tensor, stored_type
+from asyncspec.backend.hf.dense import dense_linear, kept_type
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.pieces import EMBEDDING, HEAD
@@ -75,8 +75,9 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
         return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
     if name == "lm_head" and wanted.share_tied and _tied_here(model):
         weight = model.model.embed_tokens.weight.detach()
-        return dense_linear(weight, bias, wanted.recipe, shared=True)
-    return dense_linear(read_tensor(info, wanted.dtype), bias, wanted.recipe)
+        return dense_linear(weight, bias, wanted.recipe, wanted.dtype, shared=True)
+    kept = kept_type(stored_type(info), wanted.dtype)
+    return dense_linear(read_tensor(info, kept), bias, wanted.recipe, wanted.dtype)
 
 
 def _tied_here(model: Any) -> bool:

@@ -1,9 +1,12 @@
-"""bfloat16 on a CPU that does not multiply it (x86 without AVX-512, older ARM).
+"""Weights of 16 bits that are widened on their way into float32 products.
 
-oneDNN refuses such weights there, and torch's own product of 16 rows takes 4 times as long as
-float32's. Widening the weights when they are read would double their memory. So they keep their 16
-bits and are widened on the way into float32 products: by FBGEMM's, which reads float16, or slice by
-slice where there is no FBGEMM. Sums are float32 and rounded to bfloat16 once, as oneDNN does it.
+float16: few CPUs compute in it, so rows are float32; widening the weights when they are read would
+double their memory and the time it takes to read them. bfloat16 on a CPU that does not multiply it
+(x86 without AVX-512, older ARM): oneDNN refuses such weights there, and torch's own product of 16
+rows takes 4 times as long as float32's.
+
+FBGEMM's product reads float16; where there is no FBGEMM weights are widened slice by slice. Sums
+are float32, and rounded to the rows' type once, as oneDNN does it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import cast
 import torch
 
 from asyncspec.backend.hf.cpu import can_pack, product_type
-from asyncspec.backend.hf.linear import RowwiseLinear, product_of
+from asyncspec.backend.hf.linear import RowwiseLinear, product_of, type_words
 from asyncspec.backend.hf.recipe import Recipe
 
 _TOP = 16
@@ -37,14 +40,17 @@ _SHORT_STRIPS = (1, 2, 7, 14)
 
 
 class HalfLinear(RowwiseLinear):
-    """Finite bfloat16 weights [N, K] as float16 times a power of two, packed by FBGEMM.
+    """Finite weights [N, K] of 16 bits as float16 times a power of two, packed by FBGEMM, for rows
+    of ``dtype``.
 
-    A weight keeps all its bits down to 2^-32 of the largest in its slice (of 8 million); what is
-    smaller is off by at most 2^-40 of that one, far below the rounding of a float32 sum.
+    float16 weights keep all their bits, bfloat16 ones down to 2^-32 of the largest in their slice
+    (of 8 million); what is smaller is off by at most 2^-40 of that one, far below the rounding of
+    a float32 sum.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(tuple(weight.shape), weight.dtype, bias, self.fewest_rows)
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(tuple(weight.shape), dtype, bias, self.fewest_rows)
+        self._kept = weight.dtype
         self._slices = [_HalfSlice(part) for part in _split(weight, _PACKED)]
 
     def padded(self, rows: int) -> int:
@@ -65,9 +71,14 @@ class HalfLinear(RowwiseLinear):
         return _finished(self.sums(x), self._bias, x)
 
     @property
+    def words(self) -> str:
+        """See ``RowwiseLinear``."""
+        return type_words(self._kept)
+
+    @property
     def weight_bytes(self) -> int:
         """See ``RowwiseLinear``."""
-        return self.out_features * self.in_features * self.dtype.itemsize
+        return self.out_features * self.in_features * self._kept.itemsize
 
 
 class _HalfSlice:
@@ -75,7 +86,9 @@ class _HalfSlice:
 
     def __init__(self, weight: torch.Tensor) -> None:
         wide = weight.float()
-        exponent = _scale_exponent(float(wide.abs().amax()))
+        # float16 has room for itself.
+        half = weight.dtype == torch.float16
+        exponent = 0 if half else _scale_exponent(float(wide.abs().amax()))
         self._scale = 2.0**-exponent
         scaled = wide.mul_(2.0**exponent)
         self._packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
@@ -83,7 +96,7 @@ class _HalfSlice:
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, K] float32 -> [n, N] float32."""
         y = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-        return cast("torch.Tensor", y.mul_(self._scale))
+        return cast("torch.Tensor", y if self._scale == 1 else y.mul_(self._scale))
 
 
 class WidenedLinear(RowwiseLinear):

@@ -21,6 +21,8 @@ class Stored(Struct, frozen=True):
     """A tensor that is not read yet."""
 
     shape: tuple[int, ...]
+    # As stored; None for whole numbers in safetensors, and for types that are not read.
+    dtype: torch.dtype | None
     # Reads it as a floating-point, integer or truth type; ``CheckpointError`` where that is not
     # what is stored.
     read: Callable[[torch.dtype], torch.Tensor]
@@ -32,7 +34,7 @@ def open_tensors(directory: Path) -> dict[str, Stored]:
     if files := pickled(directory):
         return {name: stored for file in files for name, stored in _unpickle(file).items()}
     return {
-        name: Stored(info.shape, partial(_read, name, info))
+        name: Stored(info.shape, TORCH_DTYPES.get(info.dtype), partial(_read, name, info))
         for name, info in list_tensors(directory).items()
     }
 
@@ -70,7 +72,9 @@ def _unpickle(file: Path) -> dict[str, Stored]:
     ):
         raise CheckpointError(f"{file} holds something else than named tensors; give an EAGLE head")
     return {
-        str(name): Stored(tuple(tensor.shape), partial(_convert, str(name), file, tensor))
+        str(name): Stored(
+            tuple(tensor.shape), tensor.dtype, partial(_convert, str(name), file, tensor)
+        )
         for name, tensor in content.items()
     }
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
-from asyncspec.backend.hf.dense import dense_linear
+from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor, stored_type
+from asyncspec.backend.hf.dense import dense_linear, kept_type
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.geometry import LAYER
 from asyncspec.backend.hf.eagle.layout import EMBEDDING, HEAD
@@ -15,6 +15,7 @@ from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.pieces import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.pieces import HEAD as TARGET_HEAD
 from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.weights import TensorInfo
 from asyncspec.errors import CheckpointError
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
@@ -40,8 +41,8 @@ class Weights:
 
     def linear(self, name: str) -> RowwiseLinear:
         """A linear part, with its bias if it has one."""
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        return _packed(self._read(weight), self._read(bias) if self._has(bias) else None)
+        bias = f"{name}.bias"
+        return self._matrix(f"{name}.weight", self._read(bias) if self._has(bias) else None)
 
     def norm(self, name: str) -> Norm:
         """An RMSNorm [..., hidden] -> [..., hidden]."""
@@ -54,14 +55,18 @@ class Weights:
 
     def embedding(self) -> torch.Tensor:
         """The head's own embedding, or else its target's: [vocab, hidden]."""
-        return self._read(EMBEDDING) if self._has(EMBEDDING) else self._targets(TARGET_EMBEDDING)
+        if self._has(EMBEDDING):
+            return self._read(EMBEDDING)
+        return read_tensor(self._info(TARGET_EMBEDDING), self.dtype)
 
     def judge(self) -> RowwiseLinear:
         """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
         if self._has(HEAD):
-            return _packed(self._read(HEAD), None)
+            return self._matrix(HEAD, None)
         tied = self._target.config.tie_word_embeddings
-        return _packed(self._targets(TARGET_EMBEDDING if tied else TARGET_HEAD), None)
+        info = self._info(TARGET_EMBEDDING if tied else TARGET_HEAD)
+        kept = kept_type(stored_type(info), self.dtype)
+        return self._linear(read_tensor(info, kept), None)
 
     def _has(self, name: str) -> bool:
         return name in self._head.tensors
@@ -69,7 +74,16 @@ class Weights:
     def _read(self, name: str) -> torch.Tensor:
         return self._head.tensors[name].read(self.dtype)
 
-    def _targets(self, name: str) -> torch.Tensor:
+    def _matrix(self, name: str, bias: torch.Tensor | None) -> RowwiseLinear:
+        stored = self._head.tensors[name]
+        return self._linear(stored.read(kept_type(stored.dtype, self.dtype)), bias)
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
+        # Guesses need not be blind to the number of rows.
+        return dense_linear(weight, bias, Recipe(min_rows=1), self.dtype)
+
+    def _info(self, name: str) -> TensorInfo:
+        """A matrix of the target that is as large as its embedding."""
         info = self._target.tensors.get(name)
         facts = self._target.facts
         want = (facts.vocab_size, facts.hidden_size)
@@ -79,9 +93,4 @@ class Weights:
                 f"the target {self._target.path} has {found} tensor {name}, expected one of shape "
                 f"{list(want)}, which the EAGLE head {self._head.path} shares with it"
             )
-        return read_tensor(info, self.dtype)
-
-
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
-    # Guesses need not be blind to the number of rows.
-    return dense_linear(weight, bias, Recipe(min_rows=1))
+        return info
