@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 
+@cache
 def can_pack() -> bool:
-    """Whether this torch has oneDNN and its private operators for packed weights."""
-    return (
-        bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    """Whether oneDNN's private operators for packed weights are there and work on this CPU."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.eye(16), 16)
+        product = torch.ops.mkldnn._linear_pointwise.default
+        y = product(torch.ones(2, 16), packed, None, "none", [], "")
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    return bool((y == 1).all())
 
 
 def multiplies_bfloat16() -> bool:
