@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
+from backend.conformance import Walk, sequential
 
 
 def cut(
@@ -100,3 +102,16 @@ class Probe(_Tap):
             wanted = {int(positions[row]): row for row in found}
         self._seen |= {position: found[row].clone() for position, row in wanted.items()}
         return logits
+
+
+def same_bits(stages: Sequence[HFStage], seed: str) -> None:
+    """Asserts that a tree in segments has the logits of one row after another, bit by bit."""
+    assert [stage.guarantee for stage in stages] == ["bitwise"] * len(stages)
+    random = Random(seed)
+    tokens = [random.randrange(150) for _ in range(90)]
+    probe = Probe(stages)
+    drawn = sequential(stages, tokens, 50)
+    alone = probe.take()
+    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
+    assert walk.run(stages) == drawn
+    assert probe.different(alone) == []

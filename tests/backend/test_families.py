@@ -7,15 +7,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.families import SUPPORTED
 from asyncspec.backend.hf.reference import decode
-from backend.conformance import Walk, sequential
-from backend.probe import Probe, cut
-from backend.tiny import FAMILIES, LAYERS, VOCAB
+from backend.probe import cut, same_bits
+from backend.tiny import FAMILIES, LAYERS, generated
 
 pytestmark = pytest.mark.torch
 
@@ -27,15 +24,7 @@ def test_same_tokens_as_generate(family: str, tiny: Callable[..., Path]) -> None
     path = tiny(family)
     random = Random(family)
     prompt = [random.randrange(3, 150) for _ in range(70)]
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    out = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=NEW,
-        do_sample=False,
-        eos_token_id=None,
-    )
-    want = out[0, len(prompt) :].tolist()
+    want = generated(path, prompt, NEW)
     checkpoint = open_checkpoint(path)
     for stages in (1, 2, 3, LAYERS):
         assert decode(cut(checkpoint, stages), prompt, NEW) == want
@@ -47,17 +36,7 @@ def test_same_tokens_as_generate(family: str, tiny: Callable[..., Path]) -> None
 def test_tree_has_the_bits_of_the_sequence(
     family: str, dtype: str, tiny: Callable[..., Path]
 ) -> None:
-    checkpoint = open_checkpoint(tiny(family))
-    stages = cut(checkpoint, 2, dtype=dtype)
-    assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
-    random = Random(family + dtype)
-    tokens = [random.randrange(min(VOCAB, 150)) for _ in range(90)]
-    probe = Probe(stages)
-    drawn = sequential(stages, tokens, 50)
-    alone = probe.take()
-    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
-    assert walk.run(stages) == drawn
-    assert probe.different(alone) == []
+    same_bits(cut(open_checkpoint(tiny(family)), 2, dtype=dtype), family + dtype)
 
 
 def test_every_claimed_family_is_tried(tiny: Callable[..., Path]) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf import cpu, dense, widened
 from asyncspec.backend.hf.checkpoint import open_checkpoint
@@ -23,12 +22,14 @@ from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, dots, in_long_strips
-from backend.conformance import Walk, sequential
-from backend.probe import Probe, cut
+from backend.conformance import sequential
+from backend.probe import cut, same_bits
+from backend.tiny import generated
 
 pytestmark = pytest.mark.torch
 
 MOST = 150
+NEW = 32
 
 fbgemm = pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")
 WAYS = [pytest.param(True, id="half", marks=fbgemm), pytest.param(False, id="slices")]
@@ -53,19 +54,6 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         monkeypatch.setattr(dense, "reads_half", lambda: half)
 
     return make
-
-
-def same_bits(stages: list[HFStage], seed: str) -> None:
-    """A tree in segments has the logits of one row after another."""
-    assert [stage.guarantee for stage in stages] == ["bitwise"] * len(stages)
-    random = Random(seed)
-    tokens = [random.randrange(150) for _ in range(90)]
-    probe = Probe(stages)
-    drawn = sequential(stages, tokens, 50)
-    alone = probe.take()
-    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
-    assert walk.run(stages) == drawn
-    assert probe.different(alone) == []
 
 
 @given(st.integers(1, 2000))
@@ -150,18 +138,11 @@ def test_float16_checkpoints_are_half_as_large_and_say_the_same(
     checkpoint = open_checkpoint(path)
     random = Random(family)
     prompt = [random.randrange(3, 150) for _ in range(70)]
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    want = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=32,
-        do_sample=False,
-        eos_token_id=None,
-    )[0, len(prompt) :].tolist()
+    want = generated(path, prompt, NEW)
     for count in (1, 2):
         for mode in ("exact", "fast"):
             stages = cut(checkpoint, count, mode=mode)
-            assert decode(stages, prompt, 32) == want
+            assert decode(stages, prompt, NEW) == want
             edges = [stage.shard.layers for stage in stages]
             for stage, span in zip(stages, edges, strict=True):
                 ends = (span.start, span.stop)

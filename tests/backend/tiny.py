@@ -110,6 +110,20 @@ def save_tiny(directory: Path, family: str = "llama", seed: int = 0, **changes: 
     return directory
 
 
+def generated(path: Path, prompt: list[int], count: int) -> list[int]:
+    """What transformers itself says after ``prompt``: greedy, in float32, whatever ends a text."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Weights that keep signals near 1 and give logits a wide spread."""
     generator = torch.Generator().manual_seed(seed)

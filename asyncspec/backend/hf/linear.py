@@ -112,7 +112,11 @@ class RowLinear(RowwiseLinear):
         super().__init__(tuple(weight.shape), weight.dtype, bias, recipe.min_rows)
         self.packed = recipe.packed and can_pack()
         self.shared = shared
-        self._weight = _pack(weight) if self.packed and not shared else weight
+        self._weight = weight if shared else self.kept(weight)
+
+    def kept(self, weight: torch.Tensor) -> torch.Tensor:
+        """Weights [N, K] as they are kept."""
+        return _pack(weight) if self.packed else weight
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""

@@ -16,9 +16,8 @@ from typing import cast
 
 import torch
 
-from asyncspec.backend.hf.cpu import can_pack, product_type
-from asyncspec.backend.hf.linear import RowwiseLinear, product_of, type_words
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.cpu import product_type
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear, product_of, type_words
 
 _TOP = 16
 """Weights are scaled to less than 2^16: float16 ends at 65,504, and bfloat16's last number before
@@ -99,39 +98,22 @@ class _HalfSlice:
         return cast("torch.Tensor", y if self._scale == 1 else y.mul_(self._scale))
 
 
-class WidenedLinear(RowwiseLinear):
-    """bfloat16 weights [N, K] as they lie, widened slice by slice for every product; not counted as
-    memory if ``shared``."""
+class WidenedLinear(RowLinear):
+    """bfloat16 weights [N, K] as they lie, widened slice by slice for every product."""
 
-    fewest_rows = 2
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        recipe: Recipe,
-        *,
-        shared: bool = False,
-    ) -> None:
-        super().__init__(tuple(weight.shape), weight.dtype, bias, recipe.min_rows)
-        self.shared = shared
-        self._onednn = recipe.packed and can_pack()
-        self._slices = _split(weight, _WIDENED)
+    def kept(self, weight: torch.Tensor) -> torch.Tensor:
+        """See ``RowLinear``."""
+        return weight
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
         flat = x.reshape(-1, self.in_features).float()
-        parts = (part.float() for part in self._slices)
-        return _side_by_side([product_of(flat, wide, None, onednn=self._onednn) for wide in parts])
+        parts = (part.float() for part in _split(self._weight, _WIDENED))
+        return _side_by_side([product_of(flat, wide, None, onednn=self.packed) for wide in parts])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
         return _finished(self.sums(x), self._bias, x)
-
-    @property
-    def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
-        return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
 
 
 def in_long_strips(rows: int) -> int:
