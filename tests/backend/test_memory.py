@@ -33,6 +33,10 @@ RUNNING = LOADING + 32
 """MiB beyond weights and cache: activations of 64 rows, more kernels."""
 
 
+FILES = {"bfloat16": "large", "float16": "half", "float32": "larger"}
+"""Fixtures by what their weights are stored as."""
+
+
 def save_large(directory: Path, dtype: torch.dtype) -> Path:
     """About 350 MiB of bfloat16 weights, or twice that, in four files."""
     config = LlamaConfig(
@@ -87,6 +91,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_large(tmp_path_factory.mktemp("larger"), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_large(tmp_path_factory.mktemp("llama"), torch.float16)
 
 
 def measure(
@@ -146,6 +155,7 @@ def test_a_stage_takes_its_share(
         ("bfloat16", 1, 1, "none"),
         ("bfloat16", 2, 2, "none"),
         ("bfloat16", 1, 1, "int4"),
+        ("float16", 1, 1, "none"),
         ("float32", 1, 1, "none"),
         ("float32", 1, 1, "int8"),
     ],
@@ -159,7 +169,7 @@ def test_the_peak_is_foretold(
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path: Path = request.getfixturevalue("large" if dtype == "bfloat16" else "larger")
+    path: Path = request.getfixturevalue(FILES[dtype])
     argv = ["memory", "--target", str(path), "--stages", str(stages), "--quantize", quantize]
     assert cli.main([*argv, "--context", str(CAPACITY), "--tree", "64", "--json"]) == 0
     foretold = json.loads(capsys.readouterr().out)["stages"][rank - 1]
