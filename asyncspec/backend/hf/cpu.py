@@ -19,6 +19,7 @@ def can_pack() -> bool:
     return bool((y == 1).all())
 
 
+@cache
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16: x86 wants AVX-512 for it, ARM its own extension."""
     ask = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)

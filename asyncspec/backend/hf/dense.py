@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from asyncspec.backend.hf.cpu import product_type, reads_half
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.recipe import Recipe
-from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear
+from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, magnitude
 
 
 def kept_type(stored: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
@@ -29,7 +31,7 @@ def dense_linear(
     if weight.dtype == dtype == product_type(dtype):
         return RowLinear(weight, bias, recipe, shared=shared)
     # FBGEMM would make numbers of what is none.
-    if reads_half() and not shared and bool(weight.isfinite().all()):
+    if reads_half() and not shared and math.isfinite(magnitude(weight)):
         return HalfLinear(weight, bias, dtype)
     if weight.dtype == dtype:
         return WidenedLinear(weight, bias, recipe, shared=shared)

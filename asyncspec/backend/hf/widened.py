@@ -84,12 +84,11 @@ class _HalfSlice:
     """Some output channels of a ``HalfLinear``."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        wide = weight.float()
         # float16 has room for itself.
         half = weight.dtype == torch.float16
-        exponent = 0 if half else _scale_exponent(float(wide.abs().amax()))
+        exponent = 0 if half else _scale_exponent(magnitude(weight))
         self._scale = 2.0**-exponent
-        scaled = wide.mul_(2.0**exponent)
+        scaled = weight.float().mul_(2.0**exponent)
         self._packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,6 +113,13 @@ class WidenedLinear(RowLinear):
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
         return _finished(self.sums(x), self._bias, x)
+
+
+def magnitude(weight: torch.Tensor) -> float:
+    """The largest absolute value of a matrix, not finite where one of its numbers is not; found
+    without a copy of it."""
+    low, high = torch.aminmax(weight)
+    return max(-float(low), float(high))
 
 
 def in_long_strips(rows: int) -> int:
