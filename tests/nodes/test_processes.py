@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import contextlib
 import json
 import shutil
 import signal
@@ -28,6 +29,7 @@ from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, SecurityTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.local.launch import Loopback
 from asyncspec_nodes.node.reports import Loading, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
@@ -329,6 +331,16 @@ def test_a_token_source_in_a_process_of_its_own() -> None:
     assert answer["stats"]["draft_seconds"] > 0
 
 
+def nodes_of(parent: psutil.Process) -> list[psutil.Process]:
+    """The nodes a process has started, by whatever ways."""
+    found = []
+    for process in parent.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now
+            if "--role" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def with_rank(nodes: list[psutil.Process], rank: int) -> psutil.Process:
     """The process of a rank."""
     (found,) = (n for n in nodes if f"--rank {rank} " in " ".join(n.cmdline()))
@@ -346,17 +358,20 @@ class Running:
         )
         assert self.process.stdout is not None
         assert self.process.stdout.read(1), self.process.communicate()[1]
-        self.nodes = psutil.Process(self.process.pid).children(recursive=True)
+        launcher = psutil.Process(self.process.pid)
+        self.nodes = nodes_of(launcher)
         assert len(self.nodes) == stages + 1
         self.arguments = [word for node in self.nodes for word in node.cmdline()]
+        # Whatever else it has started ends with it, too.
+        self.family = launcher.children(recursive=True)
         self.ports = [c.laddr.port for n in self.nodes for c in n.net_connections("tcp")]
 
     def ended(self) -> str:
         """Wait for the end of everything; what was said on stderr."""
         _, err = self.process.communicate(timeout=30)
-        gone, alive = psutil.wait_procs(self.nodes, timeout=30)
+        gone, alive = psutil.wait_procs(self.family, timeout=30)
         assert alive == []
-        assert len(gone) == len(self.nodes)
+        assert len(gone) == len(self.family)
         listening = {
             c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN
         }
@@ -392,6 +407,18 @@ def test_an_interrupt_stops_every_process(tiny: Path, signum: signal.Signals) ->
     assert running.process.returncode == 1
 
 
+def test_an_interrupt_while_all_is_imported_stops_every_process(tiny: Path) -> None:
+    argv = ["--target", str(tiny), "--draft", "none", "--stages", "1", "--prompt", "fox"]
+    process = subprocess.Popen(command(*argv), stderr=subprocess.PIPE, text=True)
+    launcher = psutil.Process(process.pid)
+    while not (family := launcher.children(recursive=True)):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "asyncspec: interrupted\n")
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+
+
 def test_nodes_do_not_outlive_a_killed_parent(tiny: Path) -> None:
     running = Running(tiny, 1)
     running.process.kill()
@@ -400,13 +427,15 @@ def test_nodes_do_not_outlive_a_killed_parent(tiny: Path) -> None:
 
 def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None]) -> None:
     """Start a cluster and stop it at once; ``heard`` also gets its processes."""
-    before = psutil.Process().children()
+    before = nodes_of(psutil.Process())
 
     def nodes() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if child not in before]
+        return [node for node in nodes_of(psutil.Process()) if node not in before]
 
     async def inside() -> None:
-        async with LocalCluster(config, lambda report: heard(report, nodes())):
+        # Not forked: who loads takes a while, as torch is still to be imported.
+        launch = Loopback(forks=False)
+        async with LocalCluster(config, lambda report: heard(report, nodes()), launch=launch):
             pass
 
     try:

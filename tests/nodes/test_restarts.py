@@ -15,6 +15,8 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.local.forking import SUPPORTED
+from asyncspec_nodes.local.launch import Loopback
 from asyncspec_nodes.local.restarts import ALL, WITHOUT_DRAFT, Allowance, Restarts
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes.background import START, no_process_left
@@ -43,12 +45,18 @@ def config(source: str = "ngram", *, apart: bool = False) -> Config:
 class Asked:
     """A cluster whose ``victim`` is killed when the first text is there."""
 
-    def __init__(self, victim: int, restarts: Restarts, *, apart: bool = False) -> None:
+    def __init__(
+        self, victim: int, restarts: Restarts, *, apart: bool = False, forks: bool = SUPPORTED
+    ) -> None:
         self.said: list[str] = []
         self.tokens: list[int] = []
         self.victim = victim
         self.cluster = LocalCluster(
-            config(apart=apart), lambda report: None, restarts=restarts, say=self.said.append
+            config(apart=apart),
+            lambda report: None,
+            launch=Loopback(forks=forks),
+            restarts=restarts,
+            say=self.said.append,
         )
 
     async def ask(self) -> Finished:
@@ -75,10 +83,15 @@ class Asked:
 
 
 @pytest.mark.parametrize(
-    ("victim", "name", "apart"), [(2, "stage 2", False), (3, "the token source", True)]
+    ("victim", "name", "apart", "forks"),
+    [
+        (2, "stage 2", False, SUPPORTED),
+        (2, "stage 2", False, False),
+        (3, "the token source", True, SUPPORTED),
+    ],
 )
-def test_the_text_goes_on(victim: int, name: str, apart: bool) -> None:
-    asked = Asked(victim, WITHOUT_DRAFT, apart=apart)
+def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> None:
+    asked = Asked(victim, WITHOUT_DRAFT, apart=apart, forks=forks)
 
     async def main() -> Finished:
         async with asked.cluster:

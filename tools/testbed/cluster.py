@@ -51,7 +51,7 @@ class BedLaunch:
         role, prefix = role_of(rank, self._config.stages), self._bed.prefix(rank)
         return await Child.start(rank, role, file, None, log, prefix=prefix, again=again)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See ``Launch``. The bed stays; its addresses are nobody's to give back."""
 
     def _seen_from(self, rank: int) -> list[Address]:

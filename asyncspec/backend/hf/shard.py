@@ -133,16 +133,22 @@ def load_shard(
     return shard
 
 
+def model_class(name: str) -> Any:
+    """transformers' class of that name. Asked for first, it takes seconds: transformers imports
+    what it is made of only then."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise CheckpointError(f"this transformers has no {name}; install another version")
+    return found
+
+
 def _build(
     checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, pieces: Pieces
 ) -> Any:
     """The shard's model, its matrices still placeholders."""
-    import transformers
-
-    name = checkpoint.facts.architecture
-    cls: Any = getattr(transformers, name, None)
-    if cls is None:
-        raise CheckpointError(f"this transformers has no {name}; install another version")
+    cls = model_class(checkpoint.facts.architecture)
     config = sub_config(checkpoint.config, first, last)
     with quiet_transformers():
         try:

@@ -99,7 +99,7 @@ class LocalCluster:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        self._launch.close()
+        await self._launch.close()
         if self._folder is not None:
             self._folder.cleanup()
 

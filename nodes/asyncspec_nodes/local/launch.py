@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.local.forking import SUPPORTED, Forking
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.handshake import role_of
@@ -27,14 +28,17 @@ class Launch(Protocol):
     async def start(self, rank: int, log: Path, *, again: bool) -> Child:
         """Start a node that writes to ``log``; ``again``: it has ended, and its log goes on."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """All nodes have ended. Called also where nothing was prepared."""
 
 
 class Loopback:
-    """On this machine, as it is; ports are whatever is free."""
+    """On this machine, as it is; ports are whatever is free. ``forks``: nodes are forked from one
+    process, which imports torch and transformers for all of them (seconds for each of them)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forks: bool = SUPPORTED) -> None:
+        self._forks = forks
+        self._forking: Forking | None = None
         # By rank. They listen as long as the cluster lasts: whoever dials a node that is started
         # again waits for it.
         self._sockets: dict[int, socket.socket] = {}
@@ -47,15 +51,20 @@ class Loopback:
         self._config = _with_ports(config, ports)
         self._file = folder / FILE
         self._file.write_text(to_toml(self._config), encoding="utf-8")
+        self._forking = Forking(self._file) if self._forks else None
         return self._config
 
     async def start(self, rank: int, log: Path, *, again: bool) -> Child:
         """See ``Launch``."""
         role = role_of(rank, self._config.stages)
-        return await Child.start(rank, role, self._file, self._sockets[rank], log, again=again)
+        return await Child.start(
+            rank, role, self._file, self._sockets[rank], log, forking=self._forking, again=again
+        )
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See ``Launch``."""
+        if self._forking is not None:
+            await self._forking.close()
         for sock in self._sockets.values():
             sock.close()
 

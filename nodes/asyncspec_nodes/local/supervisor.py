@@ -10,10 +10,12 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
 import msgspec
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.local.forking import Forking
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
@@ -22,13 +24,34 @@ STOP_SECONDS = 5.0
 """How long a child may take to stop before it is killed."""
 
 
+class NodeProcess(Protocol):
+    """A node's process, however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> asyncio.StreamReader: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """As ``subprocess`` has it."""
+
+    def terminate(self) -> None:
+        """Ask it to stop. Raises ``ProcessLookupError``."""
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+    def close(self) -> None:
+        """Close its pipes."""
+
+
 class Child:
     """One node process. Its stdin is a pipe that is never written to: when this process ends,
     however it ends, the child reads the end of it and stops."""
 
-    def __init__(
-        self, rank: int, role: Role, process: asyncio.subprocess.Process, log: Path
-    ) -> None:
+    def __init__(self, rank: int, role: Role, process: NodeProcess, log: Path) -> None:
         self.rank = rank
         self.role: Role = role
         self.process = process
@@ -52,32 +75,25 @@ class Child:
         log: Path,
         *,
         prefix: Sequence[str] = (),
+        forking: Forking | None = None,
         again: bool = False,
     ) -> Child:
         """Start a node that serves on ``sock``, or else where its cluster file says. ``prefix``:
-        words before the command, which keep its process number; ``again``: its log goes on."""
-        # -P: a file in the user's directory must not stand in for a module.
-        command = [*prefix, sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", role]
+        words before the command, which keep its process number; ``forking``: it is forked instead;
+        ``again``: its log goes on."""
         number = draft_number(Rank(rank)) if role == "draft" else rank
-        command += ["--rank", str(number), "--config", str(config), "--supervised"]
-        inherited = () if sock is None else (sock.fileno(),)
-        for descriptor in inherited:
-            command += ["--listen-fd", str(descriptor)]
+        arguments = ["--role", role, "--rank", str(number), "--config", str(config), "--supervised"]
+        listening = () if sock is None else (sock.fileno(),)
+        process: NodeProcess
         with log.open("ab" if again else "wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                pass_fds=inherited,
-                # Ctrl-C in the terminal reaches only the parent, which stops its children.
-                start_new_session=True,
-            )
+            if forking is None:
+                process = await _execute(prefix, arguments, listening, stderr)
+            else:
+                process = await forking.fork(arguments, listening, stderr)
         return cls(rank, role, process, log)
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
         """Pass on reports until the child ends. Returns what its end means."""
-        assert self.process.stdout is not None
         async for line in self.process.stdout:
             with contextlib.suppress(msgspec.DecodeError):
                 report = read_report(line)
@@ -110,5 +126,42 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self.process.close()
+
+
+class _Executed:
+    """A new Python (see ``NodeProcess``)."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.pid = process.pid
+        self.stdout = process.stdout
+        self.terminate = process.terminate
+        self.wait = process.wait
+        self.close = process.stdin.close
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        """See ``NodeProcess``."""
+        return self._process.returncode
+
+
+async def _execute(
+    prefix: Sequence[str], arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
+) -> _Executed:
+    # -P: a file in the user's directory must not stand in for a module.
+    command = [*prefix, sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", *arguments]
+    for descriptor in listening:
+        command += ["--listen-fd", str(descriptor)]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=log,
+        pass_fds=listening,
+        # Ctrl-C in the terminal reaches only the parent, which stops its children.
+        start_new_session=True,
+    )
+    return _Executed(process)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec.errors import AsyncSpecError, UserError
@@ -82,9 +83,9 @@ def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:
     return HttpSocket(options, listen.bind(host, port, whose="--http-host and --http"))
 
 
-def entry() -> None:
+def entry(argv: Sequence[str] | None = None) -> NoReturn:
     """The process: leaves without taking torch apart object by object, which takes seconds."""
-    code = main()
+    code = main(argv)
     with contextlib.suppress(OSError):  # a parent that is gone reads nothing
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,0 +1,33 @@
+"""What every node of a cluster file imports, imported before it is known which node this will be.
+
+torch and transformers take seconds to import and nodes of a small model tenths of one to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from pathlib import Path
+
+from asyncspec.errors import AsyncSpecError
+
+
+def preload(file: Path) -> None:
+    """Import it. What cannot be found out, as the cluster file is wrong, say, is left to the nodes,
+    who say so themselves."""
+    from asyncspec.actor import loop
+    from asyncspec.backend.hf import draft, stage
+    from asyncspec.backend.hf.inspect import inspect_checkpoint
+    from asyncspec.backend.hf.shard import model_class
+    from asyncspec_nodes.cluster.config import load
+    from asyncspec_nodes.node import process
+    from asyncspec_nodes.serving import tokenizer
+
+    loop.loop_factory()
+    del draft, stage, process, tokenizer
+    with contextlib.suppress(AsyncSpecError):
+        model_class(inspect_checkpoint(Path(load(file).target.path)).architecture)
+    # Objects that are looked through for garbage are written to, and pages that are written to
+    # are shared no longer.
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,158 @@
+"""Nodes that are forked end as those that are started, and with what they were forked from."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from asyncspec.errors import ClusterError
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
+from asyncspec_nodes.local.launch import FILE, Loopback
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Serving, Trouble, read_report
+from nodes.background import no_process_left
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.torch,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not SUPPORTED, reason="nodes are not forked on this system"),
+]
+
+Act = Callable[[Forking, IO[bytes]], Awaitable[None]]
+
+
+def arguments(file: Path, *more: str) -> list[str]:
+    """A stage's."""
+    return ["--role", "verify", "--rank", "1", "--config", str(file), *more]
+
+
+def forked_by(file: Path, log: Path, act: Act) -> None:
+    """Do something with a server; nothing is left of it."""
+
+    async def main() -> None:
+        forking = Forking(file)
+        try:
+            with log.open("wb") as stderr:
+                await act(forking, stderr)
+        finally:
+            await forking.close()
+
+    with no_process_left():
+        asyncio.run(main())
+
+
+@pytest.fixture
+def cluster_file(tmp_path: Path) -> Path:
+    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
+    launch = Loopback(forks=False)
+    launch.prepare(local_config(target, draft, 1, 1), tmp_path)
+    asyncio.run(launch.close())
+    return tmp_path / FILE
+
+
+@asynccontextmanager
+async def serving(forking: Forking, file: Path, log: IO[bytes]) -> AsyncIterator[Forked]:
+    """A stage that serves."""
+    with listen.loopback() as sock:
+        node = await forking.fork(arguments(file, "--supervised"), [sock.fileno()], log)
+    with closing(node):
+        async for line in node.stdout:
+            if isinstance(read_report(line), Serving):
+                yield node
+
+
+def test_a_node_that_finds_a_mistake_says_so_and_has_its_exit_code(tmp_path: Path) -> None:
+    missing, log = tmp_path / "cluster.toml", tmp_path / "log"
+
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        node = await forking.fork(arguments(missing, "--supervised"), [], stderr)
+        with closing(node):
+            (line,) = [line async for line in node.stdout]
+            report = read_report(line)
+            assert isinstance(report, Trouble)
+            assert str(missing) in report.text
+            assert await node.wait() == node.returncode == 2
+
+    forked_by(missing, log, act)
+    assert log.read_text().startswith("asyncspec-node: ")
+
+
+def test_a_node_stops_when_it_is_asked_to_and_says_who_it_is(
+    cluster_file: Path, tmp_path: Path
+) -> None:
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        async with serving(forking, cluster_file, stderr) as node:
+            assert node.returncode is None
+            title = " ".join(psutil.Process(node.pid).cmdline())
+            assert title.startswith("asyncspec-node --role verify --rank 1 ")
+            assert os.getpgid(node.pid) == node.pid
+            node.terminate()
+            assert await node.wait() == 0
+        async with serving(forking, cluster_file, stderr) as node:
+            os.kill(node.pid, signal.SIGKILL)
+            assert await node.wait() == node.returncode == -signal.SIGKILL
+
+    forked_by(cluster_file, tmp_path / "log", act)
+
+
+def test_nodes_end_with_their_server_and_the_next_gets_another(
+    cluster_file: Path, tmp_path: Path
+) -> None:
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        async with serving(forking, cluster_file, stderr) as node:
+            family = psutil.Process(node.pid).parents()
+            (server,) = [p for p in family if "fork_server" in str(p.cmdline())]
+            server.kill()
+            assert await node.wait() == -signal.SIGKILL
+        async with serving(forking, cluster_file, stderr) as node:
+            await forking.close()
+            assert await node.wait() == -signal.SIGKILL
+
+    forked_by(cluster_file, tmp_path / "log", act)
+
+
+def imports_torch() -> None:
+    """Wait until a server is in the middle of it."""
+    while True:
+        for child in psutil.Process().children():
+            if "libtorch" in Path(f"/proc/{child.pid}/maps").read_text():
+                return
+
+
+def test_whoever_waits_for_the_imports_can_give_up(cluster_file: Path, tmp_path: Path) -> None:
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        ordered = asyncio.create_task(forking.fork(arguments(cluster_file), [], stderr))
+        await asyncio.to_thread(imports_torch)
+        ordered.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ordered
+
+    forked_by(cluster_file, tmp_path / "log", act)
+
+
+def test_a_server_that_ends_is_named(
+    cluster_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no python today >&2\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        with pytest.raises(ClusterError, match=r"forked from has ended \(no python today\)$"):
+            await forking.fork(arguments(cluster_file), [], stderr)
+
+    forked_by(cluster_file, tmp_path / "log", act)
