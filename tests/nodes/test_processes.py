@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import contextlib
+import functools
 import json
 import shutil
 import signal
