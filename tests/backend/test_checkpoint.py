@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
 from asyncspec.backend.hf.hub import locate
@@ -248,7 +249,7 @@ def test_missing_tensors_and_wrong_shapes(mine: Path, tiny: MakeTiny) -> None:
         ({"architectures": ["MambaForCausalLM"]}, "recurrent state"),
         ({"kv_lora_rank": 512}, "MLA"),
         ({"num_kv_shared_layers": 10}, "share keys"),
-        ({"num_local_experts": 8}, "mixture-of-experts"),
+        ({"num_local_experts": 8}, "mixture-of-experts layers are supported of Mixtral, .* only"),
         ({"vision_config": {}}, "multimodal"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq; use the"),
         ({"quantization_config": None}, "quantised; use the unquantised"),
@@ -305,3 +306,33 @@ def test_tokenizers_must_agree(tmp_path: Path) -> None:
     (tmp_path / "other" / "tokenizer.json").write_text('{"model": []}')
     with pytest.raises(CheckpointError, match="not a tokenizer"):
         check_vocab(target, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("experts.0.w1", r"missing tensors \(model.layers.1.mlp.experts.down_proj, 2 in all"),
+        ("experts.3.w3", r"has no tensor model.layers.1.mlp.experts.3.up_proj.weight"),
+        ("gate", r"missing tensors \(model.layers.1.mlp.gate.weight"),
+    ],
+)
+def test_missing_experts(tmp_path: Path, tiny: MakeTiny, lost: str, says: str) -> None:
+    path = shutil.copytree(tiny("mixtral"), tmp_path / "model")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"model.layers.3.block_sparse_moe.{lost}.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    load_stage(open_checkpoint(path), 0, 2)
+    with pytest.raises(CheckpointError, match=says):
+        load_stage(open_checkpoint(path), 2, 4)
+
+
+def test_an_expert_of_another_shape(tmp_path: Path, tiny: MakeTiny) -> None:
+    path = shutil.copytree(tiny("olmoe"), tmp_path / "model")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.experts.5.down_proj.weight"
+    tensors[name] = tensors[name][:, :90].contiguous()
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"experts.5.down_proj.weight .*\[64, 90\], not"):
+        load_stage(open_checkpoint(path), 0, 2)

@@ -50,7 +50,7 @@ def test_specpipes_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(row["tree_bytes"] <= 4 * 2**20 for row in rows)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_a_loaded_stage_has_what_was_foretold(
     family: str, mode: str, tiny: Callable[..., Path]

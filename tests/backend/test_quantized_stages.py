@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 
 KINDS: list[Quantize] = ["int8", "int4"]
 DTYPES = ["float32", "bfloat16"]
-FAMILIES = ["llama-odd", "llama-tied", "gemma2", "qwen2", "phi3"]
+FAMILIES = ["llama-odd", "llama-tied", "gemma2", "qwen2", "phi3", "qwen3-moe-mixed"]
 STAGES = (1, 2, 4)
 VOCAB = 150
 MakeTiny = Callable[..., Path]
@@ -125,18 +125,24 @@ def dequantised(checkpoint: Checkpoint, kind: Quantize) -> Any:
     model.lm_head.weight = head
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            weight = module.weight.detach()
-            if kind_of(name, kind) == "int8":
-                whole, scales = quantize_int8(weight)
-                stands_for = whole.float() * scales.float()[:, None]
-            else:
-                group = group_of(weight.shape[1])
-                wide = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group))
-                levels, steps = quantize_int4(wide, group)
-                scale, offset = (x.float().T.repeat_interleave(group, 1) for x in steps.unbind(-1))
-                stands_for = ((levels - 8) * scale + offset)[:, : weight.shape[1]]
-            weight.copy_(stands_for)
+            module.weight.copy_(stands_for(module.weight.detach(), kind_of(name, kind)))
+        elif name.endswith("experts"):
+            for stack in (module.gate_up_proj, module.down_proj):
+                for weight in stack:
+                    weight.copy_(stands_for(weight, kind))
     return model
+
+
+def stands_for(weight: torch.Tensor, kind: Quantize) -> torch.Tensor:
+    """What a matrix's numbers are once it is quantised."""
+    if kind == "int8":
+        whole, scales = quantize_int8(weight)
+        return whole.float() * scales.float()[:, None]
+    group = group_of(weight.shape[1])
+    wide = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group))
+    levels, steps = quantize_int4(wide, group)
+    scale, offset = (x.float().T.repeat_interleave(group, 1) for x in steps.unbind(-1))
+    return ((levels - 8) * scale + offset)[:, : weight.shape[1]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -178,6 +184,12 @@ def test_each_dtype_and_kind_says_how_it_keeps_its_weights(tiny: MakeTiny) -> No
     assert words("int8", 0, 5) == "int8"
     assert words("int4", 0, 2) == "int4 in groups of 32 and int4 in groups of 64"
     assert words("int4", 4, 5).endswith(", head int8")
+
+
+def test_routers_keep_their_bits(tiny: MakeTiny) -> None:
+    (stage,) = cut(open_checkpoint(tiny("qwen3-moe")), 1, quantize="int4")
+    assert "float32" in stage.shard.weights_in_words()
+    assert {x.words for x in stage.shard.linears if x.out_features == 8} == {"float32"}
 
 
 def test_quantised_is_another_model(tiny: MakeTiny) -> None:

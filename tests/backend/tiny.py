@@ -62,6 +62,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 16}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 2.0}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 36,
+            "norm_topk_prob": True,
+        },
+    ),
+    # Which layers have experts changes with their numbers, as they do when the model is cut.
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 36,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
     "phi3": ("phi3", {}),
     "gemma": ("gemma", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma2": (

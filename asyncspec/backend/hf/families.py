@@ -19,13 +19,19 @@ SUPPORTED = frozenset(
         "GraniteForCausalLM",
         "LlamaForCausalLM",
         "MistralForCausalLM",
+        "MixtralForCausalLM",
         "Olmo2ForCausalLM",
+        "OlmoeForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
         "SmolLM3ForCausalLM",
     }
 )
+
+# Of these, the ones with experts: a softmax router, and gated experts stored one by one.
+EXPERTS = frozenset({"MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM"})
 
 # RoPE types whose frequencies do not depend on how long the sequence is at the moment. The others
 # would turn the keys of a whole tree with its longest branch.
@@ -74,8 +80,9 @@ def _reason(config: Mapping[str, Any]) -> str:
         return "latent attention (MLA) is not supported"
     if config.get("num_kv_shared_layers"):
         return "layers that share keys and values cannot be cut apart"
-    if _experts(config):
-        return "mixture-of-experts layers are not supported"
+    if _experts(config) and name not in EXPERTS:
+        known = ", ".join(sorted(n.removesuffix("ForCausalLM") for n in EXPERTS))
+        return f"mixture-of-experts layers are supported of {known} only"
     return _rope_reason(config)
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import named_dtype
 from asyncspec.backend.hf.dense import kept_type
+from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.inspect import Facts
 from asyncspec.backend.hf.matrices import kind_of
 from asyncspec.backend.hf.pieces import sub_config
@@ -63,6 +64,7 @@ def footprint(
         config: Any = AutoConfig.from_pretrained(directory)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(sub_config(config, first, last))
+            open_experts(model)
     except (OSError, ValueError, KeyError) as error:
         why = str(error).strip().split("\n")[0]
         raise CheckpointError(f"transformers cannot build {directory} ({why})") from error

@@ -17,6 +17,7 @@ from torch import nn
 
 from asyncspec.backend.hf.checkpoint import read_rows, read_tensor, stored_type
 from asyncspec.backend.hf.dense import dense_linear, kept_type
+from asyncspec.backend.hf.experts import ROUTER
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.pieces import EMBEDDING, HEAD
@@ -38,7 +39,7 @@ class Wanted(Struct, frozen=True):
 def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list[RowwiseLinear]:
     """Give ``model`` its matrices in place of placeholders and exchange every ``nn.Linear``; the
     exchanged, in the model's order. Raises ``CheckpointError`` where a matrix is missing."""
-    linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    linears = {n: module for n, module in model.named_modules() if type(module) is nn.Linear}
     sources = dict(matrices)
     if "lm_head" in linears and HEAD not in sources and EMBEDDING in sources:
         sources[HEAD] = sources[EMBEDDING]
@@ -48,6 +49,7 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
     for name in order:
         owner, _, attribute = name.rpartition(".")
         if owner in linears and attribute == "weight":
+            _check_shape(name, sources[name], linears[owner])
             _set(model, owner, _linear(model, owner, sources[name], wanted))
         elif name in matrices and isinstance(_module(model, owner), nn.Embedding):
             weight = read_tensor(sources[name], wanted.dtype)
@@ -60,8 +62,18 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
     return found
 
 
+def _check_shape(name: str, info: TensorInfo, linear: nn.Linear) -> None:
+    """transformers has seen the shapes of all but the single experts."""
+    if info.shape != (linear.out_features, linear.in_features):
+        fits = [linear.out_features, linear.in_features]
+        raise CheckpointError(f"tensor {name} has shape {list(info.shape)}, not {fits}")
+
+
 def kind_of(name: str, quantize: Quantize) -> Quantize:
-    """How a linear layer is kept. The head is never less than int8: its errors are the logits'."""
+    """How a linear layer is kept. The head is never less than int8: its errors are the logits'.
+    Routers are small, and their errors would send rows to other experts."""
+    if name.endswith(ROUTER):
+        return "none"
     return "int8" if quantize == "int4" and name == "lm_head" else quantize
 
 

@@ -10,6 +10,7 @@ import torch
 from msgspec import Struct
 
 from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.experts import expected, opened_name
 from asyncspec.backend.hf.weights import TensorInfo
 from asyncspec.errors import CheckpointError
 
@@ -27,6 +28,13 @@ def sub_config(config: Any, first: int, last: int) -> Any:
         if isinstance(value, list) and len(value) == total:
             setattr(sub, name, value[first:last])
     sub.num_hidden_layers = last - first
+    if hasattr(config, "decoder_sparse_step"):
+        # Which layers have experts is said of their numbers.
+        step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+        sub.mlp_only_layers = [
+            i - first for i in range(first, last) if i in dense or (i + 1) % step
+        ]
+        sub.decoder_sparse_step = 1
     if first and hasattr(sub, "embedding_multiplier"):
         sub.embedding_multiplier = 1.0
     return sub
@@ -54,16 +62,17 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
     for name, info in checkpoint.tensors.items():
         prefix = ".".join(name.split(".")[:3]) + "."
         if prefix in wanted:
-            ours = wanted[prefix] + name.removeprefix(prefix)
+            ours = opened_name(wanted[prefix] + name.removeprefix(prefix))
         elif whole.get(name):
             ours = name
         else:
             continue
         if len(info.shape) == 2:
             matrices[ours] = info
-            state[ours] = empty.expand(info.shape)
         else:
             state[ours] = read_tensor(info, dtype)
+    for name, shape in expected(matrices).items():
+        state[name] = empty.expand(shape)
     for i in range(last - first):
         if not any(name.startswith(f"model.layers.{i}.") for name in state):
             raise CheckpointError(

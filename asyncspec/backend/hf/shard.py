@@ -16,6 +16,7 @@ from asyncspec.backend.hf.attention import NAME, TreeAttention, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.elementwise import swap_elementwise
+from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.matrices import Wanted, fill
 from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
@@ -126,6 +127,7 @@ def load_shard(
     if not shard.judges:
         inner.norm = nn.Identity()
         shard.model.lm_head = nn.Identity()
+    open_experts(shard.model)
     wanted = Wanted(dtype, recipe, quantize, share_tied)
     shard.linears = fill(shard.model, pieces.matrices, wanted)
     if mode == "exact":
