@@ -118,6 +118,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0, 1]}),
+    # At least one entry a layer is what transformers asks for.
+    "smollm3-cut-short": ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0, 1, 1]}),
 }
 
 

@@ -24,8 +24,8 @@ def sub_config(config: Any, first: int, last: int) -> Any:
     total = config.num_hidden_layers
     sub = copy.deepcopy(config)
     for name, value in list(vars(config).items()):
-        # Per-layer lists: layer_types, no_rope_layers, ...
-        if isinstance(value, list) and len(value) == total:
+        # Per-layer lists: layer_types and no_rope_layers, which may go on after the last layer, ...
+        if isinstance(value, list) and len(value) >= total:
             setattr(sub, name, value[first:last])
     sub.num_hidden_layers = last - first
     if hasattr(config, "decoder_sparse_step"):
