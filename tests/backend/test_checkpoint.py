@@ -23,7 +23,7 @@ from asyncspec.backend.hf.stage import load_stage
 from asyncspec.backend.hf.vocab import check_vocab
 from asyncspec.errors import CheckpointError, UserError
 from backend.probe import cut
-from backend.tiny import LAYERS, VOCAB
+from backend.tiny import LAYERS, VOCAB, generated
 
 pytestmark = pytest.mark.torch
 
@@ -239,6 +239,24 @@ def test_missing_tensors_and_wrong_shapes(mine: Path, tiny: MakeTiny) -> None:
     edit(mine / "config.json", attention_bias=False, intermediate_size=128)
     with pytest.raises(CheckpointError):
         load_stage(open_checkpoint(mine), 0, 1)
+
+
+def retensor(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """The same checkpoint with other tensors."""
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return path
+
+
+@pytest.mark.parametrize("name", ["rotary_emb.cos_cached", "q_proj.lora_A.weight", "rotary_emb.x"])
+def test_tensors_nobody_knows_are_left_alone(mine: Path, name: str) -> None:
+    want = generated(mine, PROMPT, 8)
+    extra = torch.ones(16) if name.endswith("x") else torch.ones(8, 64)
+    retensor(mine, lambda tensors: tensors.update({f"model.layers.1.self_attn.{name}": extra}))
+    assert generated(mine, PROMPT, 8) == want
+    assert decode(cut(open_checkpoint(mine), 2), PROMPT, 8) == want
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
         if owner in linears and attribute == "weight":
             _check_shape(name, sources[name], linears[owner])
             _set(model, owner, _linear(model, owner, sources[name], wanted))
-        elif name in matrices and isinstance(_module(model, owner), nn.Embedding):
+        elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             weight = read_tensor(sources[name], wanted.dtype)
-            _module(model, owner).weight = nn.Parameter(weight, requires_grad=False)
+            model.model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
         freed.add(sources[name].size)
     found = [model.get_submodule(name) for name in linears]
     for name, linear in zip(linears, found, strict=True):
@@ -95,10 +95,6 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
 def _tied_here(model: Any) -> bool:
     embedding = model.model.embed_tokens
     return bool(model.config.tie_word_embeddings) and isinstance(embedding, nn.Embedding)
-
-
-def _module(model: Any, name: str) -> Any:
-    return model.get_submodule(name)
 
 
 def _set(model: Any, name: str, module: nn.Module) -> None:
