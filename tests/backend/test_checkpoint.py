@@ -259,6 +259,33 @@ def test_tensors_nobody_knows_are_left_alone(mine: Path, name: str) -> None:
     assert decode(cut(open_checkpoint(mine), 2), PROMPT, 8) == want
 
 
+def other_head(tensors: dict[str, torch.Tensor]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors["lm_head.weight"] = torch.randn(VOCAB, 64, generator=generator)
+
+
+def same_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+def only_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("change", [other_head, same_head, only_head])
+def test_tied_heads_as_they_are_stored(
+    tiny: MakeTiny, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    mine = retensor(shutil.copytree(tiny("llama-tied"), tmp_path / "model"), change)
+    want = generated(mine, PROMPT, 8)
+    assert (want != generated(tiny("llama-tied"), PROMPT, 8)) == (change is other_head)
+    checkpoint = open_checkpoint(mine)
+    for stages in (1, 2, LAYERS):
+        assert decode(cut(checkpoint, stages), PROMPT, 8) == want
+    same = change is not other_head
+    assert cut(checkpoint, 1)[0].shard.model.config.tie_word_embeddings is same
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

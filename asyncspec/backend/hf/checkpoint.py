@@ -14,7 +14,14 @@ from msgspec.structs import replace
 
 from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
-from asyncspec.backend.hf.weights import TensorInfo, list_tensors, main_dtype, read_into
+from asyncspec.backend.hf.weights import (
+    EMBEDDING,
+    HEAD,
+    TensorInfo,
+    list_tensors,
+    main_dtype,
+    read_into,
+)
 from asyncspec.errors import CheckpointError, UserError
 
 TORCH_DTYPES = {
@@ -60,6 +67,9 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = str(error).strip().split("\n")[0]
         raise CheckpointError(f"config.json of {path} is not understood: {why}") from error
+    if config.tie_word_embeddings and HEAD in tensors:
+        # Of matrices that are one, some programs store only the first by its name.
+        tensors.setdefault(EMBEDDING, tensors[HEAD])
     return Checkpoint(
         path=path,
         facts=facts,
@@ -86,6 +96,23 @@ def named_dtype(name: str) -> torch.dtype:
     if name not in _NAMES:
         raise UserError(f"unknown dtype {name!r}; use auto, float32 or bfloat16")
     return _NAMES[name]
+
+
+def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
+    """Whether a model in ``dtype`` has one matrix as embedding and head. As in transformers a head
+    that is stored and is another one counts for more than the configuration."""
+    embedding, head = checkpoint.tensors.get(EMBEDDING), checkpoint.tensors.get(HEAD)
+    if not checkpoint.config.tie_word_embeddings or embedding is None or head is None:
+        return bool(checkpoint.config.tie_word_embeddings)
+    if embedding == head or embedding.shape != head.shape:
+        return embedding == head
+    rows = head.shape[0]
+    step = max(1, _PIECE * rows // head.size)
+    parts = ((first, min(first + step, rows)) for first in range(0, rows, step))
+    return all(
+        torch.equal(read_rows(embedding, *part).to(dtype), read_rows(head, *part).to(dtype))
+        for part in parts
+    )
 
 
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:

@@ -20,10 +20,9 @@ from asyncspec.backend.hf.dense import dense_linear, kept_type
 from asyncspec.backend.hf.experts import ROUTER
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
-from asyncspec.backend.hf.pieces import EMBEDDING, HEAD
 from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.recipe import Quantize, Recipe
-from asyncspec.backend.hf.weights import TensorInfo
+from asyncspec.backend.hf.weights import EMBEDDING, HEAD, TensorInfo
 from asyncspec.errors import CheckpointError
 
 

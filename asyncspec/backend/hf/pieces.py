@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor
+from asyncspec.backend.hf.checkpoint import Checkpoint, head_is_embedding, read_tensor
 from asyncspec.backend.hf.experts import expected, opened_name
-from asyncspec.backend.hf.weights import TensorInfo
+from asyncspec.backend.hf.weights import EMBEDDING, HEAD, TensorInfo
 from asyncspec.errors import CheckpointError
 
-EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
 
 
 def sub_config(config: Any, first: int, last: int) -> Any:
@@ -47,13 +45,18 @@ class Pieces(Struct, frozen=True):
     state: dict[str, torch.Tensor]
     # Where the shard's matrices are to be read.
     matrices: dict[str, TensorInfo]
+    # The head is the embedding; where there is no head, as the configuration says.
+    tied: bool
 
 
 def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Pieces:
     """The pieces of layers [first, last), and of embedding, norm and head where they are part of
     the shard; a tied head has no matrix of its own. Nothing large is read yet."""
-    facts, tied = checkpoint.facts, bool(checkpoint.config.tie_word_embeddings)
+    facts = checkpoint.facts
     judges = last == facts.layers
+    tied = bool(checkpoint.config.tie_word_embeddings)
+    if judges:
+        tied = head_is_embedding(checkpoint, dtype)
     wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
     whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
     state: dict[str, torch.Tensor] = {}
@@ -85,4 +88,4 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
         state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
         if not tied:
             state[HEAD] = nobody
-    return Pieces(state, matrices)
+    return Pieces(state, matrices, tied)

@@ -152,6 +152,7 @@ def _build(
     """The shard's model, its matrices still placeholders."""
     cls = model_class(checkpoint.facts.architecture)
     config = sub_config(checkpoint.config, first, last)
+    config.tie_word_embeddings = pieces.tied
     with quiet_transformers():
         try:
             model, info = cls.from_pretrained(

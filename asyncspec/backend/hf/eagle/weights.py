@@ -6,15 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from asyncspec.backend.hf.checkpoint import Checkpoint, read_tensor, stored_type
+from asyncspec.backend.hf.checkpoint import (
+    Checkpoint,
+    head_is_embedding,
+    read_tensor,
+    stored_type,
+)
 from asyncspec.backend.hf.dense import dense_linear, kept_type
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.geometry import LAYER
 from asyncspec.backend.hf.eagle.layout import EMBEDDING, HEAD
 from asyncspec.backend.hf.linear import RowwiseLinear
-from asyncspec.backend.hf.pieces import EMBEDDING as TARGET_EMBEDDING
-from asyncspec.backend.hf.pieces import HEAD as TARGET_HEAD
 from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.weights import EMBEDDING as TARGET_EMBEDDING
+from asyncspec.backend.hf.weights import HEAD as TARGET_HEAD
 from asyncspec.backend.hf.weights import TensorInfo
 from asyncspec.errors import CheckpointError
 
@@ -63,7 +68,7 @@ class Weights:
         """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
         if self._has(HEAD):
             return self._matrix(HEAD, None)
-        tied = self._target.config.tie_word_embeddings
+        tied = head_is_embedding(self._target, self.dtype)
         info = self._info(TARGET_EMBEDDING if tied else TARGET_HEAD)
         kept = kept_type(stored_type(info), self.dtype)
         return self._linear(read_tensor(info, kept), None)
