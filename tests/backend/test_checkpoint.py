@@ -301,6 +301,13 @@ def test_tied_heads_as_they_are_stored(
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "'dynamic'"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn"}},
+            "'yarn' changes",
+        ),
+        ({"use_bidirectional_attention": True}, "later tokens"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_parameters": [1]}, "rope_parameters is"),
         ({"architectures": ["GPT2LMHeadModel"]}, "not supported; use one of: .*Llama"),
         ({"architectures": None}, "unknown architecture"),
     ],

@@ -83,7 +83,9 @@ def _reason(config: Mapping[str, Any]) -> str:
     if _experts(config) and name not in EXPERTS:
         known = ", ".join(sorted(n.removesuffix("ForCausalLM") for n in EXPERTS))
         return f"mixture-of-experts layers are supported of {known} only"
-    return _rope_reason(config)
+    if config.get("use_bidirectional_attention"):
+        return "its rows look at later tokens, so it cannot go on with a text"
+    return _rope_reason(config, longrope=name == "Phi3ForCausalLM")
 
 
 def _method(config: Mapping[str, Any]) -> str:
@@ -97,13 +99,16 @@ def _experts(config: Mapping[str, Any]) -> bool:
     return any((config.get(name) or 0) > 1 for name in names)
 
 
-def _rope_reason(config: Mapping[str, Any]) -> str:
+def _rope_reason(config: Mapping[str, Any], *, longrope: bool) -> str:
+    """``longrope``: that is what transformers means by this family's "yarn"."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.get(key) or {}
+        if not isinstance(rope, dict):
+            return f"its {key} is {rope!r}, expected an object or null"
         # Gemma 3 has one set of parameters for each kind of layer.
         sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
         for one in sets:
             kind = one.get("rope_type") or one.get("type") or "default"
-            if kind not in FIXED_ROPE:
+            if kind not in FIXED_ROPE or (longrope and kind == "yarn"):
                 return f"RoPE scaling {kind!r} changes with the length of the sequence"
     return ""
