@@ -339,6 +339,39 @@ def test_hub(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
     assert locate(mine) == mine
 
 
+def test_only_what_is_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    wanted += ["tokenizer.model", "merges.txt", "additional_chat_templates/tools.jinja"]
+    # The same weights once more, as their makers' own programs read them.
+    twice = ["consolidated.safetensors", "original/consolidated.00.pth", "original/params.json"]
+    fetched: list[str] = []
+
+    def download(_: str, **patterns: Any) -> str:
+        fetched.extend(filter_repo_objects([*wanted, *twice], **patterns))
+        return str(mine)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert locate("some/model") == mine
+    assert fetched == wanted
+
+
+def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    class LostError(Exception):
+        """As of an HTTP library: of no class that we know."""
+
+    def lost(name: str, **_: object) -> str:
+        raise LostError("peer closed connection without sending complete message body")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lost)
+    with pytest.raises(CheckpointError, match=r"some/model .*peer closed connection"):
+        locate("some/model")
+
+
 def tokenizer(path: Path, vocab: object, added: object = ()) -> Path:
     path.mkdir(exist_ok=True)
     content = {"model": {"vocab": vocab}, "added_tokens": added}

@@ -362,7 +362,7 @@ def test_hub_heads_may_be_pickled(
 
     asked: list[str] = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, allow_patterns: list[str], **_: object) -> str:
         asked.extend(allow_patterns)
         return str(save_pickled(tmp_path / "head", eagle()))
 

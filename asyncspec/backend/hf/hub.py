@@ -7,6 +7,8 @@ from pathlib import Path
 from asyncspec.errors import CheckpointError
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+# Weights once more, for the programs of those who made the model.
+_SECOND_COPIES = ("consolidated*", "original/*")
 _PICKLED_FILES = ("pytorch_model*.bin",)
 
 
@@ -25,12 +27,12 @@ def locate(name: str | Path, *, pickled: bool = False) -> Path:
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or path.exists():
         raise CheckpointError(f"there is no directory {text}; give a checkpoint's directory")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     files = [*_HUB_FILES, *(_PICKLED_FILES if pickled else ())]
     try:
-        return Path(snapshot_download(text, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        found = snapshot_download(text, allow_patterns=files, ignore_patterns=[*_SECOND_COPIES])
+        return Path(found)
+    except Exception as error:  # a lost connection raises what its HTTP library does
         why = str(error).strip().split("\n")[0]
         raise CheckpointError(
             f"{text} is neither a local directory nor a model the Hub gave us ({why}); "
