@@ -318,6 +318,24 @@ def test_refusals(mine: Path, changes: dict[str, Any], says: str) -> None:
         inspect_checkpoint(mine)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_attention_heads": "4"}, "'num_attention_heads' expected int, got str"),
+        ({"tie_word_embeddings": None}, "'tie_word_embeddings' expected bool"),
+        ({"dtype": "auto"}, "auto"),
+        ({"pad_token_id": VOCAB}, "Padding_idx"),
+        ({"hidden_act": "silly"}, "silly"),
+        ({"intermediate_size": 128}, r"mismatched tensors \(model.layers.0.mlp.down_proj.weight,"),
+    ],
+)
+def test_settings_that_transformers_refuses(mine: Path, changes: dict[str, Any], says: str) -> None:
+    edit(mine / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        load_stage(open_checkpoint(mine), 0, 1)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["/no/such/place", "./none", "a/b/c", "~/nothing-here"])
 def test_no_such_directory(name: str) -> None:
     with pytest.raises(CheckpointError, match="no directory"):

@@ -89,3 +89,23 @@ def test_what_cannot_be(
 ) -> None:
     assert cli.main(["memory", "--target", str(tiny("llama")), *argv]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_settings_that_transformers_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = LLAMA_70B | {"num_attention_heads": "64"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["memory", "--target", str(tmp_path)]) == 2
+    assert "'num_attention_heads' expected int, got str" in capsys.readouterr().err
+
+
+def test_attention_that_is_not_installed(
+    tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a model was trained with says nothing of how it runs here."""
+    path = tiny("llama")
+    config = json.loads((path / "config.json").read_text())
+    config["_attn_implementation"] = "flash_attention_2"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert asked(capsys, "--target", str(tmp_path)) == asked(capsys, "--target", str(path))
