@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,7 @@ def test_refusals(mine: Path, changes: dict[str, Any], says: str) -> None:
         ({"dtype": "auto"}, "auto"),
         ({"pad_token_id": VOCAB}, "Padding_idx"),
         ({"hidden_act": "silly"}, "silly"),
+        ({"model_type": "mistral"}, "MistralForCausalLM, not the LlamaForCausalLM"),
         ({"intermediate_size": 128}, r"mismatched tensors \(model.layers.0.mlp.down_proj.weight,"),
     ],
 )
@@ -359,7 +361,6 @@ def test_hub(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
 
 def test_only_what_is_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
     import huggingface_hub
-    from huggingface_hub.utils import filter_repo_objects
 
     wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
     wanted += ["tokenizer.model", "merges.txt", "additional_chat_templates/tools.jinja"]
@@ -367,8 +368,12 @@ def test_only_what_is_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, mine: 
     twice = ["consolidated.safetensors", "original/consolidated.00.pth", "original/params.json"]
     fetched: list[str] = []
 
-    def download(_: str, **patterns: Any) -> str:
-        fetched.extend(filter_repo_objects([*wanted, *twice], **patterns))
+    def download(_: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        def one_of(name: str, patterns: list[str]) -> bool:
+            return any(fnmatch(name, pattern) for pattern in patterns)
+
+        there = [name for name in [*wanted, *twice] if one_of(name, allow_patterns)]
+        fetched.extend(name for name in there if not one_of(name, ignore_patterns))
         return str(mine)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

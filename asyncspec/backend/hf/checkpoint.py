@@ -67,6 +67,12 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
     except Exception as error:  # a setting that makes no sense may fail in any way
         why = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"config.json of {path} is not understood: {why}") from error
+    meant = _causal_model(config.model_type)
+    if meant != facts.architecture:
+        raise CheckpointError(
+            f"config.json of {path} has the model_type {config.model_type!r}, which is a {meant}, "
+            f"not the {facts.architecture} it names; correct one of the two"
+        )
     if config.tie_word_embeddings and HEAD in tensors:
         # Of matrices that are one, some programs store only the first by its name.
         tensors.setdefault(EMBEDDING, tensors[HEAD])
@@ -77,6 +83,13 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         tensors=tensors,
         fingerprint=_fingerprint(read_config(path), tensors),
     )
+
+
+def _causal_model(model_type: str) -> str:
+    """The class transformers itself makes of a configuration, by whose settings it runs."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, "model without a head"))
 
 
 def resolve_dtype(checkpoint: Checkpoint, name: str = "auto") -> torch.dtype:
