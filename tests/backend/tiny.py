@@ -131,6 +131,9 @@ def save_tiny(directory: Path, family: str = "llama", seed: int = 0, **changes: 
     config = AutoConfig.for_model(model_type, **{**COMMON, **special, **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
+    if model_type.startswith("gemma"):
+        # They scale embeddings up, which are heads as well: every token would follow itself.
+        model.get_input_embeddings().weight.data.mul_(0.02)
     model.to(dtype).save_pretrained(directory, max_shard_size=shard_size)
     return directory
 
