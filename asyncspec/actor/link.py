@@ -83,6 +83,7 @@ class Link(asyncio.BufferedProtocol):
         # still on its way into the kernel.
         self._held: list[bytes | memoryview] = []
         self._reason = ""
+        self._over = False
         self._heard = 0.0
         self._echo = 0.0
         self._beat: asyncio.TimerHandle | None = None
@@ -107,6 +108,8 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self._over:  # given up while TLS was being agreed on
+            self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer(sizehint)
@@ -144,6 +147,9 @@ class Link(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         self._transport = None
+        if self._over:
+            return
+        self._over = True
         reason = self._reason or (str(exc) if exc else "the peer closed the connection")
         if not self.gone.done():
             self.gone.set_result(reason)
@@ -248,6 +254,8 @@ class Link(asyncio.BufferedProtocol):
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.abort()
+        else:  # nobody says of a connection that its TLS was never agreed on: it ends here
+            self.connection_lost(None)
 
     def take_bytes(self, session: int) -> int:
         """Bytes written for a session so far; the count starts anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -103,10 +104,12 @@ class Bare:
 
 
 @asynccontextmanager
-async def listening(ends: Callable[[], End]) -> AsyncIterator[tuple[str, int]]:
+async def listening(
+    ends: Callable[[], End], *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, int]]:
     """Give every connection an end of its own."""
-    sock = bound()
-    server = await asyncio.get_running_loop().create_server(lambda: ends().link, sock=sock)
+    sock, loop = bound(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ends().link, sock=sock, ssl=tls)
     try:
         yield sock.getsockname()
     finally:
@@ -409,6 +412,34 @@ def test_a_handshake_in_time_ends_the_deadline(run: Runner) -> None:
             for _ in range(10):
                 assert isinstance(await bare.read(), Heartbeat)
             assert not end.closed.done()
+
+    run(main())
+
+
+def test_a_peer_that_never_agrees_on_tls_has_the_same_deadline(run: Runner) -> None:
+    """Of a connection whose handshake fails before that of the link, asyncio says nothing."""
+
+    async def main() -> None:
+        end = End()
+        end.link.expect(0.05, "hello")
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        async with listening(lambda: end, tls=tls) as address:
+            with socket.create_connection(address) as sock:
+                sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert await end.closed == "no hello in 0.05 s"
+
+    run(main())
+
+
+def test_a_connection_that_is_made_after_the_deadline_is_closed(run: Runner) -> None:
+    async def main() -> None:
+        end = End()
+        end.link.expect(0.01, "hello")
+        await end.closed
+        async with listening(lambda: end) as address:
+            with socket.create_connection(address) as sock:
+                sock.setblocking(False)
+                assert await Bare(sock).read() is None
 
     run(main())
 
