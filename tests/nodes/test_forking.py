@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +22,7 @@ from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
 from asyncspec_nodes.local.launch import FILE, Loopback
+from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Serving, Trouble, read_report
 from nodes.background import no_process_left
@@ -141,6 +144,39 @@ def test_whoever_waits_for_the_imports_can_give_up(cluster_file: Path, tmp_path:
             await ordered
 
     forked_by(cluster_file, tmp_path / "log", act)
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """Inside, this process can open so many files and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        most = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most + 10, hard))
+        held: list[int] = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in held[count:]:
+            stack.callback(os.close, descriptor)
+        for descriptor in held[:count]:
+            os.close(descriptor)
+        yield
+
+
+def test_who_has_no_room_for_pipes_hears_of_it(cluster_file: Path, tmp_path: Path) -> None:
+    """It is not the server's end, which would not come."""
+    log = tmp_path / "log"
+
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        async with serving(forking, cluster_file, stderr) as node:
+            with files_left(4), pytest.raises(ClusterError, match=r"^stage 1 cannot be started: "):
+                await Child.start(1, "verify", cluster_file, None, log, forking=forking, again=True)
+            node.terminate()
+            assert await node.wait() == 0
+
+    forked_by(cluster_file, log, act)
 
 
 def test_a_server_that_ends_is_named(

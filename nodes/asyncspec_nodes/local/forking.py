@@ -74,12 +74,13 @@ class Forking:
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
     ) -> Forked:
         """A node with these arguments, which serves on ``listening`` and writes to ``log``; so does
-        the server, if it is the first. Raises ``ClusterError`` when the server ends instead."""
+        the server, if it is the first. Raises ``ClusterError`` when the server ends instead, and
+        ``OSError`` where this process has no room for pipes."""
         while True:
             fresh, server = await self._there(log)
             try:
                 return await self._fork(arguments, listening, log)
-            except (OSError, asyncio.IncompleteReadError):
+            except (ConnectionError, asyncio.IncompleteReadError):
                 await server.wait()
                 if fresh:
                     why = f"what nodes are forked from has ended{_last(log)}"
@@ -133,12 +134,14 @@ class Forking:
         assert self._orders is not None
         with ExitStack() as ours, ExitStack() as theirs:
             stdin_end, stdin = _pipe()
-            stdout, stdout_end = _pipe()
-            told, told_end = _pipe()
+            theirs.enter_context(stdin_end)
             ours.enter_context(stdin)
-            for end in (stdin_end, stdout_end, told_end):
-                theirs.enter_context(end)
-            reports, news = await _reader(stdout, ours), await _reader(told, ours)
+            stdout, stdout_end = _pipe()
+            theirs.enter_context(stdout_end)
+            reports = await _reader(stdout, ours)
+            told, told_end = _pipe()
+            theirs.enter_context(told_end)
+            news = await _reader(told, ours)
             streams = [file.fileno() for file in (stdin_end, stdout_end, log, told_end)]
             words = msgspec.json.encode(arguments)
             socket.send_fds(self._orders, [words], [*streams, *listening])

@@ -62,8 +62,7 @@ class Child:
     @property
     def name(self) -> str:
         """What a user calls it."""
-        names = {"draft": "the draft node", "source": "the token source"}
-        return names.get(self.role, f"stage {self.rank}")
+        return _name(self.rank, self.role)
 
     @classmethod
     async def start(
@@ -80,16 +79,19 @@ class Child:
     ) -> Child:
         """Start a node that serves on ``sock``, or else where its cluster file says. ``prefix``:
         words before the command, which keep its process number; ``forking``: it is forked instead;
-        ``again``: its log goes on."""
+        ``again``: its log goes on. Raises ``ClusterError`` where that cannot be."""
         number = draft_number(Rank(rank)) if role == "draft" else rank
         arguments = ["--role", role, "--rank", str(number), "--config", str(config), "--supervised"]
         listening = () if sock is None else (sock.fileno(),)
         process: NodeProcess
-        with log.open("ab" if again else "wb") as stderr:
-            if forking is None:
-                process = await _execute(prefix, arguments, listening, stderr)
-            else:
-                process = await forking.fork(arguments, listening, stderr)
+        try:
+            with log.open("ab" if again else "wb") as stderr:
+                if forking is None:
+                    process = await _execute(prefix, arguments, listening, stderr)
+                else:
+                    process = await forking.fork(arguments, listening, stderr)
+        except OSError as error:  # no room for pipes, say
+            raise ClusterError(f"{_name(rank, role)} cannot be started: {error}") from None
         return cls(rank, role, process, log)
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
@@ -127,6 +129,11 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
         self.process.close()
+
+
+def _name(rank: int, role: Role) -> str:
+    names = {"draft": "the draft node", "source": "the token source"}
+    return names.get(role, f"stage {rank}")
 
 
 class _Executed:
