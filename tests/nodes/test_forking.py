@@ -19,6 +19,7 @@ import pytest
 from asyncspec.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local import cluster
 from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
 from asyncspec_nodes.local.launch import FILE, Loopback
@@ -192,3 +193,22 @@ def test_a_server_that_ends_is_named(
             await forking.fork(arguments(cluster_file), [], stderr)
 
     forked_by(cluster_file, tmp_path / "log", act)
+
+
+def test_a_server_that_imports_for_ever_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = tmp_path / "python"
+    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
+    stuck.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
+    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
+
+    async def main() -> None:
+        async with cluster.LocalCluster(local_config(target, draft, 1, 1), lambda report: None):
+            raise AssertionError("there is nobody to serve")
+
+    said = r"^the draft node, stage 1 did not load within 0\.2 s$"
+    with no_process_left(), pytest.raises(ClusterError, match=said):
+        asyncio.run(asyncio.wait_for(main(), 30))

@@ -15,8 +15,9 @@ from asyncspec.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.launch import Launch, Loopback
 from asyncspec_nodes.local.restarts import Allowance, Restarts
-from asyncspec_nodes.local.supervisor import STOP_SECONDS, Child
+from asyncspec_nodes.local.supervisor import STOP_SECONDS, Child, name_of
 from asyncspec_nodes.node.reports import Report
+from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT
 
 START_SECONDS = 600.0
@@ -114,10 +115,17 @@ class LocalCluster:
     async def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="asyncspec-")
         self.config = self._launch.prepare(self.config, Path(self._folder.name))
-        for place in range(len(self.config.nodes)):
-            self._children.append(await self._child(place))
-            self._watches.append(asyncio.create_task(self._keep(place)))
-        await self._loaded()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                for place in range(len(self.config.nodes)):
+                    self._children.append(await self._child(place))
+                    self._watches.append(asyncio.create_task(self._keep(place)))
+                await self._loaded()
+        except TimeoutError:
+            serving = {child.rank for child in self._children if child.serving}
+            ranks = [node.rank for node in self.config.nodes if node.rank not in serving]
+            late = ", ".join(name_of(rank, role_of(rank, self.config.stages)) for rank in ranks)
+            raise ClusterError(f"{late} did not load within {START_SECONDS:g} s") from None
 
     async def _child(self, place: int, *, again: bool = False) -> Child:
         assert self._folder is not None
@@ -152,11 +160,7 @@ class LocalCluster:
     async def _loaded(self) -> None:
         serving = asyncio.create_task(self._serving.wait())
         try:
-            async with asyncio.timeout(START_SECONDS):
-                await asyncio.wait((serving, *self._watches), return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            late = ", ".join(child.name for child in self._children if not child.serving)
-            raise ClusterError(f"{late} did not load within {START_SECONDS:g} s") from None
+            await asyncio.wait((serving, *self._watches), return_when=asyncio.FIRST_COMPLETED)
         finally:
             serving.cancel()
         if any(watch.done() for watch in self._watches):

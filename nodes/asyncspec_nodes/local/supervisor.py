@@ -62,7 +62,7 @@ class Child:
     @property
     def name(self) -> str:
         """What a user calls it."""
-        return _name(self.rank, self.role)
+        return name_of(self.rank, self.role)
 
     @classmethod
     async def start(
@@ -91,7 +91,7 @@ class Child:
                 else:
                     process = await forking.fork(arguments, listening, stderr)
         except OSError as error:  # no room for pipes, say
-            raise ClusterError(f"{_name(rank, role)} cannot be started: {error}") from None
+            raise ClusterError(f"{name_of(rank, role)} cannot be started: {error}") from None
         return cls(rank, role, process, log)
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
@@ -131,7 +131,8 @@ class Child:
         self.process.close()
 
 
-def _name(rank: int, role: Role) -> str:
+def name_of(rank: int, role: Role) -> str:
+    """What a user calls a node."""
     names = {"draft": "the draft node", "source": "the token source"}
     return names.get(role, f"stage {rank}")
 
