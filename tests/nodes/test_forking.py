@@ -25,7 +25,7 @@ from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
 from asyncspec_nodes.local.launch import FILE, Loopback
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.reports import Serving, Trouble, read_report
+from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
 from nodes.background import no_process_left
 
 pytestmark = [
@@ -212,3 +212,27 @@ def test_a_server_that_imports_for_ever_is_given_up(
     said = r"^the draft node, stage 1 did not load within 0\.2 s$"
     with no_process_left(), pytest.raises(ClusterError, match=said):
         asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_cluster_serves_when_the_last_node_does_that_was_started() -> None:
+    """Not when those do that were started so far."""
+    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
+    served: dict[int, asyncio.Event] = {0: asyncio.Event(), 1: asyncio.Event()}
+
+    class Slow(Loopback):
+        async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+            if rank:
+                await served[0].wait()
+            return await super().start(rank, log, again=again)
+
+    def heard(report: Report) -> None:
+        if isinstance(report, Serving):
+            served[report.rank].set()
+
+    async def main() -> None:
+        config = local_config(target, draft, 1, 1)
+        async with cluster.LocalCluster(config, heard, launch=Slow()):
+            assert served[1].is_set()
+
+    with no_process_left():
+        asyncio.run(asyncio.wait_for(main(), 100))

@@ -154,7 +154,8 @@ class LocalCluster:
     def _heard(self, report: Report) -> None:
         if not self._serving.is_set():
             self._progress(report)
-        if all(child.serving for child in self._children):
+        started = len(self._children) == len(self.config.nodes)
+        if started and all(child.serving for child in self._children):
             self._serving.set()
 
     async def _loaded(self) -> None:
