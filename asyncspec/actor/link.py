@@ -21,7 +21,7 @@ from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
 from asyncspec_protocol.ids import Rank, SessionId, owner
-from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message, Welcome
+from asyncspec_protocol.messages import Clock, Close, Fault, Heartbeat, Hello, Message, Welcome
 
 # A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
 MANY_BEATS = 2.0
@@ -182,8 +182,10 @@ class Link(asyncio.BufferedProtocol):
             size = len(header) + nbytes
         self.bytes_sent += size
         session = getattr(message, "session", None)
-        if session is not None:
-            self.session_bytes[session] += size
+        books = self.session_bytes
+        # The end of a prompt that was kept comes when its session's books are closed for good.
+        if session is not None and not (isinstance(message, Close) and session not in books):
+            books[session] += size
         held = self._held
         if held and isinstance(last := held[-1], bytes):
             held[-1] = last + header

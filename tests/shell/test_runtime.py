@@ -64,6 +64,21 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
     run(main())
 
 
+def test_prompts_that_are_given_up_leave_no_entry_behind(run: Runner) -> None:
+    """Those that are kept too long for the books of the answer."""
+
+    async def main() -> None:
+        async with LocalCluster(2) as cluster:
+            for number in range(12):
+                prompt = (number, *range(80))
+                await cluster.ask(ask(number, max_new_tokens=2, prompt=prompt))
+            assert len(cluster.nodes[0].state.kept) < 12
+            books = [link.session_bytes for link in cluster.nodes[0].links.values()]
+            assert not any(books)
+
+    run(main())
+
+
 @pytest.mark.parametrize("features", [(FINAL,), (0, 2, 3)])
 def test_features_over_tcp_are_the_targets_own(run: Runner, features: tuple[int, ...]) -> None:
     """The toy head refuses any other; a stage that comes back must send all of them again."""
