@@ -40,6 +40,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--connect", "h:1", "--stages", "2"], "--stages is the running cluster's choice"),
         (["--connect", "h:1", "--chat-template", "plain"], "--chat-template is the running"),
         (["--connect", "nowhere"], "--connect nowhere is not HOST:PORT"),
+        (["--connect", "10.0..1:7700"], "--connect 10.0..1:7700 is not HOST:PORT"),
+        (["--host", "10.0..1", "--no-api-key"], "10.0..1 (--host and --port) is no host name"),
         (["--cluster", "x"], "--cluster goes with --connect"),
         (["--policy", "best"], "unknown policy 'best'"),
     ],

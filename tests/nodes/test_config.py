@@ -75,6 +75,7 @@ def test_draft_nodes_need_no_table() -> None:
         (('"localhost"', '"192.168.1.7"'), "add a [security] table"),
         (('"localhost"', '"example.net"'), "add a [security] table"),
         (('"localhost"', '"http://box"'), "not a host name"),
+        (('"localhost"', '"127.0..0.1"'), "'127.0..0.1' is not a host name or an address (rank 2)"),
         (("[cluster]", "[cluster"), "not valid TOML"),
         (("port = 7700", "port = 7700\nlayers = [0, 1]"), "holds no target layers"),
         (("port = 7701", "port = 7701\nlayers = [0, 1]"), "rank 2 has no layers key"),

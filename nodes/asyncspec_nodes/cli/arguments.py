@@ -7,6 +7,7 @@ import sys
 from typing import NoReturn
 
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.config_rules import is_host
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,9 +26,10 @@ class Parser(argparse.ArgumentParser):
 def host_and_port(option: str, text: str) -> tuple[str, int]:
     """What an option of the form HOST:PORT says. Raises ``UserError``."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    host = host.strip("[]")
+    if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{option} {text} is not HOST:PORT")
-    return host.strip("[]"), int(port)
+    return host, int(port)
 
 
 def say(line: str) -> None:

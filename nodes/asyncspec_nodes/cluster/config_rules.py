@@ -48,7 +48,7 @@ def _check_ranks(config: Config) -> None:
 def _check_addresses(config: Config) -> None:
     seen: dict[tuple[str, int], int] = {}
     for node in config.nodes:
-        if not node.host.strip() or "/" in node.host:
+        if not is_host(node.host):
             raise UserError(f"{node.host!r} is not a host name or an address (rank {node.rank})")
         other = seen.setdefault((node.host, node.port), node.rank)
         if other != node.rank:
@@ -94,6 +94,15 @@ def _check_pace(config: Config) -> None:
     for rank in config.pace:
         if config.find(rank) is None and not is_draft(rank):
             raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
+
+
+def is_host(host: str) -> bool:
+    """True for what may be a host's name or its address, whether there is one or not."""
+    try:
+        host.encode("idna")  # as whoever connects will do
+    except UnicodeError:
+        return False
+    return bool(host.strip()) and "/" not in host
 
 
 def is_loopback(host: str) -> bool:

@@ -6,12 +6,15 @@ import errno
 import socket
 
 from asyncspec.errors import UserError
+from asyncspec_nodes.cluster.config_rules import is_host
 
 BACKLOG = 128
 
 
 def bind(host: str, port: int, *, whose: str) -> socket.socket:
     """Listen on an address. Raises ``UserError`` that names it."""
+    if not is_host(host):
+        raise UserError(f"{host} ({whose}) is no host name and no address")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
