@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .ids import Rank
+from .ids import Rank, SessionId
 
 PROTOCOL_VERSION = 1
 
@@ -51,6 +51,9 @@ class Ready(Struct, array_like=True, frozen=True, tag="ready"):
     up: bool
     # Cache slots that it has memory for: what is admitted at a time must fit. 0: no bound.
     slots: int = 0
+    # The highest session of that draft node that it has heard of: the next ones are above it, also
+    # where the clock has been set back since. -1: of none.
+    opened: SessionId = SessionId(-1)
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False):

@@ -21,7 +21,7 @@ from asyncspec.actor.machine import (
 )
 from asyncspec.jobs import Feed, Release, Rows
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import (
     FINAL,
     Close,
@@ -176,6 +176,15 @@ def test_a_lost_stage_ends_the_session_and_a_new_one_goes_on_from_the_committed_
     assert (opened.session, opened.prompt_length) == (1, 2)
     (chunk,) = sent(effects, Segment)
     assert chunk.tokens == (1, 5)
+
+
+def test_sessions_go_on_above_those_that_a_stage_has_heard_of() -> None:
+    driven = draft()
+    driven.feed(Received(V1, Ready(V1, True, 0, SessionId(40))))
+    (opened,) = sent(driven.feed(Submitted(ask(0, prompt=(1,)))), Open)
+    assert opened.session == 41
+    with pytest.raises(RemoteProtocolError, match="not this draft node's"):
+        driven.feed(Received(V1, Ready(V1, True, 0, first_session(draft_rank(1)))))
 
 
 HANDLE = object()

@@ -217,8 +217,8 @@ def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_beg
 
 def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
     first = stage(1, 2)
-    assert Send(DRAFT, Ready(Rank(1), False)) in first.feed(Lost(Rank(2)))
-    assert Send(DRAFT, Ready(Rank(1), True)) in first.feed(Joined(Rank(2)))
+    assert Send(DRAFT, Ready(Rank(1), False, opened=SessionId(0))) in first.feed(Lost(Rank(2)))
+    assert Send(DRAFT, Ready(Rank(1), True, opened=SessionId(0))) in first.feed(Joined(Rank(2)))
 
 
 def test_a_session_that_cannot_be_announced_to_the_next_stage_is_over() -> None:

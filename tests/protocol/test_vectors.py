@@ -68,6 +68,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "open-like": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, like=5, shared=12),),
     "close-keep": (m.Close(7, True),),
     "ready-slots": (m.Ready(2, True, 4096),),
+    "ready-opened": (m.Ready(2, True, 4096, 7),),
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),
     "closed": (m.Closed(7, 2, 11, 130, 12, 0.5, 65536),),

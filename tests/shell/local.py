@@ -194,6 +194,10 @@ class LocalCluster:
             self.couriers[rank] = self._courier(rank, settings(machine.config))
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
 
+    def set_back(self) -> None:
+        """The clocks of draft nodes that are started from now on show what they did at first."""
+        self._begun = 0
+
     def shell(self, rank: int) -> Shell:
         """The process around a node."""
         self.shells[rank] = RecordingShell()

@@ -142,6 +142,22 @@ def test_a_draft_node_that_ends_leaves_the_others_alone_and_may_come_back() -> N
     run(main())
 
 
+def test_a_draft_node_whose_clock_was_set_back_is_served() -> None:
+    """The ids of its sessions begin anew below those that the stages have seen."""
+
+    async def main() -> None:
+        async with LocalCluster(2, drafts=2) as cluster:
+            await served(cluster, 0)
+            for rank in cluster.drafts:
+                await cluster.stop(rank)
+            cluster.set_back()
+            for rank in cluster.drafts:
+                cluster.start(rank)
+            await served(cluster, 10)
+
+    run(main())
+
+
 def test_who_trickles_delays_nobody() -> None:
     """It announces two segments, sends one, and of the other a byte now and then."""
 

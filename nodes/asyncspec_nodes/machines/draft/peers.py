@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Arm, Effect, Send
 from asyncspec_nodes.machines.draft.ends import close, finish_if_complete, with_turns
 from asyncspec_nodes.machines.draft.state import FIRST, REJOIN, DraftState, Effects, Job
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Floor
 
 
@@ -18,6 +19,18 @@ def joined(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
         state = replace(state, allowed=0, sent=0, window=0)
     # A stage says when it is ready; a source is as soon as it is there.
     return complete(state) if peer == state.config.source else (state, ())
+
+
+def above(state: DraftState, opened: SessionId, peer: Rank) -> DraftState:
+    """The next session is above those of this node that a stage has heard of: they were issued
+    before it was started again, by a clock that has been set back since. Raises
+    ``RemoteProtocolError`` where they cannot be this node's."""
+    if opened < state.next_session:
+        return state
+    first = SessionId(opened + 1)
+    if owner(first) != owner(state.config.first_session):
+        raise RemoteProtocolError(f"session {opened} is not this draft node's", peer=peer)
+    return replace(state, next_session=first)
 
 
 def complete(state: DraftState) -> tuple[DraftState, Effects]:

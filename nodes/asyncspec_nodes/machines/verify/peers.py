@@ -10,7 +10,7 @@ from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
 from asyncspec_nodes.machines.verify.credit import grant, put
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
-from asyncspec_nodes.machines.verify.state import Effects, Inflow, VerifyState, know
+from asyncspec_nodes.machines.verify.state import UNKNOWN, Effects, Inflow, VerifyState, know
 from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
 from asyncspec_protocol.messages import Ready
 
@@ -36,7 +36,8 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
 
 def _ready(state: VerifyState, draft: Rank) -> Send:
     up = state.config.last or state.config.after in state.peers
-    return Send(draft, Ready(rank=state.config.rank, up=up, slots=_share(state)))
+    opened = state.known.get(draft, UNKNOWN).opened
+    return Send(draft, Ready(state.config.rank, up, _share(state), opened))
 
 
 def _share(state: VerifyState) -> int:
