@@ -17,9 +17,14 @@ from asyncspec.actor.machine import (
     Joined,
     Lost,
     Received,
+    Send,
     Submitted,
 )
 from asyncspec.jobs import Feed, Release, Rows
+from asyncspec.policy import POLICIES
+from asyncspec_nodes.machines.draft.machine import DraftMachine
+from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import (
@@ -298,3 +303,54 @@ def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
 def test_a_request_no_shell_should_let_through(changes: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError):
         draft().feed(Submitted(ask(0, **changes)))
+
+
+def bushy(job: Expand) -> Expanded:
+    """More than was asked for: thousands of children of the nodes that were named."""
+    frontier, start = job.frontier or (-1,), len(job.parents)
+    each = 9000 // len(frontier)
+    parents = (*job.parents, *(node for node in frontier for _ in range(each)))
+    tokens = (*job.tokens, *(token for _ in frontier for token in range(each)))
+    scores = (*job.scores, *(-1.0 - i for i in range(len(parents) - start)))
+    return Expanded(
+        job.session, job.version, job.base + len(job.committed), parents, tokens, scores
+    )
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "chain:k=9000,ahead=3",
+        "static-tree:branching=9000x9000",
+        "chunked:size=9000,segment=9000,width=9000",
+        "pipedec:width=9000,children=9000,depth=9000",
+        "specpipe:width=9000,levels=9000,depth=9000",
+        "dip-sd:length=9000,width=9000",
+        "flowspec:l_init=9000,l_seg=9000,k=9000,l_exp=9000,l_deep=9000",
+    ],
+)
+def test_whatever_a_users_policy_asks_for_messages_can_say_it(policy: str) -> None:
+    driven = Driven(DraftMachine(DraftConfig(stages=1, policies=POLICIES)))
+    effects = driven.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(1000)))
+    effects += driven.feed(Submitted(ask(0, prompt=(1,), max_new_tokens=10**6, policy=policy)))
+    effects += driven.feed(verdict(0, {0: 5}))
+    segments = 0
+    for _ in range(8):
+        for job in (e.job for e in effects if isinstance(e, Compute)):
+            assert isinstance(job, Expand)
+            assert decode(encode(job)).message == job
+            effects += driven.feed(Computed(job, bushy(job), 0.1))
+        for message in (e.message for e in effects if isinstance(e, Send)):
+            assert decode(encode(message)).message == message
+        segments += len(sent(effects, Segment))
+        session = driven.state.sessions[0]
+        if session.judged.keys() == session.sent or not sent(effects, Segment):
+            break
+        effects = driven.feed(verdict(session.next_segment - 1, hits(session)))
+    assert segments > 1
+
+
+def hits(session: Any) -> dict[int, int]:
+    """What a target says that takes every node's first child, and what no node has else."""
+    below = {data.parent: data.token for data in reversed(session.tree.nodes.values())}
+    return {node: below.get(node, 10**6) for node in session.sent - session.judged.keys()}

@@ -13,7 +13,12 @@ from asyncspec_nodes.machines.draft import features as feature_books
 from asyncspec_nodes.machines.draft.session import Asked, DraftSession, view
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.limits import MOST_NODES
 from asyncspec_protocol.messages import Expand, Expanded
+
+MOST_LIVE = 2 * MOST_NODES
+"""Nodes of a tree at most, whatever a policy asks for: a prune names all of them, and those
+accepted of late."""
 
 
 def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
@@ -58,17 +63,18 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     )
     if growth is None:
         return job
-    shape = growth.shape
+    # A user may name a policy with any parameters; what a message cannot say is not asked for.
+    shape, most = growth.shape, MOST_NODES
     start = trees.stem(session.tree, growth.frontier)
     parents, tokens, scores = start.known
     return replace(
         job,
-        depth=shape.depth,
-        width=shape.width,
-        count=shape.count,
-        beam=shape.beam,
+        depth=min(shape.depth, most),
+        width=min(shape.width, most),
+        count=min(shape.count, most),
+        beam=min(shape.beam, most),
         fixed_width=shape.fixed_width,
-        widths=shape.widths,
+        widths=tuple([min(width, most) for width in shape.widths[:most]]),
         parents=parents,
         tokens=tokens,
         scores=scores,
@@ -111,7 +117,7 @@ def expanded(
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
         walked=session.committed[asked.length - len(session.prefix) :],
-        at_most=asked.growth.adopt,
+        at_most=min(asked.growth.adopt, MOST_NODES, MOST_LIVE - len(session.tree)),
         max_position=session.last_position,
     )
     return replace(

@@ -11,6 +11,7 @@ from asyncspec.segment import connected
 from asyncspec_nodes.machines.draft.session import DraftSession, view
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
+from asyncspec_protocol.limits import MOST_NODES
 from asyncspec_protocol.messages import Segment
 
 
@@ -22,7 +23,8 @@ def next_segment(
         return _prefill(session, prefill_rows)
     if not session.round:
         return None
-    ids = session.policy.cut(view(session, starving=starving, loop=loop))
+    # Parents come first: what a segment has no room for waits for the next one.
+    ids = session.policy.cut(view(session, starving=starving, loop=loop))[:MOST_NODES]
     if not ids:
         return None
     chosen = frozenset(ids)
