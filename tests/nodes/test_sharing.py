@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Request
+from asyncspec.actor.machine import Received, Request, Submitted
 from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
+from asyncspec_nodes.machines.draft import sharing
 from asyncspec_nodes.machines.draft.sharing import alike
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import FINAL, Message
+from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
+from nodes.drive import draft
 
 LONG = tuple(i % 7 for i in range(90))
 
@@ -94,6 +96,28 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
         shared = cluster.world.finished[request.request].stats["shared_tokens"]
         assert shared == (len(LONG) - 1 if request.request else 0)
+
+
+def test_what_a_request_waits_for_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every input: prompts are long, and many may wait for one."""
+    looks = 0
+
+    def looking(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+        nonlocal looks
+        looks += 1
+        return alike(one, other)
+
+    monkeypatch.setattr(sharing, "alike", looking)
+    driven = draft(credit=1)
+    prompt = tuple(range(1, 400))
+    driven.feed(*(Submitted(ask(i, prompt=prompt, policy="autoregressive")) for i in range(3)))
+    assert len(driven.state.backlog) == 2
+    before = looks
+    driven.feed(*(Received(Rank(1), Credit(limit)) for limit in range(2, 7)))
+    assert len(driven.state.backlog) == 2
+    driven.feed(Submitted(ask(3, prompt=prompt[1:])))
+    assert len(driven.state.sessions) == 2
+    assert looks == before
 
 
 class SlowPipeline(EqualTurns, frozen=True):

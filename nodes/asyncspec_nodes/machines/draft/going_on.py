@@ -60,18 +60,15 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     for a prompt that another session is reading anyway lets others pass."""
     effects: Effects = ()
     while state.up and len(state.sessions) < state.config.max_sessions:
-        jobs = ((job, sharing.wanted(state, job)) for job in state.backlog)
-        job, prompt = next(
-            (j for j in jobs if not sharing.is_being_read(state, j[1])), (None, None)
-        )
-        if job is None or prompt is None:
+        state, job = _next(state)
+        if job is None:
             break
         left = tuple(other for other in state.backlog if other is not job)
         if why := admission.too_large(state, job.request):
             state = replace(state, backlog=left)
             effects = (*effects, unserved(job, "error", why, now))
         elif admission.fits(state, job.request):
-            state, opened = _open(replace(state, backlog=left), job, prompt, now)
+            state, opened = _open(replace(state, backlog=left), job, now)
             effects += opened
         elif free := sharing.not_needed(state):
             # A request that waits is worth more than one that may come.
@@ -82,13 +79,26 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return state, effects
 
 
-def _open(
-    state: DraftState, job: Job, prompt: sharing.Wanted, now: float
-) -> tuple[DraftState, Effects]:
+def _next(state: DraftState) -> tuple[DraftState, Job | None]:
+    """The first request that waits for no other one's prompt. Prompts are long: what one waits for
+    is noted, not found out at every input anew."""
+    for place, job in enumerate(state.backlog):
+        if sharing.waits(state, job):
+            continue
+        behind = sharing.being_read(state, sharing.wanted(state, job))
+        if behind is None:
+            return state, job
+        backlog = list(state.backlog)
+        backlog[place] = replace(job, behind=behind)
+        state = replace(state, backlog=tuple(backlog))
+    return state, None
+
+
+def _open(state: DraftState, job: Job, now: float) -> tuple[DraftState, Effects]:
     config, request, sampling = state.config, job.request, job.request.sampling
     policy = config.policies[request.policy]
     features = config.features if policy.drafts else ()
-    start = sharing.best_start(state, prompt)
+    start = sharing.best_start(state, sharing.wanted(state, job))
     session = open_session(
         state.next_session,
         request,

@@ -59,12 +59,21 @@ def best_start(state: DraftState, prompt: Wanted) -> Start:
     return best
 
 
-def is_being_read(state: DraftState, prompt: Wanted) -> bool:
-    """Whether more of a prompt is held soon: a session is reading it just now. Several answers to
-    one prompt come so."""
+def waits(state: DraftState, job: Job) -> bool:
+    """Whether a session is still reading the prompt that a request waits for."""
+    session = None if job.behind is None else state.sessions.get(job.behind)
+    return session is not None and not session.round
+
+
+def being_read(state: DraftState, prompt: Wanted) -> SessionId | None:
+    """The session by which more of a prompt is held soon, for it is reading that just now; None
+    where there is none. Several answers to one prompt come so."""
     reading = [as_kept(session) for session in state.sessions.values() if not session.round]
-    most = max((_shared(state, one, prompt) for one in reading), default=0)
-    return most > 0 and most > best_start(state, prompt).shared
+    shared = {one.session: _shared(state, one, prompt) for one in reading}
+    most = max(shared, key=shared.__getitem__, default=None)
+    if most is None or not shared[most] or shared[most] <= best_start(state, prompt).shared:
+        return None
+    return most
 
 
 def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
@@ -75,8 +84,11 @@ def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
     """
     if prompt.penalises or (prompt.featured and one.features is None):
         return 0
+    least = state.config.share_from
+    if one.prefix[:least] != prompt.prefix[:least]:
+        return 0  # most do not begin alike, and are long
     shared = alike(one.prefix[:-1], prompt.prefix[:-1])
-    return shared if shared >= state.config.share_from else 0
+    return shared if shared >= least else 0
 
 
 def _held(state: DraftState) -> Iterator[Kept]:

@@ -54,6 +54,8 @@ class Job(Struct, frozen=True):
     request: Request
     counters: Counters
     given: tuple[int, ...] = ()
+    # A session with whose prompt its own begins, and for which it waits as long as that one reads.
+    behind: SessionId | None = None
 
 
 class Ending(Struct, frozen=True):
