@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Received, Request, Submitted
+from asyncspec.actor.machine import Effect, Finish, Input, Received, Request, Submitted
 from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.machines.draft import sharing
@@ -156,3 +156,21 @@ def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4), large)
     assert [one.prefix for one in cluster.state(0).kept] == []
     assert all(not cluster.state(rank).kept for rank in (1, 2, 3))
+
+
+def test_nobody_waits_for_a_long_prompt_to_save_the_few_tokens_that_begin_it() -> None:
+    """What somebody else is reading is waited for only where that is shorter than reading it."""
+    cluster = Cluster(EqualTurns(), share_from=8, prefill_rows=10)
+    system = LONG[:20]
+    cluster.submit(ask(0, prompt=system + LONG * 20, max_new_tokens=2, policy="autoregressive"))
+    short = ask(1, prompt=(*system, 3, 4), max_new_tokens=2, policy="autoregressive")
+    cluster.submit(short)
+    ends: dict[int, float] = {}
+
+    def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        ends.update({e.request: cluster.world.now for e in effects if isinstance(e, Finish)})
+
+    cluster.world.watch = watch
+    cluster.world.run(until=1e9)
+    assert tuple(cluster.world.tokens[1]) == cluster.expected(short)
+    assert ends[1] < 30.0 < 180.0 < ends[0]

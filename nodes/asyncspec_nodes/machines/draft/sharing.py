@@ -19,6 +19,10 @@ from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import DraftState, Job, Kept
 from asyncspec_protocol.ids import SessionId
 
+PATIENCE = 2
+"""Tokens that a request waits for while another one reads them, for each that it need not read
+itself then. More than one: what only one reads takes nobody else's place in a pass."""
+
 
 class Wanted(Struct, frozen=True):
     """A prompt that is to be read, and how."""
@@ -67,13 +71,19 @@ def waits(state: DraftState, job: Job) -> bool:
 
 def being_read(state: DraftState, prompt: Wanted) -> SessionId | None:
     """The session by which more of a prompt is held soon, for it is reading that just now; None
-    where there is none. Several answers to one prompt come so."""
-    reading = [as_kept(session) for session in state.sessions.values() if not session.round]
-    shared = {one.session: _shared(state, one, prompt) for one in reading}
-    most = max(shared, key=shared.__getitem__, default=None)
-    if most is None or not shared[most] or shared[most] <= best_start(state, prompt).shared:
+    where there is none, or where it would be waited for longer than reading takes. Several answers
+    to one prompt come so."""
+    reading = [session for session in state.sessions.values() if not session.round]
+    shared = {one.session: _shared(state, as_kept(one), prompt) for one in reading}
+    if not any(shared.values()):
         return None
-    return most
+    held = best_start(state, prompt).shared
+    worth = [
+        one.session
+        for one in reading
+        if len(one.prefix) - one.prefilled < PATIENCE * (shared[one.session] - held)
+    ]
+    return max(worth, key=shared.__getitem__, default=None)
 
 
 def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
