@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Cancelled, Request
+from asyncspec.actor.machine import Cancelled, Effect, Finish, Input, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.policy import LOSSLESS
 from asyncspec.sampling import Sampling
@@ -99,3 +99,22 @@ def test_a_pipeline_that_never_comes_back_fails_the_request_in_bounded_time() ->
     assert finish.reason == "error"
     assert "stage 1 has no link to stage 2" in finish.detail
     assert cluster.world.now <= 40.0
+
+
+def test_a_node_that_comes_and_goes_does_not_prolong_the_wait_for_one_that_is_gone() -> None:
+    cluster = Cluster(EqualTurns(), stages=2, rejoin_seconds=30.0)
+    world = cluster.world
+    cluster.submit(ask(max_new_tokens=50))
+    world.at(9.0, lambda: world.cut(DRAFT, Rank(1)))
+    for moment in range(20, 200, 20):
+        world.at(moment, lambda: world.cut(DRAFT, Rank(2)))
+        world.at(moment + 5, lambda: world.connect(DRAFT, Rank(2)))
+    ends: list[float] = []
+
+    def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        ends.extend(world.now for effect in effects if isinstance(effect, Finish))
+
+    world.watch = watch
+    world.run(until=BOUND)
+    assert ends == [39.0]
+    assert "stage 1 is not connected" in world.finished[0].detail

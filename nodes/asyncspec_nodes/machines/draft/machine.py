@@ -103,7 +103,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
                 return state, ()  # only its slots have changed: another draft node came or went
             if up:
                 return complete(replace(state, ready=state.ready | {peer}))
-            return broken(replace(state, ready=state.ready - {peer}), now)
+            return broken(replace(state, ready=state.ready - {peer}), now, stood=state.up)
         case PassTimes(rank) if peer == rank:
             times = {**state.times, peer: message}
             state = replace(state, times=times, lines=state.lines.told(times))

@@ -46,9 +46,9 @@ def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects
     """A stage is gone, and with it its accounts and every session."""
     if peer not in state.peers:
         return state, ()
-    peers = state.peers - {peer}
+    stood, peers = state.up, state.peers - {peer}
     state = replace(state, peers=peers, ready=state.ready - {peer}, expected=0)
-    state, down = broken(state, now)
+    state, down = broken(state, now, stood=stood)
     effects = list(down)
     for key, ending in state.endings.items():
         left = replace(ending, missing=ending.missing - {peer})
@@ -58,8 +58,9 @@ def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects
     return state, tuple(effects)
 
 
-def broken(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """The pipeline is broken: sessions end, their requests go back to the head of the backlog."""
+def broken(state: DraftState, now: float, *, stood: bool) -> tuple[DraftState, Effects]:
+    """The pipeline is broken: sessions end, their requests go back to the head of the backlog. If
+    it ``stood`` until now they wait for it from now on."""
     effects: list[Effect] = []
     back: list[Job] = []
     for session in state.sessions.values():
@@ -68,6 +69,6 @@ def broken(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         back.append(Job(session.request, with_turns(session), session.given))
     back.sort(key=lambda job: job.request.request)
     state = replace(state, backlog=(*back, *state.backlog), kept=())
-    if state.backlog:
+    if state.backlog and stood:
         effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))
     return state, tuple(effects)
