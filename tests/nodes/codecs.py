@@ -21,9 +21,12 @@ class Raw:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    def is_left_out(self, token: int) -> bool:
+        return self.tokenizer.id_to_token(token) in ("<s>", "<|end|>")
+
     def is_loose(self, token: int) -> bool:
         name = self.tokenizer.id_to_token(token) or ""
-        return name in ("<s>", "<|end|>") or re.fullmatch(r"<0x[0-9A-F]{2}>", name) is not None
+        return re.fullmatch(r"<0x[0-9A-F]{2}>", name) is not None
 
 
 def byte_level() -> Raw:
@@ -65,6 +68,9 @@ class Pieces:
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+
+    def is_left_out(self, token: int) -> bool:
+        return False
 
     def is_loose(self, token: int) -> bool:
         return False

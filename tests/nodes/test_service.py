@@ -29,6 +29,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 
+    def is_left_out(self, token: int) -> bool:
+        return False
+
     def is_loose(self, token: int) -> bool:
         return False
 

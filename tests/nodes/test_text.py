@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from asyncspec_nodes.serving.stops import AnswerText
 from asyncspec_nodes.serving.text import UNFINISHED, Detokenizer
 from nodes.codecs import CODECS, Raw
 
@@ -73,3 +74,48 @@ def test_a_tokenizer_that_reshapes_is_decoded_at_the_end() -> None:
     codec = Reshaping(CODECS["byte level"].tokenizer)
     ids = codec.tokenizer.encode(byte_letters("one two")).ids
     assert stream(codec, ids, [3]) == ["", "", "one two"]
+
+
+class Counting(Raw):
+    """Counts what it is asked about."""
+
+    def __init__(self, codec: Raw) -> None:
+        super().__init__(codec.tokenizer)
+        self.looks = 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.looks += len(ids)
+        return super().decode(ids)
+
+    def is_loose(self, token: int) -> bool:
+        self.looks += 1
+        return super().is_loose(token)
+
+
+def named(codec: Raw, name: str) -> int:
+    token = codec.tokenizer.token_to_id(name)
+    assert token is not None
+    return token
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("byte level", "<|end|>"), ("byte fallback", "<s>"), ("byte fallback", "<0x80>")],
+)
+def test_a_run_without_text_costs_no_more_the_longer_it_is(name: str, token: str) -> None:
+    """A model that has said all, and is told to go on, may say nothing for thousands of tokens."""
+    codec = Counting(CODECS[name])
+    detokenizer = Detokenizer(codec)
+    detokenizer.push([named(codec, "a")])
+    run = [named(codec, token)]
+    for _ in range(1000):
+        detokenizer.push(run)
+    assert codec.looks < 3000
+
+
+def test_looking_for_stop_strings_in_a_run_without_text_costs_no_more_either() -> None:
+    codec = Counting(CODECS["byte level"])
+    text = AnswerText(codec, ("stop",))
+    for _ in range(1000):
+        text.push([named(codec, "<|end|>")])
+    assert codec.looks < 3000

@@ -23,9 +23,12 @@ class Codec(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones left out."""
 
+    def is_left_out(self, token: int) -> bool:
+        """True for a special token, of which ``decode`` takes no notice."""
+
     def is_loose(self, token: int) -> bool:
-        """True for a token that is one raw byte, which means nothing until the run of bytes ends,
-        and for a special token, which is left out and so does not end the run."""
+        """True for a token that is one raw byte, which means nothing until the run of bytes
+        ends."""
 
 
 class Detokenizer:
@@ -33,7 +36,10 @@ class Detokenizer:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        # Those that are not left out.
         self._ids: list[int] = []
+        # ids[:firm] end with no run of bytes.
+        self._firm = 0
         self._given: list[str] = []
         # ids[start:done] were given as ``before``; they stay as context, because many decoders
         # treat the first token of a text differently from the others.
@@ -43,12 +49,15 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Text that has become certain with ``tokens``; may be empty."""
-        self._ids.extend(tokens)
-        if self._codec.reshapes:
+        for token in tokens:
+            if self._codec.is_left_out(token):
+                continue
+            self._ids.append(token)
+            if not self._codec.is_loose(token):
+                self._firm = len(self._ids)
+        end = self._firm
+        if self._codec.reshapes or end <= self._done:
             return ""
-        end = len(self._ids)
-        while end > self._done and self._codec.is_loose(self._ids[end - 1]):
-            end -= 1
         text = self._codec.decode(self._ids[self._start : end])
         if text.endswith(UNFINISHED) or not text.startswith(self._before):
             return ""

@@ -33,6 +33,7 @@ class Tokenizer:
         self._template = template or tokenizer.chat_template
         added = tokenizer.added_tokens_decoder
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
+        self._left_out: dict[int, bool] = {}
         self._loose: dict[int, bool] = {}
         self._spelled: dict[int, bytes] = {}
 
@@ -101,13 +102,19 @@ class Tokenizer:
         assert isinstance(text, str)
         return text
 
+    def is_left_out(self, token: int) -> bool:
+        """See ``Codec``."""
+        known = self._left_out.get(token)
+        if known is None:
+            known = self._left_out[token] = token in self._special and not self.decode((token,))
+        return known
+
     def is_loose(self, token: int) -> bool:
         """See ``Codec``."""
         known = self._loose.get(token)
         if known is None:
             name = self._tokenizer.convert_ids_to_tokens(token)
-            byte = isinstance(name, str) and _BYTE.fullmatch(name) is not None
-            known = self._loose[token] = byte or token in self._special
+            known = self._loose[token] = isinstance(name, str) and _BYTE.fullmatch(name) is not None
         return known
 
 
