@@ -23,8 +23,15 @@ class Letters:
 
     reshapes = False
 
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
     def encode(self, text: str) -> tuple[int, ...]:
+        self.read.append(text)
         return tuple(ord(c) for c in text.strip())
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        return self.encode(chat)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
@@ -51,7 +58,8 @@ class World:
 
     def __init__(self, rules: Rules = RULES, most: int = 2) -> None:
         self.fed: list[Submitted | Cancelled | Stopped] = []
-        self.service = TextService(Letters(), rules, self.fed.append, most=most)
+        self.codec = Letters()
+        self.service = TextService(self.codec, rules, self.fed.append, most=most)
         self.inbox = Inbox()
 
     def ask(self, submit: Submit = ASK) -> None:
@@ -74,6 +82,17 @@ def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
         Output(7, (120, 121), "xy"),
         Finished(7, "stop", "", {"new_tokens": 2.0}),
     ]
+
+
+@pytest.mark.parametrize("field", ["prompt", "chat"])
+def test_several_answers_to_one_prompt_are_one_reading(field: str) -> None:
+    """A tokenizer takes a second for a long prompt, in which nobody is served."""
+    world = World(most=9)
+    for number, text in enumerate(("abc", "abc", "abd", "abd")):
+        world.ask(replace(ASK, **{"request": number, "prompt": "", field: text}))
+    assert world.codec.read == ["abc", "abd"]
+    prompts = [fed.request.prompt for fed in world.fed if isinstance(fed, Submitted)]
+    assert prompts == [(97, 98, 99)] * 2 + [(97, 98, 100)] * 2
 
 
 def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:

@@ -29,6 +29,29 @@ class TextCodec(Codec, Encoder, Speller, Protocol):
     """The whole tokenizer."""
 
 
+class _LastPrompt:
+    """An ``Encoder`` that reads a prompt once for all of its answers, which are asked for one after
+    another: nothing else goes on while a tokenizer works."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        # The last text of either kind, and its tokens.
+        self._encoded: tuple[str, tuple[int, ...]] = ("", ())
+        self._rendered: tuple[str, tuple[int, ...]] = ("", ())
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """See ``Encoder``."""
+        if text != self._encoded[0]:
+            self._encoded = text, self._encoder.encode(text)
+        return self._encoded[1]
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        """See ``Encoder``."""
+        if chat != self._rendered[0]:
+            self._rendered = chat, self._encoder.render(chat)
+        return self._rendered[1]
+
+
 class _Answer:
     """A request that is being worked on."""
 
@@ -55,6 +78,7 @@ class TextService:
         most: int,
     ) -> None:
         self._codec = codec
+        self._encoder = _LastPrompt(codec)
         self._rules = rules
         self._feed = feed
         # Requests at a time, those that wait included.
@@ -122,4 +146,4 @@ class TextService:
     def _prepare(self, submit: Submit) -> Request | Refusal:
         if len(self._answers) >= self._most:
             return Refusal(f"{self._most} requests are waiting already; try again later", "busy")
-        return prepare(submit, self._next, self._rules, self._codec)
+        return prepare(submit, self._next, self._rules, self._encoder)
