@@ -22,13 +22,17 @@ LONG = tuple(i % 7 for i in range(90))
 
 def served(cluster: Cluster, *requests: Request) -> list[dict[str, float]]:
     """One after the other; texts are checked."""
-    stats = []
+    return [stats for request in requests for stats in served_together(cluster, request)]
+
+
+def served_together(cluster: Cluster, *requests: Request) -> list[dict[str, float]]:
+    """All at once; texts are checked."""
     for request in requests:
         cluster.submit(request)
-        cluster.world.run(until=1e9)
+    cluster.world.run(until=1e9)
+    for request in requests:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
-        stats.append(cluster.world.finished[request.request].stats)
-    return stats
+    return [cluster.world.finished[request.request].stats for request in requests]
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
@@ -156,6 +160,16 @@ def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4), large)
     assert [one.prefix for one in cluster.state(0).kept] == []
     assert all(not cluster.state(rank).kept for rank in (1, 2, 3))
+
+
+def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
+    """A request that would have to wait all the same leaves others what they begin with."""
+    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=1040)
+    served(cluster, ask(0, prompt=LONG, max_new_tokens=4))
+    running = ask(1, prompt=(1, 2), max_new_tokens=300)
+    large = ask(2, prompt=(3, 4, 5), max_new_tokens=200)
+    stats = served_together(cluster, running, large, ask(3, prompt=(*LONG, 3), max_new_tokens=4))
+    assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1]
 
 
 def test_nobody_waits_for_a_long_prompt_to_save_the_few_tokens_that_begin_it() -> None:

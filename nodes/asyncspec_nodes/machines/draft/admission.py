@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from asyncspec.actor.machine import Request
-from asyncspec_nodes.machines.draft.state import DraftState
+from asyncspec_nodes.machines.draft import sharing
+from asyncspec_nodes.machines.draft.state import DraftState, Kept
 
 BLOCK = 64
 """Slots of a block; caches grow by whole ones."""
@@ -44,6 +47,15 @@ def fits(state: DraftState, request: Request) -> bool:
     bound = slots_in_all(state)
     needed = slots_needed(request, state.config.stages)
     return bound is None or slots_taken(state) + needed <= bound
+
+
+def prompts_in_the_way(state: DraftState, request: Request) -> tuple[Kept, ...]:
+    """Prompts that could be given up for a request, the oldest first; none where it would have to
+    wait all the same."""
+    free = sharing.not_needed(state)
+    names = {one.session for one in free}
+    left = tuple(one for one in state.kept if one.session not in names)
+    return free if free and fits(replace(state, kept=left), request) else ()
 
 
 def too_large(state: DraftState, request: Request) -> str:

@@ -70,7 +70,7 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         elif admission.fits(state, job.request):
             state, opened = _open(replace(state, backlog=left), job, now)
             effects += opened
-        elif free := sharing.not_needed(state):
+        elif free := admission.prompts_in_the_way(state, job.request):
             # A request that waits is worth more than one that may come.
             state, given_up = give_up(state, free[:1])
             effects += given_up
