@@ -7,6 +7,7 @@ how a client knows that the request itself is to be changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
@@ -34,22 +35,8 @@ class _LastPrompt:
     another: nothing else goes on while a tokenizer works."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        # The last text of either kind, and its tokens.
-        self._encoded: tuple[str, tuple[int, ...]] = ("", ())
-        self._rendered: tuple[str, tuple[int, ...]] = ("", ())
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """See ``Encoder``."""
-        if text != self._encoded[0]:
-            self._encoded = text, self._encoder.encode(text)
-        return self._encoded[1]
-
-    def render(self, chat: str) -> tuple[int, ...]:
-        """See ``Encoder``."""
-        if chat != self._rendered[0]:
-            self._rendered = chat, self._encoder.render(chat)
-        return self._rendered[1]
+        self.encode = lru_cache(maxsize=1)(encoder.encode)
+        self.render = lru_cache(maxsize=1)(encoder.render)
 
 
 class _Answer:
