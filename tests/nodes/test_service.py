@@ -95,22 +95,6 @@ def test_several_answers_to_one_prompt_are_one_reading(field: str) -> None:
     assert prompts == [(97, 98, 99)] * 2 + [(97, 98, 100)] * 2
 
 
-class Beginning(Letters):
-    """Every text has a token before its first letter."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return (1, *super().encode(text))
-
-
-def test_an_empty_prompt_is_what_the_tokenizer_makes_of_it() -> None:
-    fed: list[Submitted | Cancelled | Stopped] = []
-    service = TextService(Beginning(), RULES, fed.append, most=1)
-    service.client(Inbox(), replace(ASK, prompt=""))
-    (submitted,) = fed
-    assert isinstance(submitted, Submitted)
-    assert submitted.request.prompt == (1,)
-
-
 def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
     world = World()
     world.ask(replace(ASK, max_new_tokens=100, ignore_eos=True))
