@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cli import prompts
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.node import cli as node_cli
 
@@ -222,6 +223,15 @@ def test_a_wrong_list_of_prompts(
 ) -> None:
     (tmp_path / "p.jsonl").write_text(content)
     assert says in complaint(capsys, "--prompts", str(tmp_path / "p.jsonl"))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x7f", "\u2029"])
+def test_only_line_feeds_end_a_line_of_prompts(tmp_path: Path, separator: str) -> None:
+    """JSON lets other separators stand in a string as they are."""
+    text = f"one{separator}two"
+    line = json.dumps({"prompt": text}, ensure_ascii=False)
+    (tmp_path / "p.jsonl").write_text(f"{line}\r\n\n{line}", encoding="utf-8", newline="")
+    assert [p.turns for p in prompts.from_lines(tmp_path / "p.jsonl")] == [(text,), (text,)]
 
 
 def test_nobody_to_connect_to(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,8 @@ def from_file(path: Path) -> tuple[Prompt, ...]:
 
 def from_lines(path: Path) -> tuple[Prompt, ...]:
     """JSON lines with "prompt" or "turns"; other keys are let be."""
-    lines = enumerate(_read(path).splitlines(), start=1)
+    # Not ``splitlines``: JSON lets U+2028 and its like stand in a string as they are.
+    lines = enumerate(_read(path).split("\n"), start=1)
     prompts = tuple(_line(path, number, line) for number, line in lines if line.strip())
     if not prompts:
         raise UserError(f"{path} has no prompts; give a JSON object a line")
