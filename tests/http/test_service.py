@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncspec_protocol.ids import Rank
-from toy_service import ENDLESS, Toy
+from toy_service import ENDLESS, Toy, ToyCodec
 
 pytestmark = pytest.mark.asyncio
 
@@ -82,6 +82,21 @@ async def test_a_stream_says_that_it_is_alive() -> None:
                 if line.startswith(b"data: "):
                     break
             reply.close()
+        await toy.settled()
+
+
+async def test_a_stream_whose_tokens_have_no_text_says_that_it_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here all text comes at the end; elsewhere special tokens and held text have none."""
+    monkeypatch.setattr(ToyCodec, "reshapes", True)
+    async with (
+        Toy(alive_seconds=0.5, answer_seconds=2) as toy,
+        aiohttp.ClientSession(toy.url) as web,
+    ):
+        async with web.post(PATH, json=LONG) as reply:
+            lines = [line async for line in reply.content]
+        assert lines.count(b": alive\n") >= 2
         await toy.settled()
 
 

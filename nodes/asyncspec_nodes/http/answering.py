@@ -96,11 +96,19 @@ class Answering:
         return out.response
 
     async def _pieces(self, out: Stream, gathered: Gathered, event: int | None) -> None:
+        pause, clock = self._limits.alive_seconds, asyncio.get_running_loop().time
+        due = clock() if event is None else clock() + pause
         while True:
-            await out.write(sse.ALIVE if event is None else self._progress(event))
+            frame = b"" if event is None else self._progress(event)
+            # Tokens may come for long without a text of their own: the reader hears nothing.
+            if not frame and clock() >= due:
+                frame = sse.ALIVE
+            if frame:
+                await out.write(frame)
+                due = clock() + pause
             if not gathered.left:
                 return
-            event = await self._take(gathered, self._limits.alive_seconds)
+            event = await self._take(gathered, max(0.0, due - clock()))
 
     @contextlib.asynccontextmanager
     async def _gathered(self) -> AsyncIterator[Gathered]:
