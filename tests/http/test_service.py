@@ -70,6 +70,22 @@ async def test_an_answer_that_takes_too_long() -> None:
         await toy.settled()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_our_own_mistake_is_told_at_once(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(codec: ToyCodec, text: str) -> tuple[int, ...]:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(ToyCodec, "encode", broken)
+    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**ASK, "stream": stream, "n": 3}) as reply:
+            assert reply.status == 500
+            assert (await reply.json())["error"]["code"] == "internal"
+        assert "RuntimeError: broken" in capsys.readouterr().err
+        await toy.settled()
+
+
 async def test_a_stream_says_that_it_is_alive() -> None:
     """Where nothing comes for a while: here no stage serves."""
     async with Toy(alive_seconds=0.05) as toy, aiohttp.ClientSession(toy.url) as web:

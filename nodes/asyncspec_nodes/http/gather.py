@@ -10,6 +10,7 @@ from asyncspec_nodes.client.inbox import Event
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.http.form import Asked
+from asyncspec_nodes.http.guard import mistake
 from asyncspec_protocol.messages import Finished, Submit
 
 MOST_WAITING = 64
@@ -62,6 +63,8 @@ class Gathered:
         except AsyncSpecError as error:
             unavailable = ApiError(503, str(error), code="unavailable", retry_after=1)
             await self._queue.put((index, unavailable))
+        except Exception:  # told at once, and not when the time for an answer is over
+            await self._queue.put((index, mistake()))
 
 
 def failure(end: Finished, prompt_name: str) -> ApiError | None:

@@ -42,14 +42,19 @@ def guarded(keys: Keys, metrics: Metrics) -> Middleware:
         except ConnectionError:
             raise  # the client has left: there is nobody to tell
         except Exception:
-            # Our own mistake. No request's text is in it: only where it happened.
             status = 500
-            sys.stderr.write(traceback.format_exc())
-            return _response(ApiError(500, "this service has made a mistake", code="internal"))
+            return _response(mistake())
         finally:
             metrics.requested(_route(request), status)
 
     return guard
+
+
+def mistake() -> ApiError:
+    """The exception that is handled, which is our own mistake, as the API's error. It is written
+    down; no request's text is in it, only where it happened."""
+    sys.stderr.write(traceback.format_exc())
+    return ApiError(500, "this service has made a mistake", code="internal")
 
 
 def _route(request: web.Request) -> str:
