@@ -9,9 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Finished, Submit
 from toy_service import ENDLESS, Toy, ToyCodec
 
 pytestmark = pytest.mark.asyncio
@@ -113,6 +115,20 @@ async def test_a_stream_whose_tokens_have_no_text_says_that_it_is_alive(
         async with web.post(PATH, json=LONG) as reply:
             lines = [line async for line in reply.content]
         assert lines.count(b": alive\n") >= 2
+        await toy.settled()
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"prompt": "\N{SNOWMAN}" * 2_800_000}, {"prompt_ids": (2**31 - 1,) * 1_700_000}]
+)
+async def test_a_prompt_that_no_message_has_room_for(prompt: dict[str, Any]) -> None:
+    """Where a service or a list of prompts has one: over a link it is refused, and nothing else."""
+    asked = Submit(0, "", 3, seed=0, temperature=0, top_k=0, top_p=1)
+    async with Toy("link") as toy:
+        (end,) = [event async for event in toy.engine.ask(replace(asked, **prompt))]
+        assert isinstance(end, Finished)
+        assert (end.reason, end.code, end.stats) == ("error", "prompt_too_long", {})
+        assert [event async for event in toy.engine.ask(replace(asked, prompt="hello"))]
         await toy.settled()
 
 

@@ -17,9 +17,10 @@ from asyncspec.errors import ClusterError
 from asyncspec_nodes.client.consultations import Consultations
 from asyncspec_nodes.client.inbox import Event, Inbox
 from asyncspec_nodes.client.statuses import Answers
-from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import client_hello
+from asyncspec_protocol.limits import MOST_HEADER_BYTES
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
@@ -104,12 +105,20 @@ class Client:
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """The answer, piece by piece; the last item is its ``Finished``. ``submit.request`` is
-        chosen here. Leaving early cancels the request. Raises ``ClusterError``."""
+        chosen here. Leaving early cancels the request. One that no message has room for is
+        refused as by the draft node. Raises ``ClusterError``."""
         if self.link.gone.done():
             raise self._lost(self.link.gone.result())
         number, self._next = self._next, self._next + 1
+        try:
+            self.link.send(replace(submit, request=number))
+        except LocalProtocolError:  # nothing was sent
+            text = (
+                f"the prompt takes more than the {MOST_HEADER_BYTES} bytes of a message; shorten it"
+            )
+            yield Finished(number, "error", text, {}, "prompt_too_long")
+            return
         inbox = self._answers[number] = Inbox(lambda: self.link.send(Cancel(number)))
-        self.link.send(replace(submit, request=number))
         try:
             async for event in inbox.read():
                 yield event
