@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,22 +16,44 @@ from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Tr
 
 
 class TraceWriter:
-    """Appends whole lines and nothing else: whenever the writer is killed, the file is readable."""
+    """Appends whole lines and nothing else: whenever the writer is killed, the file is readable.
+    What it had before stays until ``begin``. Whatever cannot be written is a ``UserError``."""
 
     def __init__(self, path: Path, title: str = "") -> None:
+        self._path = path
         try:
-            self._file = path.open("wb", buffering=0)
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise UserError(f"cannot write the trace {path}: {error.strerror}") from None
+            raise self._unwritten(error) from None
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         header = Header(FORMAT, f"asyncspec {version('asyncspec')}", now, title)
-        self.write(ENCODER.encode_lines([header]))
+        # Until it is written.
+        self._header = ENCODER.encode_lines([header])
+
+    def begin(self) -> None:
+        """There is something to record: from here on it is this trace's file."""
+        header, self._header = self._header, b""
+        if not header:
+            return
+        try:
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._file.truncate(0)
+        except OSError as error:
+            raise self._unwritten(error) from None
+        self.write(header)
 
     def write(self, lines: bytes | bytearray | memoryview) -> None:
         """Append lines that are encoded already."""
+        self.begin()
         rest = memoryview(lines)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise self._unwritten(error) from None
+
+    def _unwritten(self, error: OSError) -> UserError:
+        return UserError(f"cannot write the trace {self._path}: {error.strerror}")
 
     def add(self, lines: list[Record]) -> None:
         """Append lines."""

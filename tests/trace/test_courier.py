@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.errors import ClusterError
+from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace import courier
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import Dropped, Emitted, End, Node, Probe, Step, Trace
@@ -48,6 +48,19 @@ async def test_a_run_from_its_first_step_on(tmp_path: Path) -> None:
     assert ranks(trace, Node) == ranks(trace, End) == [0, 1, 2, 3]
     assert emitted(trace) == cluster.shells[0].tokens[0]
     assert [node.difference for node in replay(trace.lines)] == [None] * 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that takes nothing")
+async def test_a_disk_that_is_full_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TraceWriter, "begin", lambda writer: None)  # full later, not at once
+    async with LocalCluster(2, traced=True) as cluster:
+        client = await client_of(cluster)
+        with pytest.raises(UserError, match="cannot write the trace /dev/full: No space left"):
+            async with Collector(client, TraceWriter(Path("/dev/full")), last=-1.0):
+                await cluster.ask(ask())
+        assert not client.link.gone.done()
+        await client.close()
 
 
 @pytest.mark.asyncio

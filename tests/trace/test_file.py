@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,27 @@ def test_no_file_and_no_place_for_one(tmp_path: Path) -> None:
         read_trace(tmp_path / "none")
     with pytest.raises(UserError, match="cannot write the trace"):
         TraceWriter(tmp_path / "none" / "t")
+
+
+def test_what_a_file_had_is_there_until_something_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address that was typed wrong costs no recording."""
+    path = tmp_path / "t"
+    before = written(path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+    assert cli.main(["record", "--connect", where, str(path)]) == 1
+    assert cli.main(["run", "--connect", where, "--prompt", "a", "--trace", str(path)]) == 1
+    assert capsys.readouterr().err.count("Connection refused") == 2
+    assert path.read_bytes() == before
+    assert written(path, LINES[:1]) != before
+    assert list(read_trace(path).lines) == LINES[:1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that takes nothing")
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["simulate", "--policy", "chain", "--tokens", "8", "--trace", "/dev/full"]
+    assert cli.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err == "asyncspec: cannot write the trace /dev/full: No space left on device\n"

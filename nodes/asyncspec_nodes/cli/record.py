@@ -49,14 +49,14 @@ def record(arguments: argparse.Namespace) -> int:
 
 async def _record(where: Remote, path: Path, last: float | None, seconds: float | None) -> int:
     writer = TraceWriter(path, title=f"{where.cluster} at {where.host}:{where.port}")
-    client = await remote.connect(where)
-    try:
-        async with Collector(client, writer, last=last or 0.0) as collector:
-            if last is None:
-                await _until(client.link.gone, seconds)
-    finally:
-        await client.close()
-        writer.close()
+    with contextlib.closing(writer):
+        client = await remote.connect(where)
+        try:
+            async with Collector(client, writer, last=last or 0.0) as collector:
+                if last is None:
+                    await _until(client.link.gone, seconds)
+        finally:
+            await client.close()
     sys.stderr.write(f"{collector.lines} events in {path}; asyncspec trace {path} shows them\n")
     if not collector.complete:
         sys.stderr.write("the cluster did not deliver its last events\n")

@@ -6,7 +6,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 from rich.console import Console
@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     with _bars() as bars, _no_collector():
         outcomes = [_simulate(options, policy, bars) for policy in options.policies]
     if writer is not None:
-        writer.add(list(outcomes[0].trace))
-        writer.close()
+        with closing(writer):
+            writer.add(list(outcomes[0].trace))
     _print(options, outcomes)
     return 0
 

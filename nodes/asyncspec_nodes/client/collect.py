@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from asyncspec.errors import ClusterError
+from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.client.client import Client
 from asyncspec_protocol.messages import Events
@@ -18,7 +18,7 @@ class Collector:
     """``async with``: inside, everything that happens in the cluster goes to the file.
 
     On leaving, waits for the last lines and closes the file. ``complete`` is False where they did
-    not come.
+    not come. A file that takes no more is an error then: what is recorded goes on meanwhile.
     """
 
     def __init__(self, client: Client, writer: TraceWriter, *, last: float) -> None:
@@ -26,10 +26,13 @@ class Collector:
         self._writer = writer
         self._last = last
         self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # Why nothing more is written.
+        self._full: UserError | None = None
         self.complete = False
         self.lines = 0
 
     async def __aenter__(self) -> Collector:
+        self._writer.begin()
         self._number = self._client.collect(self._last, self._take)
         return self
 
@@ -45,14 +48,19 @@ class Collector:
             await asyncio.wait(waiting, timeout=FINISH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         self._client.drop_collection(self._number)
         self._writer.close()
+        if self._full is not None and kind is None:
+            raise self._full
         if self._done.done():
             if reason := self._done.result():
                 raise ClusterError(f"the cluster gives no trace: {reason}")
             self.complete = True
 
     def _take(self, events: Events, data: memoryview | None) -> None:
-        if data is not None:
-            self.lines += bytes(data).count(b"\n")
-            self._writer.write(data)
+        if data is not None and self._full is None:
+            try:
+                self._writer.write(data)
+                self.lines += bytes(data).count(b"\n")
+            except UserError as error:
+                self._full = error
         if events.done and not self._done.done():
             self._done.set_result(events.reason)
