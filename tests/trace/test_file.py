@@ -135,3 +135,20 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(argv) == 2
     err = capsys.readouterr().err
     assert err == "asyncspec: cannot write the trace /dev/full: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["-o", "t.html"], ["--perfetto", "t.html"], ["-o", "../one/t.html"]]
+)
+def test_a_trace_is_not_replaced_by_what_is_made_of_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    whole = written(Path("t.html"))
+    assert cli.main(["trace", "t.html", *flags]) == 2
+    assert "is the trace itself; give --" in capsys.readouterr().err
+    assert Path("t.html").read_bytes() == whole

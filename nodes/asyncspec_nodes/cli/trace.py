@@ -46,8 +46,16 @@ def trace(arguments: argparse.Namespace) -> int:
     if arguments.summary:
         return _summary(found, as_json=arguments.json)
     if arguments.perfetto is not None:
-        return _perfetto(found, arguments.perfetto)
-    return _page(found, arguments.output or arguments.file.with_suffix(".html"))
+        return _perfetto(found, _beside("--perfetto", arguments.perfetto, arguments.file))
+    page = arguments.output or arguments.file.with_suffix(".html")
+    return _page(found, _beside("--output", page, arguments.file))
+
+
+def _beside(option: str, path: Path, trace: Path) -> Path:
+    """Where something goes that is not to take the trace's place. Raises ``UserError``."""
+    if path.resolve() == trace.resolve():
+        raise UserError(f"{path} is the trace itself; give {option} another file")
+    return path
 
 
 def _page(found: Trace, path: Path) -> int:
