@@ -15,6 +15,8 @@ import pytest
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli import prompts
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_nodes.http.auth import read_keys
+from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.node import cli as node_cli
 
 Change = Callable[[Path], None]
@@ -60,6 +62,17 @@ def test_keys_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     file.write_text("one\n")
     argv = ["serve", "--api-key-file", str(file), "--no-api-key"]
     assert "--no-api-key is given, but there is an API key" in _line(capsys, cli.main, argv)
+
+
+def test_comments_in_a_file_of_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# mine\none   # alice\n  # old\n\ttwo\nthr#ee\n#four\n")
+    keys = read_keys(file)
+    for key in ("one", "two", "thr#ee"):
+        keys.check(f"Bearer {key}")
+    for key in ("# old", "old", "one   # alice", "four", "#four", "thr"):
+        with pytest.raises(ApiError, match="not one of this service"):
+            keys.check(f"Bearer {key}")
 
 
 def _line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from asyncspec.errors import UserError
 from asyncspec_nodes.http.errors import ApiError
 
 VARIABLE = "ASYNCSPEC_API_KEY"
+_COMMENT = re.compile(r"(^|\s)#.*")
 
 
 class Keys:
@@ -44,8 +46,8 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(file: Path | None) -> Keys:
-    """The keys in a file, one a line, # begins a comment; else the environment's. Raises
-    ``UserError``."""
+    """The keys in a file, one a line, # at its beginning or behind a space begins a comment; else
+    the environment's. Raises ``UserError``."""
     if file is None:
         key = os.environ.get(VARIABLE, "").strip()
         return Keys([key] if key else [])
@@ -55,7 +57,7 @@ def read_keys(file: Path | None) -> Keys:
         raise UserError(f"cannot read the API keys in {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"the API keys in {file} are not UTF-8 text") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    keys = [key for line in lines if (key := _COMMENT.sub("", line).strip())]
     if not keys:
         raise UserError(f"there is no API key in {file}; write one a line")
     return Keys(keys)
