@@ -12,6 +12,9 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from asyncspec.errors import UserError
+from asyncspec_nodes.http.server import HttpServer
+from asyncspec_nodes.node import listen
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
 from toy_service import ENDLESS, Toy, ToyCodec
@@ -233,6 +236,18 @@ async def test_what_needs_a_key(path: str) -> None:
         for open_path in ("/health", "/", "/page/app.js"):
             async with web.get(open_path) as reply:
                 assert reply.status == 200
+
+
+@pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+async def test_where_it_listens(host: str, written: str) -> None:
+    try:
+        sock = listen.bind(host, 0, whose="this test")
+    except UserError as error:
+        pytest.skip(str(error))
+    async with Toy() as toy, HttpServer(toy.service, sock) as server:
+        assert server.url == f"http://{written}:{server.port}"
+        async with aiohttp.ClientSession(server.url) as web, web.get("/health") as reply:
+            assert reply.status == 200
 
 
 async def test_draining() -> None:

@@ -49,8 +49,7 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
         model = options.http.model or await _name(engine)
         service = Service(engine, model, keys=options.http.keys, limits=options.http.limits)
         server = await stack.enter_async_context(HttpServer(service, sock, options.http.tls))
-        name, port = sock.getsockname()[:2]
-        sys.stderr.write(f"serving {model} on {server.scheme}://{name}:{port}\n")
+        sys.stderr.write(f"serving {model} on {server.url}\n")
         await _until(stop, server, cluster)
     return 0
 

@@ -61,6 +61,12 @@ class HttpServer:
         return port
 
     @property
+    def url(self) -> str:
+        """Where it listens, as clients write it."""
+        host: str = self._sock.getsockname()[0]
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
     def connections(self) -> int:
         """Those that are open."""
         assert self._runner.server is not None
