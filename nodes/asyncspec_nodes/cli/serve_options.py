@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli import local_options
@@ -54,13 +55,22 @@ def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
         raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
     if arguments.sessions < 1:
         raise UserError(f"--sessions is {arguments.sessions}; it must be at least 1")
+    http = http_options.read_arguments(arguments, arguments.host)
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
-        http=http_options.read_arguments(arguments, arguments.host),
+        http=replace(http, model=http.model or _hub_name(arguments.target)),
         where=_remote(arguments) if remote.wanted(arguments) else _local(arguments),
         logs=local_options.folder(arguments.log_dir),
     )
+
+
+def _hub_name(target: str | None) -> str | None:
+    """What a target from the Hub is called, as with a cluster file: its download's directory bears
+    the name of a commit. None: any other target."""
+    if target is None or Path(target).expanduser().is_dir():
+        return None
+    return Path(target).name
 
 
 def _remote(arguments: argparse.Namespace) -> Remote:
