@@ -207,3 +207,8 @@ def test_what_is_written_loads_again(path: str) -> None:
         config, target=msgspec.structs.replace(config.target, path=path)
     )
     assert parse(to_toml(config)) == config
+
+
+def test_those_that_are_processed_do_not_wait() -> None:
+    limits = parse(GOOD.replace("[target]", "[limits]\nsessions = 4\nwaiting = 1\n[target]")).limits
+    assert limits.requests == 5

@@ -104,6 +104,11 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     # A silent peer is taken for dead after this many seconds.
     silence_seconds: Seconds = 10.0
 
+    @property
+    def requests(self) -> int:
+        """The most at a time: those that are processed, and those that wait."""
+        return self.sessions + self.waiting
+
 
 class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is

@@ -180,7 +180,7 @@ def _runtime(
     engine = None
     if loaded.codec is not None and loaded.rules is not None:
         shell.service = TextService(
-            loaded.codec, loaded.rules, runtime.feed, most=config.limits.waiting
+            loaded.codec, loaded.rules, runtime.feed, most=config.limits.requests
         )
         engine = NodeEngine(shell.service, inspector)
     courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
