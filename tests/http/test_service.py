@@ -12,11 +12,15 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from asyncspec.errors import UserError
+from asyncspec.errors import ClusterError, UserError
+from asyncspec_nodes.cli.prompts import Prompt
+from asyncspec_nodes.client.answers import Answer, answer_all
+from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
+from shell.local import QUICK
 from toy_service import ENDLESS, Toy, ToyCodec
 
 pytestmark = pytest.mark.asyncio
@@ -61,6 +65,22 @@ async def test_the_draft_nodes_queue_is_bounded_too() -> None:
                 assert "8 requests are waiting already" in await reply.text()
             running.close()
         await toy.settled()
+
+
+async def test_a_full_queue_is_no_mistake_of_who_asks() -> None:
+    """The ninth of nine prompts comes at a bad time: that is not exit code 2."""
+    answers: list[Answer] = []
+    ask = Submit(0, "", 60, seed=0, temperature=0, top_k=0, top_p=1, ignore_eos=True)
+    async with Toy("link") as toy:
+        host, port = toy.cluster.ports[Rank(0)]
+        asker = await Client.connect(host, port, "toy", options=QUICK)
+        await answer_all(
+            asker, (Prompt(("a",)),) * 9, ask, concurrency=9, show=str, done=answers.append
+        )
+        await asker.close()
+    errors = [answer.error for answer in answers if answer.error is not None]
+    assert [type(error) for error in errors] == [ClusterError]
+    assert "8 requests are waiting already" in str(errors[0])
 
 
 async def test_an_answer_that_takes_too_long() -> None:

@@ -79,9 +79,11 @@ async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> An
                 text.append(event.text)
                 tokens.extend(event.token_ids)
                 show(event.text)
-            case Finished(reason="error", detail=detail, stats=stats):
-                # A refused request has cost nothing: the request itself must change.
-                error = ClusterError(detail) if stats else UserError(detail)
+            case Finished(reason="error", detail=detail, stats=stats, code=code):
+                # A refused request has cost nothing: the request itself must change, unless it
+                # only came at a bad time.
+                late = bool(stats) or code == "busy"
+                error = ClusterError(detail) if late else UserError(detail)
                 return replace(blank, error=error, text="".join(text), token_ids=tuple(tokens))
             case Finished(reason=reason, stats=stats):
                 return replace(
