@@ -82,12 +82,15 @@ class Chains:
         return tuple(pieces)
 
     def _pieces(self, step: LogStep) -> Iterator[Piece]:
-        """Backwards; each one begins where the next one ends."""
+        """Backwards; each one begins where the next one ends. No step is its own cause, though a
+        recording from amid a run may look so: messages that are alike are taken for each other."""
+        met: set[Key] = set()
         while True:
+            met.add((step.life, step.index))
             here = name(step.rank, self._stages)
             yield Piece("step", here, step.at, step.until)
             cause = self._causes.get((step.life, step.index))
-            if cause is None:
+            if cause is None or (cause.step.life, cause.step.index) in met:
                 return
             before, run = cause.step, cause.run
             if run is not None:

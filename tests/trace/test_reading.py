@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.jobs import Forward, Job
 from asyncspec.sampling import Sampling
@@ -16,7 +17,7 @@ from asyncspec.trace.accounts import accounts, token_times
 from asyncspec.trace.build import build, timeline
 from asyncspec.trace.critical import Chains
 from asyncspec.trace.reading import read
-from asyncspec.trace.records import Reported, Step, Trace
+from asyncspec.trace.records import Issued, Record, Reported, Step, Trace
 from asyncspec.trace.shares import Share
 from asyncspec.trace.summary import summarise
 from asyncspec_protocol.ids import Rank
@@ -156,6 +157,24 @@ def test_a_partial_trace_is_read_as_far_as_it_goes(
     trace = Trace(whole.header, tuple(lines))
     reading = read(trace)
     summarise(reading, timeline(reading))
+
+
+@given(delays, policies)
+def test_causes_that_go_round_in_a_circle_end(delays: list[int], policy: str) -> None:
+    """A job that seems to be issued after its end: by a step that it is a cause of."""
+    whole = run(Shaken(delays), policy, 2).trace()
+    reading = read(Trace(whole.header, tuple(map(early, whole.lines))))
+    for time in token_times(Chains(reading.log), reading.answers):
+        assert sum(piece.seconds for piece in time.pieces) == pytest.approx(time.until - time.at)
+    summarise(reading, timeline(reading))
+
+
+def early(line: Record) -> Record:
+    """The same with the number of the job before in place of each one that is issued."""
+    if not isinstance(line, Step):
+        return line
+    effects = (replace(e, job=e.job - 1) if isinstance(e, Issued) else e for e in line.effects)
+    return replace(line, effects=tuple(effects))
 
 
 @given(delays, policies, st.integers(0, 40), st.integers(1, 2))
