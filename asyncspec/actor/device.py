@@ -60,6 +60,11 @@ class Device:
         worked, since = self._worked, self._since
         return worked if since is None else worked + time.monotonic() - since
 
+    @property
+    def under_way(self) -> int:
+        """Jobs that were submitted and of whose end nobody was told."""
+        return len(self._here) + self._away
+
     def submit(self, job: Job) -> None:
         """Queue a job; the caller has to call ``work`` soon."""
         if not self._away and self._short.expected(job):

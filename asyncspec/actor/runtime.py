@@ -120,6 +120,11 @@ class Runtime(Generic[S]):
         """How long the device has worked so far."""
         return self._device.busy_seconds
 
+    @property
+    def jobs(self) -> int:
+        """Jobs that its device has and has not told the end of; of a node that runs."""
+        return self._device.under_way
+
     def answer_by(self, inspector: Inspector) -> None:
         """``inspector`` says from now on how this node is."""
         self._incoming.inspector = inspector

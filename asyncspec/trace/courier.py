@@ -86,6 +86,8 @@ class Courier:
     def _attach(self) -> Recorder:
         if self._recorder is None:
             self._recorder = self._make(self._always)
+            if not self._always:  # which is from before the first job on
+                self._recorder.under_way(self._runtime.jobs)
             self._runtime.record(self._recorder, self)
             self._probe(BURST)
         return self._recorder

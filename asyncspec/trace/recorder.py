@@ -38,6 +38,10 @@ class Recorder:
         self._issued = 0
         self._ran = 0
 
+    def under_way(self, jobs: int) -> None:
+        """Before the first line: so many jobs were issued that will still be heard of."""
+        self._issued = jobs
+
     # --- what happens (see ``Tap``) -------------------------------------------------------------
 
     def stepped(

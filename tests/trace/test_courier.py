@@ -10,7 +10,17 @@ import pytest
 from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace import courier
 from asyncspec.trace.file import TraceWriter, read_trace
-from asyncspec.trace.records import Dropped, Emitted, End, Node, Probe, Step, Trace
+from asyncspec.trace.records import (
+    Computed,
+    Dropped,
+    Emitted,
+    End,
+    Issued,
+    Node,
+    Probe,
+    Step,
+    Trace,
+)
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.machines.replay import replay
@@ -61,6 +71,39 @@ async def test_a_disk_that_is_full_costs_no_answer(monkeypatch: pytest.MonkeyPat
                 await cluster.ask(ask())
         assert not client.link.gone.done()
         await client.close()
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_runs_when_recording_begins_is_nobodys(tmp_path: Path) -> None:
+    """No job ends before it was issued, whatever a device has in hand at the first line."""
+    async with LocalCluster(2, traced=False) as cluster:
+        client = await client_of(cluster)
+        asked = asyncio.create_task(cluster.ask(ask(max_new_tokens=20_000)))
+        for number in range(5):
+            writer = TraceWriter(tmp_path / f"{number}")
+            async with Collector(client, writer, last=0.0) as collector:
+                while True:
+                    await asyncio.sleep(0)
+                    if collector.lines > 50:
+                        break
+        asked.cancel()
+        await client.close()
+    for number in range(5):
+        trace = read_trace(tmp_path / f"{number}")
+        ended, issued = ends(trace), issues(trace)
+        assert all(issued[job] < end for job, end in ended.items() if job in issued)
+
+
+def ends(trace: Trace) -> dict[tuple[int, int], int]:
+    """The step of each node in which it heard of a job's end, by rank and job."""
+    steps = [line for line in trace.lines if isinstance(line, Step)]
+    return {(s.rank, s.input.job): s.number for s in steps if isinstance(s.input, Computed)}
+
+
+def issues(trace: Trace) -> dict[tuple[int, int], int]:
+    """The step of each node that issued a job, by rank and job."""
+    steps = [line for line in trace.lines if isinstance(line, Step)]
+    return {(s.rank, e.job): s.number for s in steps for e in s.effects if isinstance(e, Issued)}
 
 
 @pytest.mark.asyncio
