@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from asyncspec.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.launch import Launch, Loopback
+from asyncspec_nodes.local.processes import STOP_SECONDS
 from asyncspec_nodes.local.restarts import Allowance, Restarts
-from asyncspec_nodes.local.supervisor import STOP_SECONDS, Child, name_of
+from asyncspec_nodes.local.supervisor import Child, name_of
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT

@@ -18,11 +18,10 @@ import msgspec
 from asyncspec.errors import ClusterError
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import NUMBER
+from asyncspec_nodes.local.processes import end, said_last
 
 SUPPORTED = sys.platform == "linux"
 """Elsewhere there are no sockets of packets, or libraries that do not survive a fork."""
-
-_STOP_SECONDS = 5.0
 
 
 class Forked:
@@ -83,22 +82,17 @@ class Forking:
             except (ConnectionError, asyncio.IncompleteReadError):
                 await server.wait()
                 if fresh:
-                    why = f"what nodes are forked from has ended{_last(log)}"
+                    why = f"what nodes are forked from has ended{said_last(Path(log.name))}"
                     raise ClusterError(why) from None
 
     async def close(self) -> None:
         """End the server, and what is left of its nodes."""
+        # Told by a signal, not by the end of its orders: one that ends by itself just when it is
+        # sent a signal would be waited for twice, of which asyncio warns.
+        if self._server is not None:
+            await end(self._server)
         if self._orders is not None:
             self._orders.close()
-        if self._server is None or self._server.returncode is not None:
-            return
-        self._server.terminate()
-        try:
-            async with asyncio.timeout(_STOP_SECONDS):
-                await self._server.wait()
-        except TimeoutError:
-            self._server.kill()
-            await self._server.wait()
 
     async def _there(self, log: IO[bytes]) -> tuple[bool, asyncio.subprocess.Process]:
         """The server, and whether it was started just now."""
@@ -168,9 +162,3 @@ async def _reader(pipe: IO[bytes], stack: ExitStack) -> asyncio.StreamReader:
 async def _number(told: asyncio.StreamReader) -> int:
     (number,) = NUMBER.unpack(await told.readexactly(NUMBER.size))
     return int(number)
-
-
-def _last(log: IO[bytes]) -> str:
-    """The last line of a log, for the end of a sentence."""
-    lines = Path(log.name).read_text(errors="replace").strip().splitlines()
-    return f" ({lines[-1].strip()})" if lines else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -16,32 +15,17 @@ import msgspec
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.local.forking import Forking
+from asyncspec_nodes.local.processes import Process, end, said_last
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
 
-STOP_SECONDS = 5.0
-"""How long a child may take to stop before it is killed."""
 
-
-class NodeProcess(Protocol):
+class NodeProcess(Process, Protocol):
     """A node's process, however it was started."""
 
     @property
-    def pid(self) -> int: ...
-
-    @property
     def stdout(self) -> asyncio.StreamReader: ...
-
-    @property
-    def returncode(self) -> int | None:
-        """As ``subprocess`` has it."""
-
-    def terminate(self) -> None:
-        """Ask it to stop. Raises ``ProcessLookupError``."""
-
-    async def wait(self) -> int:
-        """Its exit code, once it has ended."""
 
     def close(self) -> None:
         """Close its pipes."""
@@ -113,21 +97,11 @@ class Child:
             return ClusterError(f"{self.name} failed: {self._trouble.text}")
         if code < 0:
             return ClusterError(f"{self.name} was killed by {signal.Signals(-code).name}")
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        why = f" ({lines[-1].strip()})" if lines else ""
-        return ClusterError(f"{self.name} has ended with code {code}{why}")
+        return ClusterError(f"{self.name} has ended with code {code}{said_last(self._log)}")
 
     async def stop(self) -> None:
         """End the process and whatever it has started."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self.process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        await self.process.wait()
+        await end(self.process)
         self.process.close()
 
 

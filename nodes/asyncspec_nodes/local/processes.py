@@ -1,0 +1,49 @@
+"""Processes of this machine: how they are ended, and what they have said last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Protocol
+
+STOP_SECONDS = 5.0
+"""How long a process may take to stop before it is killed."""
+
+
+class Process(Protocol):
+    """As much of ``asyncio.subprocess.Process``; it leads a process group."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """As ``subprocess`` has it."""
+
+    def terminate(self) -> None:
+        """Ask it to stop. Raises ``ProcessLookupError``."""
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+
+async def end(process: Process) -> None:
+    """End a process and whatever it has started."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def said_last(log: Path) -> str:
+    """The last line of a log, in brackets for the end of a sentence; empty where there is none."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f" ({lines[-1].strip()})" if lines else ""
