@@ -78,10 +78,14 @@ class ForkServer:
     def _fork(self, descriptors: Sequence[int]) -> bool:
         """Whether this is the new process."""
         pipe = descriptors[_STREAMS]
+        # A signal to a new process that still has our handlers would wake us instead.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
         number = os.fork()
         if not number:
             self._forget()
             os.close(pipe)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WOKEN_BY)
+        if not number:
             return True
         self._pipes[number] = pipe
         self._tell(pipe, number)
