@@ -31,6 +31,7 @@ from asyncspec_nodes.cluster.checkpoints import (
 )
 from asyncspec_nodes.cluster.layout import check_stages
 from tools.bench.enlarge import Size, enlarge
+from tools.bench.peers import llama_cpp
 from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
 from tools.bench.peers.generate import WAYS
 from tools.bench.peers.measure import measure
@@ -68,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="the model's name there: one for all endpoints, or one for each",
     )
+    add(
+        "--llama-cpp",
+        type=Path,
+        metavar="DIR",
+        help="llama.cpp's sources, built with RPC: alone, and as a pipeline of the same devices",
+    )
     add("--json", action="store_true", help="one object on stdout, nothing else")
 
 
@@ -92,6 +99,8 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
     size = Size(options.hidden, options.feed_forward, options.layers) if options.enlarge else None
     facts = check_target(options.target, 1)
     check_stages(options.stages, size.layers if size else facts.layers)
+    if options.llama_cpp is not None:
+        llama_cpp.check(options.llama_cpp)
     target, draft = options.target.absolute(), options.draft.absolute()
     check_draft(str(draft), target)
     return Comparison(
@@ -104,12 +113,14 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         tokens=options.tokens,
         engines=read_engines(options.endpoint, options.endpoint_model),
         network=options.network,
+        llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
     )
 
 
 def compare(comparison: Comparison, *, as_object: bool) -> str:
     """Measure, with a bar on standard error: the output. Raises ``AsyncSpecError``."""
     peers = len(POLICIES) + 2 * len(WAYS) + len(comparison.engines)
+    peers += len(llama_cpp.KINDS) if comparison.llama_cpp else 0
     answers = 1 + comparison.repeats * len(comparison.prompts)
     target, nbytes = comparison.target, None
     with (

@@ -42,6 +42,8 @@ class Comparison(Struct, frozen=True):
     tokens: int = 48
     prompts: tuple[str, ...] = OPENINGS
     engines: tuple[Engine, ...] = ()
+    # Sources of llama.cpp, built; None: it is not compared.
+    llama_cpp: Path | None = None
     network: Network = "auto"
 
     @property

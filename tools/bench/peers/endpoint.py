@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -23,10 +24,17 @@ class Endpoint:
     cores = None
     exact = False
 
-    def __init__(self, engine: Engine, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        session: aiohttp.ClientSession,
+        settings: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """``settings``: further ones of every request."""
         self.name = f"endpoint: {engine.name}"
         self._engine = engine
         self._session = session
+        self._settings = settings
 
     async def answer(self, prompt: str, tokens: int) -> Answer:
         """See ``Peer``. ``UserError`` where there is no such service or it refuses."""
@@ -37,6 +45,7 @@ class Endpoint:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._settings,
         }
         url = f"{self._engine.url}/completions"
         start = time.perf_counter()

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncspec.errors import ClusterError
 from tools.bench.limits.progress import Tick
-from tools.bench.peers import ours
+from tools.bench.peers import llama_cpp, ours
 from tools.bench.peers.comparison import Comparison
 from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, BASE, ONE, WAYS, Generate, Whole
@@ -46,6 +46,8 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
         peers: list[Peer] = [*await ours.start(comparison, target, beds[0], stack), *generates]
         session = await stack.enter_async_context(aiohttp.ClientSession())
         peers += [Endpoint(engine, session) for engine in comparison.engines]
+        if comparison.llama_cpp is not None:
+            peers += await llama_cpp.start(comparison, target, folder, session, stack)
         for peer in peers:
             await peer.answer(comparison.prompts[0], WARM_UP_TOKENS)
             tick()

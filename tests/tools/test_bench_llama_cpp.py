@@ -1,0 +1,144 @@
+"""llama.cpp as a peer: what is asked of its converter and its servers, on stand-ins for both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from asyncspec.errors import ClusterError, UserError
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from tools.bench.__main__ import main
+from tools.bench.peers import llama_cpp
+from tools.bench.peers.comparison import Comparison
+from tools.bench.peers.peer import Answer
+
+CONVERTER = """
+import json, sys
+from conversion import base
+def main():
+    kind = base.TextModel().get_vocab_base_pre(None)
+    open(sys.argv[3], "w").write(json.dumps([kind, sys.argv[1], *sys.argv[4:]]))
+"""
+BASE = """
+class TextModel:
+    def get_vocab_base_pre(self, tokenizer):
+        raise NotImplementedError("unknown pre-tokenizer")
+"""
+# Says its own command line, a word a token; not ready when it is asked first.
+SERVER = """#!{python}
+import http.server, json, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+asked = []
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked.append(self.path)
+        self.send_response(200 if len(asked) > 1 else 503)
+        self.end_headers()
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert body["ignore_eos"] is True and body["cache_prompt"] is False, body
+        self.send_response(200)
+        self.end_headers()
+        usage = {{"completion_tokens": body["max_tokens"]}}
+        for event in ({{"choices": [{{"text": " ".join(sys.argv[1:])}}]}}, {{"usage": usage}}):
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+        self.wfile.write(b"data: [DONE]\\n\\n")
+    def log_message(self, *words): pass
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+FAILING = """#!{python}
+import sys
+sys.exit("cannot read the model")
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder that looks like llama.cpp's, built."""
+    files = {
+        "convert_hf_to_gguf.py": CONVERTER,
+        "conversion/base.py": BASE,
+        "conversion/__init__.py": "",
+        "build/bin/llama-server": SERVER.format(python=sys.executable),
+        "build/bin/ggml-rpc-server": "#!/bin/sh\nexec sleep 600\n",
+    }
+    for name, text in files.items():
+        _write(tmp_path / "llama.cpp" / name, text)
+    return tmp_path / "llama.cpp"
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+def test_the_bundled_models_are_converted_with_the_pretokenizer_they_have(
+    sources: Path, tmp_path: Path
+) -> None:
+    made = llama_cpp.converted(sources, BUNDLED_TARGET, BUNDLED_DRAFT, tmp_path)
+    for file, model in ((made.target, BUNDLED_TARGET), (made.draft, BUNDLED_DRAFT)):
+        assert json.loads(file.read_text()) == ["smollm", str(model), "--outtype", "f32"]
+
+
+def test_what_the_converter_does_not_know_is_the_users_to_solve(
+    sources: Path, tmp_path: Path
+) -> None:
+    tokenizer = json.loads((BUNDLED_TARGET / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"]["pretokenizers"].reverse()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match=r"cannot convert .*other: .*unknown pre-tokenizer"):
+        llama_cpp.converted(sources, tmp_path / "other", BUNDLED_DRAFT, tmp_path)
+
+
+def test_sources_that_are_not_built_are_one_line(
+    sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sources / "build/bin/ggml-rpc-server").unlink()
+    assert main(["peers", "--llama-cpp", str(sources)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "no build/bin/ggml-rpc-server; build it there" in said
+
+
+def _answers(sources: Path, folder: Path) -> dict[str, Answer]:
+    """Every kind's answer of five tokens."""
+
+    async def work() -> dict[str, Answer]:
+        comparison = Comparison(
+            BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network="loopback", llama_cpp=sources
+        )
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            peers = await llama_cpp.start(comparison, BUNDLED_TARGET, folder, session, stack)
+            return {peer.name: await peer.answer("Once", 5) for peer in peers}
+
+    return asyncio.run(work())
+
+
+@pytest.mark.processes
+def test_every_kind_is_started_as_it_says_and_answers(sources: Path, tmp_path: Path) -> None:
+    found = _answers(sources, tmp_path)
+    assert list(found) == [kind.name for kind in llama_cpp.KINDS]
+    for name, answer in found.items():
+        assert answer.count == 5
+        assert ("--model-draft" in answer.text) == ("draft" in name)
+        assert ("--rpc" in answer.text) == ("pipeline" in name)
+        if "pipeline" in name:
+            assert "--tensor-split 1,1" in answer.text
+    assert "--threads 2" in found["llama.cpp: plain, all devices"].text
+    assert "--threads 1" in found["llama.cpp: draft, one device"].text
+
+
+@pytest.mark.processes
+def test_a_server_that_ends_says_why(sources: Path, tmp_path: Path) -> None:
+    _write(sources / "build/bin/llama-server", FAILING.format(python=sys.executable))
+    with pytest.raises(ClusterError, match=r"one device does not start \(cannot read the model\)"):
+        _answers(sources, tmp_path)

@@ -1,0 +1,210 @@
+"""llama.cpp, started by the bench: alone on one device, and as its own pipeline of several.
+
+Its pipeline is its RPC backend: ``llama-server`` on the device where our draft node is, a
+``ggml-rpc-server`` with as many layers as another on each of the others. Each is one peer without
+speculation and one with the same draft model as ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+from msgspec import Struct
+
+from asyncspec.errors import ClusterError, UserError
+from asyncspec_nodes.local.processes import said_last
+from tools.bench.peers.comparison import Comparison, Engine
+from tools.bench.peers.endpoint import Endpoint
+from tools.bench.peers.generate import ALL, ONE
+from tools.bench.peers.peer import Answer
+from tools.testbed.bed import Bed
+from tools.testbed.routes import Address
+from tools.testbed.tables import Description
+
+CONVERT = Path(__file__).with_name("gguf_child.py")
+BINARIES = ("build/bin/llama-server", "build/bin/ggml-rpc-server")
+SETTINGS = {"cache_prompt": False, "ignore_eos": True}
+"""Of every request: each reads its prompt, and goes on after an end of text, as everywhere."""
+
+SLOTS = 2048
+"""Of the cache."""
+
+_ASK_AGAIN_SECONDS = 0.1
+_LOAD_SECONDS = 300.0
+
+
+class Models(Struct, frozen=True):
+    """GGUF files."""
+
+    target: Path
+    draft: Path
+
+
+def check(sources: Path) -> None:
+    """Raises ``UserError`` where llama.cpp has not been built there."""
+    for name in BINARIES:
+        if not (sources / name).is_file():
+            raise UserError(
+                f"--llama-cpp {sources}: no {name}; build it there (cmake -B build -DGGML_RPC=ON "
+                "&& cmake --build build --target llama-server ggml-rpc-server)"
+            )
+
+
+def converted(sources: Path, target: Path, draft: Path, folder: Path) -> Models:
+    """Both checkpoints as GGUF files of float32 in ``folder``. Raises ``UserError`` with what the
+    converter says."""
+    made = Models(folder / "target.gguf", folder / "draft.gguf")
+    for model, file in ((target, made.target), (draft, made.draft)):
+        command = [sys.executable, "-P", str(CONVERT), str(sources), str(model), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode or not file.is_file():
+            said = done.stderr.strip().splitlines()
+            raise UserError(
+                f"--llama-cpp: its converter cannot convert {model}: "
+                f"{said[-1] if said else f'it ended with {done.returncode}'}"
+            )
+    return made
+
+
+def server_command(
+    sources: Path,
+    models: Models,
+    at: Address,
+    threads: int,
+    workers: Sequence[Address],
+    *,
+    drafts: bool,
+) -> list[str]:
+    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have."""
+    host, port = at
+    command = [str(sources / BINARIES[0]), "--model", str(models.target)]
+    command += ["--host", host, "--port", str(port), "--threads", str(threads)]
+    command += ["--ctx-size", str(SLOTS), "--parallel", "1", "--cache-ram", "0", "--fit", "off"]
+    if workers:
+        places = ",".join(f"{host}:{port}" for host, port in workers)
+        even = ",".join("1" for _ in workers)
+        command += ["--rpc", places, "--n-gpu-layers", "all", "--tensor-split", even]
+    if drafts:
+        command += ["--spec-type", "draft-simple", "--model-draft", str(models.draft)]
+        command += ["--device-draft", "none", "--threads-draft", str(threads)]
+    return command
+
+
+def worker_command(sources: Path, at: Address) -> list[str]:
+    """``ggml-rpc-server`` with one thread."""
+    host, port = at
+    return [str(sources / BINARIES[1]), "--host", host, "--port", str(port), "--threads", "1"]
+
+
+class LlamaCpp:
+    """One ``llama-server`` and what belongs to it, on a bed of its own."""
+
+    exact = False
+
+    def __init__(self, name: str, cores: float | None, endpoint: Endpoint) -> None:
+        self.name = name
+        self.cores = cores
+        self._endpoint = endpoint
+
+    async def answer(self, prompt: str, tokens: int) -> Answer:
+        """See ``Peer``. Who asks is on the host, outside every quota, as with ours."""
+        return await self._endpoint.answer(prompt, tokens)
+
+
+class Kind(Struct, frozen=True):
+    """One of the ways to run it."""
+
+    where: str
+    drafts: bool
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        return f"llama.cpp: {'draft' if self.drafts else 'plain'}, {self.where}"
+
+    def bed(self, comparison: Comparison) -> Description:
+        """The devices it is given. Raises ``UserError``."""
+        return comparison.our_bed() if self.where == PIPELINE else comparison.generate_bed()
+
+    @property
+    def device(self) -> int:
+        """Of that bed: where its server is."""
+        return 1 if self.where == ALL else 0
+
+    def workers(self, comparison: Comparison) -> range:
+        """The devices that have its layers, if it is not the server's."""
+        return range(1, comparison.devices if self.where == PIPELINE else 1)
+
+    def cores(self, comparison: Comparison) -> float:
+        """Of all the devices it has."""
+        return comparison.cpu if self.where == ONE else comparison.all_cores
+
+
+PIPELINE = "pipeline"
+KINDS = tuple(Kind(where, drafts) for where in (ONE, ALL, PIPELINE) for drafts in (False, True))
+
+
+async def start(
+    comparison: Comparison,
+    target: Path,
+    folder: Path,
+    session: aiohttp.ClientSession,
+    stack: AsyncExitStack,
+) -> list[LlamaCpp]:
+    """Start all kinds of the comparison's ``llama_cpp``; they end with ``stack``. Raises
+    ``AsyncSpecError``."""
+    sources = comparison.llama_cpp
+    assert sources is not None
+    # In a thread: meanwhile our own cluster's links want to be heard.
+    models = await asyncio.to_thread(converted, sources, target, comparison.draft, folder)
+    peers = []
+    for kind in KINDS:
+        bed = stack.enter_context(Bed.open(kind.bed(comparison), comparison.network))
+        here, workers = bed.devices[kind.device], kind.workers(comparison)
+        for device in workers:
+            command = worker_command(sources, bed.devices[device])
+            _start(bed, device, command, folder / f"{kind.name}-{device}.log")
+        places = [bed.reach(kind.device, device) for device in workers]
+        threads = 1 if workers else math.ceil(kind.cores(comparison))
+        command = server_command(sources, models, here, threads, places, drafts=kind.drafts)
+        log = folder / f"{kind.name}.log"
+        if not await _loaded(_start(bed, kind.device, command, log), here, session):
+            raise ClusterError(f"{kind.name} does not start{said_last(log)}")
+        engine = Engine(kind.name, f"http://{here[0]}:{here[1]}/v1", "any")
+        cores = kind.cores(comparison) if bed.limited else None
+        peers.append(LlamaCpp(kind.name, cores, Endpoint(engine, session, SETTINGS)))
+    return peers
+
+
+def _start(bed: Bed, device: int, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return bed.start(device, command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+async def _loaded(
+    server: subprocess.Popen[bytes], at: Address, session: aiohttp.ClientSession
+) -> bool:
+    """Wait until a server has read its model; whether it has."""
+    host, port = at
+    start = time.monotonic()
+    while server.poll() is None and time.monotonic() - start < _LOAD_SECONDS:
+        if await _healthy(f"http://{host}:{port}/health", session):
+            return True
+        await asyncio.sleep(_ASK_AGAIN_SECONDS)
+    return False
+
+
+async def _healthy(url: str, session: aiohttp.ClientSession) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
