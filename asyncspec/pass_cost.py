@@ -1,13 +1,14 @@
 """What a stage's passes are measured to take, by their rows; and what that makes of a width. Pure.
 
-Up to a plateau rows are free, past it every row costs (SpecPipe Fig. 9). One session alone seldom
-leaves the plateau; many that share a pass do, and then a row is worth its cost only if it is likely
-enough to be accepted. Nothing is set: the cost is what passes have taken.
+Up to a plateau rows are free, past it every row costs (SpecPipe Fig. 9); a CPU's plateau is short.
+One session alone should hardly leave it, for its rows make its own verdicts later; many that share
+a pass do, and then a row is worth its cost only if it is likely enough to be accepted. Nothing is
+set: the cost is what passes have taken.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
@@ -97,17 +98,18 @@ class PassCost(Struct, frozen=True):
 
 
 def interpolated(rows: Sequence[float], seconds: Sequence[float]) -> Seconds:
-    """A table as a function that never falls: lines between its points, level before the first,
-    and past the last as steep as before it. ``rows`` ascend; at least one point."""
+    """A table as a function that never falls: lines between its points, past the last as steep as
+    before it, and before the first as steep as behind it, though rows never cost more than in
+    proportion. ``rows`` ascend; at least one point, and one alone makes a level."""
     heights = list(accumulate(seconds, max))
 
     def at(count: int) -> float:
-        i = bisect_left(rows, count)
-        if i == 0 or len(rows) == 1:
+        if len(rows) == 1:
             return heights[0]
-        i = min(i, len(rows) - 1)
+        i = min(max(1, bisect_left(rows, count)), len(rows) - 1)
         slope = (heights[i] - heights[i - 1]) / max(_TINY, rows[i] - rows[i - 1])
-        return heights[i - 1] + slope * (count - rows[i - 1])
+        found = heights[i - 1] + slope * (count - rows[i - 1])
+        return max(found, heights[0] * min(1.0, count / rows[0]))
 
     return at
 
@@ -123,6 +125,13 @@ def affine(rows: Sequence[float], seconds: Sequence[float], most: float) -> tupl
     slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(_TINY, spread)
     slope = min(max(0.0, slope), mean_s / max(_TINY, mean_r))
     return max(0.0, mean_s - slope * mean_r), slope
+
+
+def cheap_rows(seconds: Seconds, share: float, most: int) -> int:
+    """The most rows, up to ``most``, with which a pass takes no more than ``share`` longer than
+    with one."""
+    bound = (1 + share) * seconds(1)
+    return max(1, bisect_right(range(1, most + 1), bound, key=seconds))
 
 
 def best_width(chances: Sequence[float], sessions: int, seconds: Seconds) -> int:

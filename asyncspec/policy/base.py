@@ -66,8 +66,8 @@ class View(Struct, frozen=True):
     room: int
     # How long a better tree takes to be verified.
     loop: Loop = UNKNOWN
-    # Rows that a segment should have at most: where many sessions share passes, a row must be
-    # worth its time (``asyncspec.pass_cost``).
+    # Rows that a segment should have at most: a row must be worth the time that it takes of passes
+    # and lines (``asyncspec.pass_cost``).
     rows: int = MOST_ROWS
     # Tokens that a plan gives its drafts; 0: there is no plan.
     length: int = 0
@@ -128,6 +128,10 @@ class Usual(Struct, frozen=True):
     def coalesce(self) -> bool:
         return False
 
+    @property
+    def narrows(self) -> bool:
+        return False
+
     def accepts(self, view: View) -> bool:
         return True
 
@@ -155,6 +159,11 @@ class Policy(Protocol):
     def coalesce(self) -> bool:
         """True where segments that wait at a stage may share a pass. The papers give each its own
         turn."""
+
+    @property
+    def narrows(self) -> bool:
+        """True where what a segment has no room for may come with the next. Then a session that is
+        alone sends as many rows as cost little; others' trees would be smaller."""
 
     def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
         """The token after ``node``. Of lossless policies it is the drawn one."""

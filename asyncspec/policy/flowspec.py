@@ -44,6 +44,10 @@ class FlowSpec(Usual, frozen=True):
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = True
 
+    @property
+    def narrows(self) -> bool:
+        return True
+
     def grow(self, view: View) -> Growth | None:
         if not view.room:
             return None

@@ -39,6 +39,10 @@ class Levels(Usual, frozen=True):
     top_p: Share = 0.9
 
     @property
+    def narrows(self) -> bool:
+        return True
+
+    @property
     def tops(self) -> int:
         return TOPS if self.lossy else 0
 

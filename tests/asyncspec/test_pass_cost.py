@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.pass_cost import PassCost, best_width, interpolated
+from asyncspec.pass_cost import PassCost, best_width, cheap_rows, interpolated
 from asyncspec.rng import uniform
 from asyncspec.sim.stage_cost import StageCost
 
@@ -86,6 +86,27 @@ def test_a_plateau_and_a_line_are_found(plateau: int, row_seconds: float) -> Non
     for low, high in pairwise(sizes):
         for count in range(low, high):
             assert truth.seconds(count) - 1e-6 <= at(count) <= truth.seconds(high) + 1e-6
+
+
+@given(st.floats(0.001, 1.0), st.floats(0.0, 0.1), st.integers(1, 40), st.integers(1, 40))
+def test_what_few_rows_cost_is_told_by_more_of_them(
+    fixed: float, row: float, few: int, more: int
+) -> None:
+    sizes = (few, few + more)
+    at = interpolated(sizes, [fixed + row * rows for rows in sizes])
+    for rows in range(1, sizes[1] + 10):
+        assert at(rows) == pytest.approx(fixed + row * rows)
+
+
+@given(passes, st.floats(0.0, 2.0), st.integers(1, 300))
+def test_cheap_rows_are_the_most_that_cost_little(
+    measured: list[tuple[int, float]], share: float, most: int
+) -> None:
+    at = interpolated(*watched(measured * 8).table())
+    rows = cheap_rows(at, share, most)
+    assert 1 <= rows <= most
+    assert rows == 1 or at(rows) <= (1 + share) * at(1)
+    assert rows == most or at(rows + 1) > (1 + share) * at(1)
 
 
 @given(chances, st.integers(1, 32), st.integers(1, 64), st.floats(0.0, 0.5))

@@ -25,7 +25,7 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if state.sent >= state.allowed:
         return (state if state.dry else replace(state, dry=True)), ()
     segments: list[Segment] = []
-    # Who is alone is as wide as the policy says, and its prompt is in nobody's way.
+    # The prompt of who is alone is in nobody's way.
     idle, seconds = 0, slowest(state.times) if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.round]
     rows = prompt_rows(
@@ -47,7 +47,10 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             if session.segments == 1:
                 opener = Opener(message.segment, now, len(message.ids))
                 session = replace(session, opener=opener)
-            session = narrowed(session, message.ids, len(decoding), seconds, state.lines.rows)
+            most = state.lines.rows
+            if len(decoding) <= 1 and session.policy.narrows:
+                most = min(most, state.alone)
+            session = narrowed(session, message.ids, len(decoding), seconds, most)
             if session.policy.planned:
                 session = replace(session, sent_at=now)
             state = replace(state, sent=state.sent + 1)

@@ -1,7 +1,8 @@
-"""How many rows of a session are worth sending, when others share its passes (SpecPipe 4.4).
+"""How many rows of a session are worth sending: when others share its passes (SpecPipe 4.4), and
+when it is alone.
 
-Alone a session is as wide as its policy says, or as lines allow (``lines``): its passes stay on the
-plateau, where rows are free.
+Alone a session is as wide as its policy says where rows are free, and as lines allow (``lines``).
+Where they are not, each makes all verdicts come later, on the way through every stage.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.pass_cost import Seconds, best_width, interpolated
+from asyncspec.pass_cost import Seconds, best_width, cheap_rows, interpolated
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_protocol.ids import NodeId, Rank
@@ -22,6 +23,11 @@ FEWEST = 8
 """Rows of a piece of a prompt: fewer would read the weights too often for it."""
 
 
+EXTRA = 0.25
+"""Of a pass of one row: so much longer may those of a session be that is alone. From a tenth to a
+third tokens a second are almost the same (docs/efficiency.md)."""
+
+
 def slowest(times: Mapping[Rank, PassTimes]) -> Seconds | None:
     """What a pass over so many rows takes at the stage where it takes longest, or on the line where
     its rows do: a line is a stage too. None where no stage has said anything yet."""
@@ -30,6 +36,12 @@ def slowest(times: Mapping[Rank, PassTimes]) -> Seconds | None:
         return None
     line = max(told.row_seconds for told in times.values())
     return lambda rows: max([line * rows, *(seconds(rows) for seconds in stages)])
+
+
+def alone(times: Mapping[Rank, PassTimes]) -> int:
+    """Rows of a segment of a session that is alone."""
+    seconds = slowest(times)
+    return MOST_ROWS if seconds is None else cheap_rows(seconds, EXTRA, MOST_ROWS)
 
 
 def narrowed(

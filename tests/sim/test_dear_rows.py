@@ -1,0 +1,60 @@
+"""Segments of a session that is alone follow what rows cost, by the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import asyncspec_nodes.machines.draft.machine as machine
+from asyncspec.policy.base import MOST_ROWS
+from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.sim.coverage import harmonic
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec.sim.synthetic import Synthetic
+from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
+
+# Of a CPU: 64 rows take eight times as long as one.
+DEAR = StageCost(plateau=1, row_seconds=0.11)
+FREE = StageCost(plateau=MOST_ROWS)
+
+
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on nobody cares what rows cost."""
+    return lambda: monkeypatch.setattr(machine, "alone", lambda times: MOST_ROWS)
+
+
+def run(policy: str, stage: StageCost) -> Outcome:
+    """The text is checked."""
+    language = Synthetic(coverage=harmonic(0.78), fade=0.95)
+    cost = ClusterCost(stage=stage, draft=DraftCost(0.1))
+    return simulate(Setting(language, cost, tokens=150), policy)
+
+
+def speed(outcome: Outcome) -> float:
+    return outcome.stats[0]["tokens_per_second"]
+
+
+@pytest.mark.parametrize("policy", ["flowspec", "pipedec", "specpipe"])
+def test_who_is_alone_sends_as_many_rows_as_cost_little(
+    policy: str, careless: Callable[[], None]
+) -> None:
+    found = run(policy, DEAR)
+    careless()
+    before = run(policy, DEAR)
+    assert speed(found) > 1.25 * speed(before)
+    assert found.stats[0]["rows"] < 0.75 * before.stats[0]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "stage"),
+    [("flowspec", FREE), ("specpipe", FREE), ("chunked", DEAR), ("pruned", DEAR)],
+)
+def test_free_rows_and_trees_of_a_round_are_left_alone(
+    policy: str, stage: StageCost, careless: Callable[[], None]
+) -> None:
+    found = run(policy, stage)
+    careless()
+    assert found == run(policy, stage)
