@@ -77,10 +77,16 @@ class ServingCluster(LocalCluster):
 
     def start(self, rank: int) -> None:
         super().start(rank)
-        runtime, facts = self.nodes[rank], {"model": "toy", "context_length": 99}
-        self.inspectors[rank] = Inspector(runtime, hello(rank, self.stages), counts, **facts)
+        self.inspectors[rank] = Inspector(
+            self.nodes[rank],
+            hello(rank, self.stages),
+            counts,
+            model="toy",
+            rules=None if rank else self._rules,
+        )
         if rank == 0:
-            self._shell.service = TextService(CODEC, self._rules, runtime.feed, most=8)
+            feed = self.nodes[rank].feed
+            self._shell.service = TextService(CODEC, self._rules, feed, most=8)
 
     @property
     def engine(self) -> NodeEngine:

@@ -34,14 +34,17 @@ HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
 
 @asynccontextmanager
-async def process(module: str, *argv: str) -> AsyncIterator[tuple[Any, str]]:
-    """A command that serves HTTP, and where; it leaves nothing behind."""
+async def process(
+    module: str, *argv: str, said: list[bytes] | None = None
+) -> AsyncIterator[tuple[Any, str]]:
+    """A command that serves HTTP, and where; it leaves nothing behind. ``said``: takes the lines on
+    stderr until it serves."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", module, *argv), stderr=asyncio.subprocess.PIPE
     )
     before = psutil.Process(child.pid)
     try:
-        port = await _port(child.stderr)
+        port = await _port(child.stderr, [] if said is None else said)
         family = [before, *before.children(recursive=True)]
         yield child, f"http://127.0.0.1:{port}"
         await child.wait()
@@ -52,9 +55,10 @@ async def process(module: str, *argv: str) -> AsyncIterator[tuple[Any, str]]:
         await child.communicate()
 
 
-async def _port(lines: asyncio.StreamReader | None) -> int:
+async def _port(lines: asyncio.StreamReader | None, said: list[bytes]) -> int:
     assert lines is not None
     async for line in lines:
+        said.append(line)
         if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
             return int(found[1])
     raise AssertionError("it has ended")
@@ -121,6 +125,32 @@ async def check_log_probs(web: aiohttp.ClientSession) -> None:
         names = [tokenizer.decode([t]) for t in best.indices.tolist()]
         for name, log_prob in zip(names, best.values.tolist(), strict=True):
             assert found["top_logprobs"][i][name] == pytest.approx(log_prob, abs=1e-3)
+
+
+async def test_what_the_target_recommends(tmp_path: Path) -> None:
+    """A checkpoint that recommends how to sample: said at the start, and done."""
+    for file in BUNDLED_TARGET.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    recommended = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3}
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **recommended}))
+    argv = ["serve", "--port", "0", "--stages", "1", "--target", str(tmp_path), "--draft", "ngram"]
+    said: list[bytes] = []
+    async with (
+        process("asyncspec_nodes.cli.main", *argv, "--model-name", "demo-target", said=said) as (
+            child,
+            url,
+        ),
+        aiohttp.ClientSession(url) as web,
+    ):
+        words = b"temperature 0.9, top_p 0.95, repetition_penalty 1.3: what the target recommends"
+        assert [line for line in said if words in line]
+        left = await post(web, "/v1/completions", **ASK, seed=11)
+        same = await post(web, "/v1/completions", **ASK, seed=11, **recommended)
+        other = await post(web, "/v1/completions", **ASK, seed=11, temperature=0)
+        assert left["choices"] == same["choices"] != other["choices"]
+        child.send_signal(signal.SIGTERM)
+    assert child.returncode == 0
 
 
 async def test_http_on_the_draft_node(tmp_path: Path) -> None:

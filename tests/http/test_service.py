@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncspec.errors import ClusterError, UserError
+from asyncspec.sampling import Defaults
 from asyncspec_nodes.cli.prompts import Prompt
 from asyncspec_nodes.client.answers import Answer, answer_all
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http.completions import CompletionRequest
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
 from shell.local import QUICK
-from toy_service import ENDLESS, Toy, ToyCodec
+from toy_service import ENDLESS, RULES, Toy, ToyCodec, reference
 
 pytestmark = pytest.mark.asyncio
 
@@ -238,6 +241,27 @@ async def test_the_state_of_the_cluster() -> None:
         peers = {link["peer"] for link in found["nodes"][0]["links"]}
         assert peers == {1, 2, 3}
         await toy.settled()
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+@pytest.mark.parametrize(
+    "says", [{}, {"temperature": 1.5}, {"temperature": 0}, {"top_k": 0}, {"repetition_penalty": 1}]
+)
+async def test_a_request_gets_what_the_target_recommends(
+    over: Literal["node", "link"], says: dict[str, float]
+) -> None:
+    """In place of what it does not say; penalties, which have to read all tokens, as well."""
+    recommended: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.8}
+    rules = replace(RULES, defaults=Defaults(**recommended))
+    ask = {**ASK, "max_tokens": 20, "seed": 3, **says}
+    async with Toy(over, rules=rules) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**ask, "return_details": True}) as reply:
+            (choice,) = (await reply.json())["choices"]
+        async with web.get("/state") as reply:
+            assert (await reply.json())["defaults"] == recommended
+        await toy.settled()
+    (submit,) = msgspec.convert({**recommended, **ask}, CompletionRequest).asked(0).submits
+    assert (tuple(choice["token_ids"]), choice["text"]) == reference(submit)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/state"])

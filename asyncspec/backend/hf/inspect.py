@@ -11,6 +11,8 @@ from msgspec import Struct
 from asyncspec.backend.hf.families import architecture, refuse_unsupported
 from asyncspec.errors import CheckpointError
 
+GENERATION_CONFIG = "generation_config.json"
+
 
 class Facts(Struct, frozen=True):
     """The essentials of a ``config.json`` and ``generation_config.json``."""
@@ -57,15 +59,20 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
     return _eos(directory, read_config(directory))
 
 
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """``generation_config.json`` as it is; empty where there is none. Raises ``CheckpointError``
+    where it is broken."""
+    file = directory / GENERATION_CONFIG
+    return _read_json(file) if file.is_file() else {}
+
+
 def context_length(directory: Path) -> int:
     """Longest sequence, prompt and answer, the model was made for, in tokens."""
     return _number(read_config(directory), "max_position_embeddings", directory)
 
 
 def _eos(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    file = directory / "generation_config.json"
-    generation = _read_json(file) if file.is_file() else {}
-    value = generation.get("eos_token_id")
+    value = read_generation_config(directory).get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
     if value is None:

@@ -33,6 +33,7 @@ from asyncspec_nodes.node.counts import counts
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
+from asyncspec_nodes.serving.defaults import in_words
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Cancel, Submit
@@ -120,6 +121,8 @@ async def serve(
     reporter.serving(
         Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds, loaded.weights)
     )
+    if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
+        reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
     if loaded.me.role == "verify" and config.find(DRAFT) is None:
         reporter.log.info("no draft node in the cluster file: those that come are served")
     async with AsyncExitStack() as stack:
@@ -171,11 +174,7 @@ def _runtime(
         security=security,
     )
     inspector = Inspector(
-        runtime,
-        loaded.me,
-        counts,
-        model=Path(config.target.path).name,
-        context_length=0 if loaded.rules is None else loaded.rules.context_length,
+        runtime, loaded.me, counts, model=Path(config.target.path).name, rules=loaded.rules
     )
     engine = None
     if loaded.codec is not None and loaded.rules is not None:
