@@ -25,6 +25,7 @@ from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node.counts import counts
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.process import NodeShell
+from asyncspec_nodes.serving.aside import OneThread
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
@@ -85,8 +86,8 @@ class ServingCluster(LocalCluster):
             rules=None if rank else self._rules,
         )
         if rank == 0:
-            feed = self.nodes[rank].feed
-            self._shell.service = TextService(CODEC, self._rules, feed, most=8)
+            feed, aside = self.nodes[rank].feed, OneThread("reading")
+            self._shell.service = TextService(CODEC, self._rules, feed, aside, most=8)
 
     @property
     def engine(self) -> NodeEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.http.completions import CompletionRequest
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.serving.reading import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
 from shell.local import QUICK
@@ -112,6 +114,78 @@ async def test_our_own_mistake_is_told_at_once(
             assert (await reply.json())["error"]["code"] == "internal"
         assert "RuntimeError: broken" in capsys.readouterr().err
         await toy.settled()
+
+
+class SlowToRead:
+    """A tokenizer that reads long prompts when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
+        loop, encode = asyncio.get_running_loop(), ToyCodec.encode
+        self.begun, self.go = asyncio.Event(), threading.Event()
+
+        def wait_and_encode(codec: ToyCodec, text: str) -> tuple[int, ...]:
+            if len(text) > SHORT:
+                loop.call_soon_threadsafe(self.begun.set)
+                assert self.go.wait(60)
+                assert not fails, "broken"
+            return encode(codec, text)
+
+        monkeypatch.setattr(ToyCodec, "encode", wait_and_encode)
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+async def test_answers_go_on_while_a_long_prompt_is_read(
+    over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowToRead(monkeypatch)
+    ask = {**ASK, "prompt": "hello" * SHORT, "temperature": 0}
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json=LONG) as running:
+            asked = asyncio.create_task(web.post(PATH, json=ask))
+            await slow.begun.wait()
+            for _ in range(100):
+                assert await running.content.readline()
+            assert not asked.done()
+            slow.go.set()
+            async with await asked as reply:
+                (choice,) = (await reply.json())["choices"]
+            running.close()
+        (submit,) = msgspec.convert(ask, CompletionRequest).asked(0).submits
+        assert choice["text"] == reference(submit)[1]
+        await toy.settled()
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+async def test_who_leaves_while_his_prompt_is_read(
+    over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowToRead(monkeypatch)
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        asked = asyncio.create_task(web.post(PATH, json={**LONG, "prompt": "hello" * SHORT}))
+        await slow.begun.wait()
+        asked.cancel()
+        # The next one waits for nobody but the tokenizer.
+        slow.go.set()
+        async with web.post(PATH, json=ASK) as reply:
+            assert reply.status == 200
+        assert (await numbers(web))["asyncspec_answers_total", "length"] == 1
+        await toy.settled()
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+async def test_a_mistake_of_ours_while_a_long_prompt_is_read(
+    over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = SlowToRead(monkeypatch, fails=True)
+    slow.go.set()
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**ASK, "prompt": "hello" * SHORT}) as reply:
+            assert reply.status == 500
+            assert (await reply.json())["error"]["code"] == "internal"
+        async with web.post(PATH, json=ASK) as reply:
+            assert reply.status == 200
+        await toy.settled()
+    assert "work aside has failed" in caplog.text
 
 
 async def test_a_stream_says_that_it_is_alive() -> None:

@@ -81,9 +81,9 @@ async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> An
                 show(event.text)
             case Finished(reason="error", detail=detail, stats=stats, code=code):
                 # A refused request has cost nothing: the request itself must change, unless it
-                # only came at a bad time.
-                late = bool(stats) or code == "busy"
-                error = ClusterError(detail) if late else UserError(detail)
+                # only came at a bad time, or the draft node has made the mistake.
+                theirs = bool(stats) or code in ("busy", "internal")
+                error = ClusterError(detail) if theirs else UserError(detail)
                 return replace(blank, error=error, text="".join(text), token_ids=tuple(tokens))
             case Finished(reason=reason, stats=stats):
                 return replace(

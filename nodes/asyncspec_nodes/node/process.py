@@ -33,6 +33,7 @@ from asyncspec_nodes.node.counts import counts
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
+from asyncspec_nodes.serving.aside import OneThread
 from asyncspec_nodes.serving.defaults import in_words
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.ids import DRAFT, Rank
@@ -178,9 +179,8 @@ def _runtime(
     )
     engine = None
     if loaded.codec is not None and loaded.rules is not None:
-        shell.service = TextService(
-            loaded.codec, loaded.rules, runtime.feed, most=config.limits.requests
-        )
+        aside, most = OneThread("reading"), config.limits.requests
+        shell.service = TextService(loaded.codec, loaded.rules, runtime.feed, aside, most=most)
         engine = NodeEngine(shell.service, inspector)
     courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
     if config.trace.text:
