@@ -88,6 +88,37 @@ async def test_a_full_queue_is_no_mistake_of_who_asks() -> None:
     assert "8 requests are waiting already" in str(errors[0])
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+async def test_answers_are_told_as_soon_as_they_are_there(concurrency: int) -> None:
+    """In the prompts' order, turn by turn: here one of a conversation's, and no more, that ends."""
+    first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    ask = Submit(0, "", 30, seed=0, temperature=0, top_k=0, top_p=1)
+    prompts = (Prompt(("a", "b" * SHORT)), Prompt(("c",)), Prompt(("d",)))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        slow = SlowToRead(monkeypatch)
+        async with Toy("link") as toy:
+            host, port = toy.cluster.ports[Rank(0)]
+            asker = await Client.connect(host, port, "toy", options=QUICK)
+            told: list[Answer] = []
+
+            def done(answer: Answer) -> None:
+                told.append(answer)
+                if not first.done():
+                    first.set_result(answer)
+
+            asking = asyncio.create_task(
+                answer_all(asker, prompts, ask, concurrency=concurrency, show=str, done=done)
+            )
+            assert (await first).turn == 0
+            await slow.begun.wait()
+            assert [(answer.index, answer.turn) for answer in told] == [(0, 0)]
+            slow.go.set()
+            await asking
+            await asker.close()
+    places = [(answer.index, answer.turn) for answer in told]
+    assert places == [(0, 0), (0, 1), (1, 0), (2, 0)]
+
+
 async def test_an_answer_that_takes_too_long() -> None:
     async with Toy(answer_seconds=0.5) as toy, aiohttp.ClientSession(toy.url) as web:
         async with web.post(PATH, json={**LONG, "stream": False}) as reply:

@@ -404,6 +404,25 @@ def test_an_interrupt_stops_every_process(tiny: Path, signum: signal.Signals) ->
     assert running.process.returncode == 1
 
 
+def test_answers_to_a_list_are_printed_as_they_come(tiny: Path, tmp_path: Path) -> None:
+    """Who interrupts it has those that were done."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "fox"}\n' * 40)
+    argv = ["--target", str(tiny), "--draft", "none", "--stages", "1", "--prompts", str(file)]
+    argv += ["--json", "--max-new-tokens", "60", "--ignore-eos"]
+    process = subprocess.Popen(
+        command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "asyncspec: interrupted\n")
+    answers = [first, *map(json.loads, out.splitlines())]
+    assert [answer["index"] for answer in answers] == list(range(len(answers)))
+    assert len(answers) < 40
+
+
 def test_an_interrupt_while_all_is_imported_stops_every_process(tiny: Path) -> None:
     argv = ["--target", str(tiny), "--draft", "none", "--stages", "1", "--prompt", "fox"]
     process = subprocess.Popen(command(*argv), stderr=subprocess.PIPE, text=True)
