@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
@@ -12,6 +11,7 @@ from functools import partial
 from asyncspec.errors import AsyncSpecError
 from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.serve_options import ServeOptions
+from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.remote import Remote
@@ -34,9 +34,7 @@ def serve(options: ServeOptions) -> int:
 
 async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+    when_told_to_end(stop.set)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_engine(options, stack))
         stopping = asyncio.create_task(stop.wait())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,6 +23,7 @@ from asyncspec.errors import ClusterError
 from asyncspec.trace import records
 from asyncspec.trace.courier import Courier
 from asyncspec.trace.recorder import MOST, Recorder
+from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.http.engine import NodeEngine
@@ -107,8 +107,7 @@ async def serve(
     security = contexts(config.security)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+    when_told_to_end(stop.set)
     if supervised:
         _watch_parent(loop, stop)
     started = time.monotonic()
