@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Collection
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 
 class Sampling(Struct, frozen=True):
@@ -36,3 +40,24 @@ class Sampling(Struct, frozen=True):
     def penalises(self) -> bool:
         """True where what is drawn depends on the tokens before it."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+class Defaults(Struct, frozen=True):
+    """What a target recommends for requests that leave settings out; None: nothing."""
+
+    temperature: float | None = None
+    # As much as can travel.
+    top_k: Annotated[int, Meta(le=2**31 - 1)] | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def said(self) -> dict[str, int | float]:
+        """The recommendations there are, by their names in ``Sampling``."""
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return {name: value for name, value in values if value is not None}
+
+    def fill(self, how: Sampling, unset: Collection[str]) -> Sampling:
+        """``how``, with what is recommended in place of the settings that are named ``unset``."""
+        return replace(how, **{n: value for n, value in self.said.items() if n in unset})

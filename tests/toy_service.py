@@ -25,6 +25,7 @@ from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node.counts import counts
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.process import NodeShell
+from asyncspec_nodes.serving.aside import OneThread
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
@@ -77,10 +78,16 @@ class ServingCluster(LocalCluster):
 
     def start(self, rank: int) -> None:
         super().start(rank)
-        runtime, facts = self.nodes[rank], {"model": "toy", "context_length": 99}
-        self.inspectors[rank] = Inspector(runtime, hello(rank, self.stages), counts, **facts)
+        self.inspectors[rank] = Inspector(
+            self.nodes[rank],
+            hello(rank, self.stages),
+            counts,
+            model="toy",
+            rules=None if rank else self._rules,
+        )
         if rank == 0:
-            self._shell.service = TextService(CODEC, self._rules, runtime.feed, most=8)
+            feed, aside = self.nodes[rank].feed, OneThread("reading")
+            self._shell.service = TextService(CODEC, self._rules, feed, aside, most=8)
 
     @property
     def engine(self) -> NodeEngine:

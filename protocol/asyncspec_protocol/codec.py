@@ -148,7 +148,8 @@ def _check_message(message: Message) -> None:
         case Status(peers=peers, round_trips=round_trips, sent=written) as status:
             _require(len(peers) == len(round_trips) == len(written), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)
-            _require(all(map(math.isfinite, own)), "numbers are finite")
+            said = status.defaults.values()
+            _require(all(map(math.isfinite, (*own, *said))), "numbers are finite")
         case Output(_, tokens, _, log_probs, likely, likely_log_probs, spelled):
             wanted = len(tokens) if log_probs else 0
             _require(len(log_probs) == wanted, "every token has a log-probability, or none")

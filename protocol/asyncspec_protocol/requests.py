@@ -37,6 +37,9 @@ class Submit(Struct, array_like=True, frozen=True, tag="submit"):
     # Refused where the context has no room for ``max_new_tokens`` behind the prompt; else they are
     # cut to what there is.
     must_fit: bool = False
+    # Names of the sampling settings above that the user has left out: there the target's own
+    # recommendation counts, where it has one.
+    unset: tuple[str, ...] = ()
 
 
 class Output(Struct, array_like=True, frozen=True, tag="output"):

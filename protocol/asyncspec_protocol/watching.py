@@ -73,3 +73,5 @@ class Status(Struct, array_like=True, frozen=True, tag="status"):
     # Cache slots there are in all on a stage, 0: no bound; and on the draft node those that may be
     # needed by what is admitted.
     room: int = 0
+    # Draft node only: the sampling settings that its target recommends, as in ``Submit.unset``.
+    defaults: dict[str, int | float] = {}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.sampling import Sampling
+from asyncspec.sampling import Defaults, Sampling
 from asyncspec_nodes.http.chat import ChatRequest
 from asyncspec_nodes.http.completions import CompletionRequest
 from asyncspec_nodes.http.errors import ApiError
@@ -204,5 +204,20 @@ def test_everything_of_the_sampling_settings_is_passed_on() -> None:
     assert (submit.stop, submit.include_stop, submit.ignore_eos) == (("a",), True, True)
     assert submit.policy == "chunked"
     assert submit.max_new_tokens == 16
+    assert submit.unset == ()
     (greedy,) = read(b'{"model":"m","prompt":"x","top_p":0}', CompletionRequest).submits
     assert (greedy.top_k, greedy.top_p) == (1, 1.0)
+
+
+def test_what_a_request_leaves_out_is_left_to_the_target() -> None:
+    ask = {"model": "m", "prompt": "x"}
+    (submit,) = read(json.dumps(ask).encode(), CompletionRequest).submits
+    assert set(submit.unset) == set(Defaults.__struct_fields__)
+    # Without recommendations of the target it is the API's own default.
+    assert (submit.temperature, submit.top_p) == (1.0, 1.0)
+    said = {"temperature": 1, "top_k": 0, "repetition_penalty": None, "top_p": 0.5}
+    (submit,) = read(json.dumps({**ask, **said}).encode(), CompletionRequest).submits
+    assert set(submit.unset) == {"min_p", "repetition_penalty"}
+    # No recommendation may take back that this is greedy.
+    (greedy,) = read(json.dumps({**ask, "top_p": 0}).encode(), CompletionRequest).submits
+    assert set(greedy.unset) == {"temperature", "min_p", "repetition_penalty"}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import signal
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +38,17 @@ HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
 
 @asynccontextmanager
-async def process(module: str, *argv: str) -> AsyncIterator[tuple[Any, str]]:
-    """A command that serves HTTP, and where; it leaves nothing behind."""
+async def process(
+    module: str, *argv: str, said: list[bytes] | None = None, **how: Any
+) -> AsyncIterator[tuple[Any, str]]:
+    """A command that serves HTTP, and where; it leaves nothing behind. ``said``: takes the lines on
+    stderr until it serves; ``how``: as for ``subprocess``."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", module, *argv), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-P", "-m", module, *argv), stderr=asyncio.subprocess.PIPE, **how
     )
     before = psutil.Process(child.pid)
     try:
-        port = await _port(child.stderr)
+        port = await _port(child.stderr, [] if said is None else said)
         family = [before, *before.children(recursive=True)]
         yield child, f"http://127.0.0.1:{port}"
         await child.wait()
@@ -52,9 +59,10 @@ async def process(module: str, *argv: str) -> AsyncIterator[tuple[Any, str]]:
         await child.communicate()
 
 
-async def _port(lines: asyncio.StreamReader | None) -> int:
+async def _port(lines: asyncio.StreamReader | None, said: list[bytes]) -> int:
     assert lines is not None
     async for line in lines:
+        said.append(line)
         if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
             return int(found[1])
     raise AssertionError("it has ended")
@@ -121,6 +129,80 @@ async def check_log_probs(web: aiohttp.ClientSession) -> None:
         names = [tokenizer.decode([t]) for t in best.indices.tolist()]
         for name, log_prob in zip(names, best.values.tolist(), strict=True):
             assert found["top_logprobs"][i][name] == pytest.approx(log_prob, abs=1e-3)
+
+
+def cluster_folders(temporary: Path) -> list[Path]:
+    """What local clusters have there: their files and logs."""
+    return list(temporary.glob("asyncspec-*"))
+
+
+SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1")
+
+
+async def test_a_terminal_that_closes(tmp_path: Path) -> None:
+    """What runs comes to its end, and nothing stays behind."""
+    ours, theirs = os.openpty()
+    terminal = {
+        "start_new_session": True,
+        "preexec_fn": partial(fcntl.ioctl, theirs, termios.TIOCSCTTY, 0),
+        "env": {**os.environ, "TMPDIR": str(tmp_path)},
+    }
+    async with (
+        process(*SERVE, stdin=theirs, stdout=theirs, **terminal) as (child, url),
+        aiohttp.ClientSession(url) as web,
+    ):
+        os.close(theirs)
+        assert cluster_folders(tmp_path)
+        long = {**ASK, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        async with web.post("/v1/completions", json=long) as running:
+            assert running.status == 200
+            os.close(ours)  # SIGHUP to who sits in front of it
+            assert await running.content.readline()
+            child.send_signal(signal.SIGHUP)  # the shell's own
+            lines = [line async for line in running.content if line.startswith(b"data: ")]
+        assert lines[-1] == b"data: [DONE]\n"
+    assert child.returncode == 0
+    assert not cluster_folders(tmp_path)
+
+
+async def test_nohup() -> None:
+    """Who started it so wants it to outlive the terminal."""
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    async with (
+        process(*SERVE, preexec_fn=ignore) as (child, url),
+        aiohttp.ClientSession(url) as web,
+    ):
+        child.send_signal(signal.SIGHUP)
+        assert (await post(web, "/v1/completions", **ASK))["choices"]
+        assert (await post(web, "/v1/completions", **ASK))["choices"]
+        child.send_signal(signal.SIGTERM)
+    assert child.returncode == 0
+
+
+async def test_what_the_target_recommends(tmp_path: Path) -> None:
+    """A checkpoint that recommends how to sample: said at the start, and done."""
+    for file in BUNDLED_TARGET.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    recommended = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3}
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **recommended}))
+    argv = ["serve", "--port", "0", "--stages", "1", "--target", str(tmp_path), "--draft", "ngram"]
+    said: list[bytes] = []
+    async with (
+        process("asyncspec_nodes.cli.main", *argv, "--model-name", "demo-target", said=said) as (
+            child,
+            url,
+        ),
+        aiohttp.ClientSession(url) as web,
+    ):
+        words = b"temperature 0.9, top_p 0.95, repetition_penalty 1.3: what the target recommends"
+        assert [line for line in said if words in line]
+        left = await post(web, "/v1/completions", **ASK, seed=11)
+        same = await post(web, "/v1/completions", **ASK, seed=11, **recommended)
+        other = await post(web, "/v1/completions", **ASK, seed=11, temperature=0)
+        assert left["choices"] == same["choices"] != other["choices"]
+        child.send_signal(signal.SIGTERM)
+    assert child.returncode == 0
 
 
 async def test_http_on_the_draft_node(tmp_path: Path) -> None:

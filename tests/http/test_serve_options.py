@@ -7,10 +7,12 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from asyncspec.errors import UserError
 from asyncspec_nodes.cli import serve_options
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.serve_options import ServeOptions
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import Config
 
 
 def options(*argv: str) -> ServeOptions:
@@ -34,3 +36,36 @@ def test_a_target_from_the_hub_keeps_its_name(
 @pytest.mark.parametrize("target", [(), ("--target", str(BUNDLED_TARGET))])
 def test_a_directory_is_the_draft_nodes_to_name(target: tuple[str, ...]) -> None:
     assert options(*target).http.model is None
+
+
+def recommending(folder: Path, text: str) -> str:
+    """The bundled target with a ``generation_config.json`` of our own."""
+    for file in BUNDLED_TARGET.iterdir():
+        if file.name != "generation_config.json":
+            (folder / file.name).symlink_to(file)
+    (folder / "generation_config.json").write_text(text)
+    return str(folder)
+
+
+def test_the_targets_recommendations_are_taken_over_or_not(tmp_path: Path) -> None:
+    target = ("--target", recommending(tmp_path, '{"temperature": 0.6}'))
+    where = options(*target).where
+    assert isinstance(where, Config)
+    assert where.target.generation_config == "auto"
+    where = options(*target, "--generation-config", "none").where
+    assert isinstance(where, Config)
+    assert where.target.generation_config == "none"
+
+
+def test_recommendations_that_make_no_sense_are_said_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    target = ("--target", recommending(tmp_path, '{"temperature": -1}'))
+    with pytest.raises(UserError, match=r"generation_config\.json: temperature is -1"):
+        options(*target)
+    options(*target, "--generation-config", "none")
+
+
+def test_a_running_cluster_has_its_own() -> None:
+    with pytest.raises(UserError, match="--generation-config is the running cluster's choice"):
+        options("--connect", "127.0.0.1:1", "--generation-config", "none")

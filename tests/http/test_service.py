@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncspec.errors import ClusterError, UserError
+from asyncspec.sampling import Defaults
 from asyncspec_nodes.cli.prompts import Prompt
 from asyncspec_nodes.client.answers import Answer, answer_all
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http.completions import CompletionRequest
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.serving.reading import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
 from shell.local import QUICK
-from toy_service import ENDLESS, Toy, ToyCodec
+from toy_service import ENDLESS, RULES, Toy, ToyCodec, reference
 
 pytestmark = pytest.mark.asyncio
 
@@ -83,6 +88,37 @@ async def test_a_full_queue_is_no_mistake_of_who_asks() -> None:
     assert "8 requests are waiting already" in str(errors[0])
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+async def test_answers_are_told_as_soon_as_they_are_there(concurrency: int) -> None:
+    """In the prompts' order, turn by turn: here one of a conversation's, and no more, that ends."""
+    first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    ask = Submit(0, "", 30, seed=0, temperature=0, top_k=0, top_p=1)
+    prompts = (Prompt(("a", "b" * SHORT)), Prompt(("c",)), Prompt(("d",)))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        slow = SlowToRead(monkeypatch)
+        async with Toy("link") as toy:
+            host, port = toy.cluster.ports[Rank(0)]
+            asker = await Client.connect(host, port, "toy", options=QUICK)
+            told: list[Answer] = []
+
+            def done(answer: Answer) -> None:
+                told.append(answer)
+                if not first.done():
+                    first.set_result(answer)
+
+            asking = asyncio.create_task(
+                answer_all(asker, prompts, ask, concurrency=concurrency, show=str, done=done)
+            )
+            assert (await first).turn == 0
+            await slow.begun.wait()
+            assert [(answer.index, answer.turn) for answer in told] == [(0, 0)]
+            slow.go.set()
+            await asking
+            await asker.close()
+    places = [(answer.index, answer.turn) for answer in told]
+    assert places == [(0, 0), (0, 1), (1, 0), (2, 0)]
+
+
 async def test_an_answer_that_takes_too_long() -> None:
     async with Toy(answer_seconds=0.5) as toy, aiohttp.ClientSession(toy.url) as web:
         async with web.post(PATH, json={**LONG, "stream": False}) as reply:
@@ -109,6 +145,78 @@ async def test_our_own_mistake_is_told_at_once(
             assert (await reply.json())["error"]["code"] == "internal"
         assert "RuntimeError: broken" in capsys.readouterr().err
         await toy.settled()
+
+
+class SlowToRead:
+    """A tokenizer that reads long prompts when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
+        loop, encode = asyncio.get_running_loop(), ToyCodec.encode
+        self.begun, self.go = asyncio.Event(), threading.Event()
+
+        def wait_and_encode(codec: ToyCodec, text: str) -> tuple[int, ...]:
+            if len(text) > SHORT:
+                loop.call_soon_threadsafe(self.begun.set)
+                assert self.go.wait(60)
+                assert not fails, "broken"
+            return encode(codec, text)
+
+        monkeypatch.setattr(ToyCodec, "encode", wait_and_encode)
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+async def test_answers_go_on_while_a_long_prompt_is_read(
+    over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowToRead(monkeypatch)
+    ask = {**ASK, "prompt": "hello" * SHORT, "temperature": 0}
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json=LONG) as running:
+            asked = asyncio.create_task(web.post(PATH, json=ask))
+            await slow.begun.wait()
+            for _ in range(100):
+                assert await running.content.readline()
+            assert not asked.done()
+            slow.go.set()
+            async with await asked as reply:
+                (choice,) = (await reply.json())["choices"]
+            running.close()
+        (submit,) = msgspec.convert(ask, CompletionRequest).asked(0).submits
+        assert choice["text"] == reference(submit)[1]
+        await toy.settled()
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+async def test_who_leaves_while_his_prompt_is_read(
+    over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowToRead(monkeypatch)
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        asked = asyncio.create_task(web.post(PATH, json={**LONG, "prompt": "hello" * SHORT}))
+        await slow.begun.wait()
+        asked.cancel()
+        # The next one waits for nobody but the tokenizer.
+        slow.go.set()
+        async with web.post(PATH, json=ASK) as reply:
+            assert reply.status == 200
+        assert (await numbers(web))["asyncspec_answers_total", "length"] == 1
+        await toy.settled()
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+async def test_a_mistake_of_ours_while_a_long_prompt_is_read(
+    over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = SlowToRead(monkeypatch, fails=True)
+    slow.go.set()
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**ASK, "prompt": "hello" * SHORT}) as reply:
+            assert reply.status == 500
+            assert (await reply.json())["error"]["code"] == "internal"
+        async with web.post(PATH, json=ASK) as reply:
+            assert reply.status == 200
+        await toy.settled()
+    assert "work aside has failed" in caplog.text
 
 
 async def test_a_stream_says_that_it_is_alive() -> None:
@@ -238,6 +346,27 @@ async def test_the_state_of_the_cluster() -> None:
         peers = {link["peer"] for link in found["nodes"][0]["links"]}
         assert peers == {1, 2, 3}
         await toy.settled()
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+@pytest.mark.parametrize(
+    "says", [{}, {"temperature": 1.5}, {"temperature": 0}, {"top_k": 0}, {"repetition_penalty": 1}]
+)
+async def test_a_request_gets_what_the_target_recommends(
+    over: Literal["node", "link"], says: dict[str, float]
+) -> None:
+    """In place of what it does not say; penalties, which have to read all tokens, as well."""
+    recommended: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.8}
+    rules = replace(RULES, defaults=Defaults(**recommended))
+    ask = {**ASK, "max_tokens": 20, "seed": 3, **says}
+    async with Toy(over, rules=rules) as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**ask, "return_details": True}) as reply:
+            (choice,) = (await reply.json())["choices"]
+        async with web.get("/state") as reply:
+            assert (await reply.json())["defaults"] == recommended
+        await toy.settled()
+    (submit,) = msgspec.convert({**recommended, **ask}, CompletionRequest).asked(0).submits
+    assert (tuple(choice["token_ids"]), choice["text"]) == reference(submit)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/state"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,28 @@ def test_template_files(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
         read_template(str(file))
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_a_thread_reads_a_long_text_meanwhile(name: str) -> None:
+    """As it is read alone; and what others get meanwhile is theirs."""
+    backend = Fast.from_str(CODECS[name].tokenizer.to_str())
+    backend.enable_truncation(7)
+    backend.enable_padding(length=9)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = Tokenizer(theirs)
+    # Such settings are changed with the first text, which no thread may be in the middle of.
+    assert theirs.backend_tokenizer.truncation is None
+    assert theirs.backend_tokenizer.padding is None
+    short, long = "d ab", "ab d é 世 " * 4_000
+    ids = wrapped(name).encode(short)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(tokenizer.encode, long)
+        while not reading.done():
+            assert tokenizer.encode(short) == ids
+            assert tokenizer.decode(ids) == wrapped(name).decode(ids)
+    assert reading.result() == wrapped(name).encode(long)
+    assert len(reading.result()) > 4_000
 
 
 @given(st.text(max_size=40))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +17,7 @@ import pytest
 
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli import prompts
+from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.http.auth import read_keys
 from asyncspec_nodes.http.errors import ApiError
@@ -349,3 +353,16 @@ def test_version_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith("asyncspec 0.")
+
+
+def test_a_line_for_a_terminal_that_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it, and nothing else ends of it."""
+    ours, theirs = os.openpty()
+    os.close(ours)
+    terminal = io.TextIOWrapper(io.FileIO(theirs, "w"), write_through=True)
+    with pytest.raises(OSError, match="Input/output error"):
+        terminal.write("x\n")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    say("a stage was killed")
+    with contextlib.suppress(OSError):  # it still has the lines
+        terminal.close()

@@ -47,8 +47,15 @@ def test_a_good_file_has_defaults() -> None:
     assert config.stages == 2
     assert config.draft.source == "ngram"
     assert config.target.quantize == "none"
+    assert config.target.generation_config == "auto"
     assert config.draft.policy == "flowspec"
     assert config.at(2).port == 7702
+
+
+def test_the_targets_recommendations_may_be_left_aside() -> None:
+    config = parse(GOOD.replace('path = "model"', 'path = "model"\ngeneration_config = "none"'))
+    assert config.target.generation_config == "none"
+    assert parse(to_toml(config)) == config
 
 
 def test_draft_nodes_need_no_table() -> None:

@@ -396,12 +396,31 @@ def test_a_stage_killed_in_the_middle_is_named_and_started_again(tiny: Path) -> 
     assert running.ended() == "asyncspec: interrupted\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_stops_every_process(tiny: Path, signum: signal.Signals) -> None:
     running = Running(tiny, 1)
     running.process.send_signal(signum)
     assert running.ended() == "asyncspec: interrupted\n"
     assert running.process.returncode == 1
+
+
+def test_answers_to_a_list_are_printed_as_they_come(tiny: Path, tmp_path: Path) -> None:
+    """Who interrupts it has those that were done."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "fox"}\n' * 40)
+    argv = ["--target", str(tiny), "--draft", "none", "--stages", "1", "--prompts", str(file)]
+    argv += ["--json", "--max-new-tokens", "60", "--ignore-eos"]
+    process = subprocess.Popen(
+        command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "asyncspec: interrupted\n")
+    answers = [first, *map(json.loads, out.splitlines())]
+    assert [answer["index"] for answer in answers] == list(range(len(answers)))
+    assert len(answers) < 40
 
 
 def test_an_interrupt_while_all_is_imported_stops_every_process(tiny: Path) -> None:

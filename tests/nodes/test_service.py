@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.sampling import Sampling
+from asyncspec_nodes.serving.reading import SHORT
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+from nodes.by_hand import ByHand
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
 RULES = Rules(context_length=10, eos=frozenset({0}), policy="flowspec")
@@ -59,11 +61,13 @@ class World:
     def __init__(self, rules: Rules = RULES, most: int = 2) -> None:
         self.fed: list[Submitted | Cancelled | Stopped] = []
         self.codec = Letters()
-        self.service = TextService(self.codec, rules, self.fed.append, most=most)
+        self.aside = ByHand()
+        self.service = TextService(self.codec, rules, self.fed.append, self.aside, most=most)
         self.inbox = Inbox()
 
     def ask(self, submit: Submit = ASK) -> None:
         self.service.client(self.inbox, submit)
+        self.aside.run()
 
 
 def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
@@ -85,14 +89,16 @@ def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
 
 
 @pytest.mark.parametrize("field", ["prompt", "chat"])
-def test_several_answers_to_one_prompt_are_one_reading(field: str) -> None:
-    """A tokenizer takes a second for a long prompt, in which nobody is served."""
-    world = World(most=9)
-    for number, text in enumerate(("abc", "abc", "abd", "abd")):
+@pytest.mark.parametrize("times", [1, SHORT])
+def test_several_answers_to_one_prompt_are_one_reading(field: str, times: int) -> None:
+    """A tokenizer takes a second for a long prompt."""
+    world = World(replace(RULES, context_length=4 * SHORT), most=9)
+    texts = ["abc" * times, "abd" * times]
+    for number, text in enumerate((texts[0], texts[0], texts[1], texts[1])):
         world.ask(replace(ASK, **{"request": number, "prompt": "", field: text}))
-    assert world.codec.read == ["abc", "abd"]
+    assert world.codec.read == texts
     prompts = [fed.request.prompt for fed in world.fed if isinstance(fed, Submitted)]
-    assert prompts == [(97, 98, 99)] * 2 + [(97, 98, 100)] * 2
+    assert prompts == [(97, 98, 99) * times] * 2 + [(97, 98, 100) * times] * 2
 
 
 def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:

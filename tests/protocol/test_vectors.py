@@ -100,6 +100,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         m.Submit(1, "Once", 9, 3, 0.8, 0, 0.9, 0.0, "", True, 1.25, 0.5, -0.5, ("é\n", "."), True),
     ),
     "submit-must-fit": (m.Submit(1, "Once", 128, 3, 0.8, 0, 0.9, must_fit=True),),
+    "submit-unset": (m.Submit(1, "Once", 9, 3, 1.0, 0, 1.0, unset=("temperature", "top_k")),),
     "submit-log-probs": (
         m.Submit(
             *(1, "", 9, 3, 0.8, 0, 0.9, 0.0, "", False, 1.0, 0.0, 0.0, (), False),
@@ -123,6 +124,13 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         m.Status(
             *(3, 1, "verify", (0, 4), 60.5, 20.25, 500_000_000, 2, 1, 96),
             *((0, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "x", 8192),
+        ),
+    ),
+    "status-defaults": (
+        m.Status(
+            *(3, 0, "draft", (0, 0), 60.5, 20.25, 500_000_000, 2, 1, 96),
+            *((1, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "", 8192),
+            {"temperature": 0.6, "top_k": 20},
         ),
     ),
     "output": (m.Output(1, (5, 600), " there was"),),

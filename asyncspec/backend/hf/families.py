@@ -99,6 +99,11 @@ def _experts(config: Mapping[str, Any]) -> bool:
     return any((config.get(name) or 0) > 1 for name in names)
 
 
+def scaling_kind(rope: Mapping[str, Any]) -> str:
+    """Of one set of RoPE parameters, as transformers names it."""
+    return str(rope.get("rope_type") or rope.get("type") or "default")
+
+
 def _rope_reason(config: Mapping[str, Any], *, longrope: bool) -> str:
     """``longrope``: that is what transformers means by this family's "yarn"."""
     for key in ("rope_parameters", "rope_scaling"):
@@ -108,7 +113,7 @@ def _rope_reason(config: Mapping[str, Any], *, longrope: bool) -> str:
         # Gemma 3 has one set of parameters for each kind of layer.
         sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
         for one in sets:
-            kind = one.get("rope_type") or one.get("type") or "default"
+            kind = scaling_kind(one)
             if kind not in FIXED_ROPE or (longrope and kind == "yarn"):
                 return f"RoPE scaling {kind!r} changes with the length of the sequence"
     return ""

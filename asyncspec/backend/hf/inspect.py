@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.hf.families import architecture, refuse_unsupported
+from asyncspec.backend.hf.families import architecture, refuse_unsupported, scaling_kind
 from asyncspec.errors import CheckpointError
+
+GENERATION_CONFIG = "generation_config.json"
 
 
 class Facts(Struct, frozen=True):
@@ -46,7 +48,7 @@ def inspect_checkpoint(directory: Path) -> Facts:
         layers=_number(config, "num_hidden_layers", directory),
         hidden_size=_number(config, "hidden_size", directory),
         vocab_size=_number(config, "vocab_size", directory),
-        context_length=_number(config, "max_position_embeddings", directory),
+        context_length=_context(config, directory),
         eos_token_ids=_eos(directory, config),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
     )
@@ -57,15 +59,40 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
     return _eos(directory, read_config(directory))
 
 
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """``generation_config.json`` as it is; empty where there is none. Raises ``CheckpointError``
+    where it is broken."""
+    file = directory / GENERATION_CONFIG
+    return _read_json(file) if file.is_file() else {}
+
+
 def context_length(directory: Path) -> int:
     """Longest sequence, prompt and answer, the model was made for, in tokens."""
-    return _number(read_config(directory), "max_position_embeddings", directory)
+    return _context(read_config(directory), directory)
+
+
+def _context(config: dict[str, Any], where: Path) -> int:
+    """Tokens that positions are made for: with YaRN the original length, stretched by its factor,
+    whatever ``max_position_embeddings`` says. In these places transformers looks for the two; vLLM
+    derives the same. Of linear scaling files do not say whether theirs is the stretched length."""
+    most = _number(config, "max_position_embeddings", where)
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    # Gemma 3's is always the stretched one.
+    if scaling_kind(rope) != "yarn" or architecture(config) == "Gemma3ForCausalLM":
+        return most
+    name = "original_max_position_embeddings"
+    said = next((at for at in (config, rope) if at.get(name) is not None), {name: most})
+    original = _number(said, name, where)
+    factor = rope.get("factor")
+    if factor is None:
+        return most  # it is what makes this of the original
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or factor <= 0:
+        raise CheckpointError(f"config.json of {where} needs a positive number as factor")
+    return int(original * factor)
 
 
 def _eos(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    file = directory / "generation_config.json"
-    generation = _read_json(file) if file.is_file() else {}
-    value = generation.get("eos_token_id")
+    value = read_generation_config(directory).get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
     if value is None:

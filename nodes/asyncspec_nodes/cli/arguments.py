@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import NoReturn
 
@@ -34,4 +35,5 @@ def host_and_port(option: str, text: str) -> tuple[str, int]:
 
 def say(line: str) -> None:
     """A line for whoever looks at stderr, in the voice of the command."""
-    sys.stderr.write(f"asyncspec: {line}\n")
+    with contextlib.suppress(OSError):  # the terminal has closed, and nobody looks
+        sys.stderr.write(f"asyncspec: {line}\n")

@@ -51,13 +51,7 @@ def add_arguments(parser: Parser) -> None:
     pace_options.add_arguments(parser)
 
 
-def read_arguments(
-    arguments: argparse.Namespace,
-    *,
-    sessions: int,
-    traced: bool = False,
-    chat_template: str | None = None,
-) -> Config:
+def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool = False) -> Config:
     """The cluster file of the cluster to start. Raises ``UserError``."""
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
@@ -82,7 +76,6 @@ def read_arguments(
             dtype=arguments.dtype or "auto",
             mode=arguments.mode or "exact",
             quantize=arguments.quantize or "none",
-            chat_template=chat_template,
         ),
         # A draft that is never asked need not be loaded.
         DraftTable(source=source if POLICIES[policy].drafts else "none", policy=policy),

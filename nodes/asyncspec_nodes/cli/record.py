@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import math
-import signal
 import sys
 from pathlib import Path
 
 from asyncspec.errors import UserError
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.client.remote import Remote
@@ -65,10 +65,8 @@ async def _record(where: Remote, path: Path, last: float | None, seconds: float 
 
 async def _until(gone: asyncio.Future[str], seconds: float | None) -> None:
     """Until the time is over, a signal comes, or the cluster is gone."""
-    loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+    when_told_to_end(stop.set)
     stopped = asyncio.create_task(stop.wait())
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait((stopped, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -44,10 +44,13 @@ class Run:
     def __init__(self, options: RunOptions, start: Start = here) -> None:
         self._options = options
         self._start = start
-        self._printer: Printer = JsonPrinter() if options.json else TextPrinter(many=options.many)
+        many = options.many
+        self._printer: Printer = (
+            JsonPrinter(many=many, checked=options.check)
+            if options.json
+            else TextPrinter(many=many)
+        )
         self._answers: list[Answer] = []
-        self._stages = 0
-        self._guarantee = ""
         path = options.trace
         self._trace = None if path is None else TraceWriter(path, title=_title(options))
 
@@ -64,7 +67,7 @@ class Run:
         alone = not self._options.many
         if alone and self._answers[0].error is not None:
             raise self._answers[0].error
-        self._printer.end(self._answers, self._stages, self._guarantee, checks)
+        self._printer.end(self._answers, checks)
         if (line := cut_short(self._answers)) is not None:
             say(line)
         wrong = [answer for answer in self._answers if answer.error is not None]
@@ -80,13 +83,13 @@ class Run:
                 cluster = await stack.enter_async_context(
                     self._start(config, progress, self._options.logs)
                 )
-            self._stages, self._guarantee = config.stages, cluster.guarantee
+            self._printer.begin(config.stages, cluster.guarantee)
             client = await Client.connect(*cluster.address, config.cluster.name)
             await _while_alive(cluster, self._ask(client))
 
     async def _remote(self, where: Remote) -> None:
         client = await connect(where)
-        self._stages = client.welcome.stages
+        self._printer.begin(client.welcome.stages, "")
         await self._ask(client)
 
     async def _ask(self, client: Client) -> None:

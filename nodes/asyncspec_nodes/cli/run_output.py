@@ -16,6 +16,9 @@ from asyncspec_nodes.reference.check import Comparison
 class Printer(Protocol):
     """The ways to print."""
 
+    def begin(self, stages: int, guarantee: str) -> None:
+        """A cluster is there. ``guarantee``: as its stages vouch for it, "" where nobody says."""
+
     def show(self, text: str) -> None:
         """Text as it comes."""
 
@@ -25,9 +28,7 @@ class Printer(Protocol):
     def stop(self) -> None:
         """Nothing more comes, for whatever reason."""
 
-    def end(
-        self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
-    ) -> None:
+    def end(self, answers: Sequence[Answer], checks: Sequence[Comparison]) -> None:
         """Everything is there."""
 
 
@@ -37,6 +38,11 @@ class TextPrinter:
     def __init__(self, *, many: bool) -> None:
         self._many = many
         self._shown = False
+        self._stages, self._guarantee = 0, ""
+
+    def begin(self, stages: int, guarantee: str) -> None:
+        """See ``Printer``."""
+        self._stages, self._guarantee = stages, guarantee
 
     def show(self, text: str) -> None:
         """See ``Printer``. Of many prompts each answer is printed as a whole."""
@@ -57,38 +63,49 @@ class TextPrinter:
             self._shown = False
             _write("\n")
 
-    def end(
-        self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
-    ) -> None:
+    def end(self, answers: Sequence[Answer], checks: Sequence[Comparison]) -> None:
         """See ``Printer``."""
         fine = [answer for answer in answers if answer.error is None]
         if fine:
-            print_summary(fine, stages, guarantee)
+            print_summary(fine, self._stages, self._guarantee)
         for comparison in checks:
             sys.stderr.write(f"{comparison.sentence}\n")
 
 
 class JsonPrinter:
-    """For programs: an object, or for a list of prompts an object a line."""
+    """For programs: an object, or for a list of prompts an object a line as soon as it is done;
+    where answers are ``checked``, when they are."""
+
+    def __init__(self, *, many: bool, checked: bool) -> None:
+        # A single answer that fails is an error and no object.
+        self._at_once = many and not checked
+        self._stages, self._guarantee = 0, ""
+
+    def begin(self, stages: int, guarantee: str) -> None:
+        """See ``Printer``."""
+        self._stages, self._guarantee = stages, guarantee
 
     def show(self, text: str) -> None:
         """See ``Printer``."""
 
     def done(self, answer: Answer) -> None:
         """See ``Printer``."""
+        if self._at_once:
+            self._print(answer, {})
 
     def stop(self) -> None:
         """See ``Printer``."""
 
-    def end(
-        self, answers: Sequence[Answer], stages: int, guarantee: str, checks: Sequence[Comparison]
-    ) -> None:
+    def end(self, answers: Sequence[Answer], checks: Sequence[Comparison]) -> None:
         """See ``Printer``."""
+        if self._at_once:
+            return
         for i, answer in enumerate(answers):
-            fields = as_dict(answer, stages, guarantee)
-            if checks:
-                fields["check"] = msgspec.to_builtins(checks[i])
-            _write(msgspec.json.encode(fields).decode() + "\n")
+            self._print(answer, {"check": checks[i]} if checks else {})
+
+    def _print(self, answer: Answer, more: dict[str, Comparison]) -> None:
+        fields = as_dict(answer, self._stages, self._guarantee) | more
+        _write(msgspec.json.encode(fields).decode() + "\n")
 
 
 def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
@@ -12,6 +11,7 @@ from functools import partial
 from asyncspec.errors import AsyncSpecError
 from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.serve_options import ServeOptions
+from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.remote import Remote
@@ -22,6 +22,7 @@ from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.progress import watched
 from asyncspec_nodes.local.restarts import ALL
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.serving.defaults import in_words
 
 
 def serve(options: ServeOptions) -> int:
@@ -33,9 +34,7 @@ def serve(options: ServeOptions) -> int:
 
 async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+    when_told_to_end(stop.set)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_engine(options, stack))
         stopping = asyncio.create_task(stop.wait())
@@ -46,9 +45,12 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
             await asyncio.gather(starting, return_exceptions=True)
             return 0
         engine, cluster = starting.result()
-        model = options.http.model or await _name(engine)
+        draft = next(node for node in await engine.nodes() if node.role == "draft")
+        model = options.http.model or draft.model
         service = Service(engine, model, keys=options.http.keys, limits=options.http.limits)
         server = await stack.enter_async_context(HttpServer(service, sock, options.http.tls))
+        if defaults := in_words(draft.defaults):
+            say(f"{defaults}: what the target recommends, for requests that do not say otherwise")
         sys.stderr.write(f"serving {model} on {server.url}\n")
         await _until(stop, server, cluster)
     return 0
@@ -65,11 +67,6 @@ async def _engine(
         await stack.enter_async_context(cluster)
     connect = partial(Client.connect, *cluster.address, where.cluster.name)
     return await stack.enter_async_context(LinkEngine(connect)), cluster
-
-
-async def _name(engine: LinkEngine) -> str:
-    """What the draft node calls the target."""
-    return (await engine.nodes())[0].model
 
 
 async def _until(stop: asyncio.Event, server: HttpServer, cluster: LocalCluster | None) -> None:

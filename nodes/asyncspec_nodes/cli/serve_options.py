@@ -14,9 +14,10 @@ from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.remote import Remote
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config_tables import GENERATION_CONFIGS, Config
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpOptions
+from asyncspec_nodes.serving.defaults import read_defaults
 
 SESSIONS = 4
 """Requests that a local cluster works on at a time; the others wait in its queue."""
@@ -43,6 +44,12 @@ def add_arguments(parser: Parser) -> None:
         "--chat-template",
         metavar=f"FILE|{PLAIN}",
         help="in place of the chat template of the target's tokenizer (docs/http.md)",
+    )
+    add(
+        "--generation-config",
+        choices=GENERATION_CONFIGS,
+        help="auto: requests that leave sampling settings out get what the target's "
+        "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
     )
     add("--sessions", type=int, default=SESSIONS, metavar="N", help=f"default: {SESSIONS}")
     local_options.add_arguments(parser)
@@ -75,7 +82,7 @@ def _hub_name(target: str | None) -> str | None:
 
 def _remote(arguments: argparse.Namespace) -> Remote:
     local_options.refuse(arguments)
-    for name in ("chat_template", "policy"):
+    for name in ("chat_template", "generation_config", "policy"):
         if getattr(arguments, name) is not None:
             option = name.replace("_", "-")
             raise UserError(f"--{option} is the running cluster's choice; leave it out")
@@ -89,6 +96,8 @@ def _local(arguments: argparse.Namespace) -> Config:
     read_template(template)
     if template not in (None, PLAIN):
         template = str(Path(template).absolute())
-    return local_options.read_arguments(
-        arguments, sessions=arguments.sessions, chat_template=template
-    )
+    config = local_options.read_arguments(arguments, sessions=arguments.sessions)
+    which = arguments.generation_config or "auto"
+    target = replace(config.target, chat_template=template, generation_config=which)
+    read_defaults(Path(target.path), target.generation_config)
+    return replace(config, target=target)

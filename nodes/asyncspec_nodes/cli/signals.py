@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import cache
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a process to end."""
+
+
+def when_told_to_end(action: Callable[[], None]) -> None:
+    """Have the running event loop call ``action`` on every signal that asks this process to end."""
+    loop = asyncio.get_running_loop()
+    for signum in SIGNALS:
+        if signum is not signal.SIGHUP:
+            loop.add_signal_handler(signum, action)
+        elif signal.getsignal(signum) is not signal.SIG_IGN:  # by nohup, to outlive its terminal
+            # A terminal that closes sends one, and its shell another: they are one request.
+            loop.add_signal_handler(signum, cache(action))
 
 
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     """Run ``work`` to its end, which is its exit code, or to a signal: then it is cancelled, and
     when it has stopped what it started there is a ``KeyboardInterrupt``."""
-    loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
-    for signum in SIGNALS:
-        loop.add_signal_handler(signum, interrupted.set)
+    when_told_to_end(interrupted.set)
     working = asyncio.create_task(work)
     waiting = asyncio.create_task(interrupted.wait())
     try:

@@ -38,18 +38,28 @@ async def answer_all(
     show: Callable[[str], None],
     done: Callable[[Answer], None],
 ) -> None:
-    """Ask everything. ``show`` takes text as it comes, ``done`` answers in the prompts' order."""
+    """Ask everything. ``show`` takes text as it comes, ``done`` answers in the prompts' order, each
+    as soon as it and those before it are there."""
     places = asyncio.Semaphore(concurrency)
 
-    async def conversation(index: int, prompt: Prompt) -> list[Answer]:
-        async with places:
-            return await _conversation(client, index, prompt, settings, show)
+    async def conversation(
+        index: int, prompt: Prompt, answers: asyncio.Queue[Answer | None]
+    ) -> None:
+        try:
+            async with places:
+                await _conversation(client, index, prompt, settings, show, answers.put_nowait)
+        finally:
+            answers.put_nowait(None)
 
-    tasks = [asyncio.create_task(conversation(i, p)) for i, p in enumerate(prompts)]
+    queues = [asyncio.Queue[Answer | None]() for _ in prompts]
+    tasks = [
+        asyncio.create_task(conversation(i, prompt, queues[i])) for i, prompt in enumerate(prompts)
+    ]
     try:
-        for task in tasks:
-            for answer in await task:
+        for task, answers in zip(tasks, queues, strict=True):
+            while (answer := await answers.get()) is not None:
                 done(answer)
+            await task
     finally:
         for task in tasks:
             task.cancel()
@@ -57,17 +67,22 @@ async def answer_all(
 
 
 async def _conversation(
-    client: Client, index: int, prompt: Prompt, settings: Submit, show: Callable[[str], None]
-) -> list[Answer]:
-    answers: list[Answer] = []
-    asked = ""
+    client: Client,
+    index: int,
+    prompt: Prompt,
+    settings: Submit,
+    show: Callable[[str], None],
+    done: Callable[[Answer], None],
+) -> None:
+    asked = said = ""
     for number, turn in enumerate(prompt.turns):
-        asked = follow_up(asked, answers[-1].text, turn) if answers else turn
+        asked = follow_up(asked, said, turn) if number else turn
         blank = Answer(replace(settings, prompt=asked), index, number, prompt.id)
-        answers.append(await _ask(client, blank, show))
-        if answers[-1].error is not None:
+        answer = await _ask(client, blank, show)
+        done(answer)
+        if answer.error is not None:
             break
-    return answers
+        said = answer.text
 
 
 async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> Answer:
@@ -81,9 +96,9 @@ async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> An
                 show(event.text)
             case Finished(reason="error", detail=detail, stats=stats, code=code):
                 # A refused request has cost nothing: the request itself must change, unless it
-                # only came at a bad time.
-                late = bool(stats) or code == "busy"
-                error = ClusterError(detail) if late else UserError(detail)
+                # only came at a bad time, or the draft node has made the mistake.
+                theirs = bool(stats) or code in ("busy", "internal")
+                error = ClusterError(detail) if theirs else UserError(detail)
                 return replace(blank, error=error, text="".join(text), token_ids=tuple(tokens))
             case Finished(reason=reason, stats=stats):
                 return replace(

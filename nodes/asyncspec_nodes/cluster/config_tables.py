@@ -9,9 +9,11 @@ from msgspec import Meta, Struct
 DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
 Mode = Literal["exact", "fast"]
 Quantize = Literal["none", "int8", "int4"]
+GenerationConfig = Literal["auto", "none"]
 Wire = Literal["auto", "plain", "packed"]
 DTYPES: tuple[str, ...] = get_args(DType)
 MODES: tuple[str, ...] = get_args(Mode)
+GENERATION_CONFIGS: tuple[str, ...] = get_args(GenerationConfig)
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
 MOST_STAGES = 64
 
@@ -51,6 +53,9 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
     # template of the target's tokenizer, or "plain" (docs/http.md).
     chat_template: str | None = None
+    # What requests get that leave sampling settings out: "auto", what the checkpoint's
+    # generation_config.json recommends; "none", the API's own defaults (docs/http.md).
+    generation_config: GenerationConfig = "auto"
 
 
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):

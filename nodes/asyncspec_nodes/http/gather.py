@@ -74,6 +74,8 @@ def failure(end: Finished, prompt_name: str) -> ApiError | None:
         return None
     if end.code == "busy":
         return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
+    if end.code == "internal":
+        return ApiError(500, end.detail, code="internal")
     if end.reason == "error" and not end.stats:
         # A refused request has cost nothing: the request itself must change.
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncspec.policy import POLICIES
+from asyncspec.sampling import Defaults
 from asyncspec_nodes.http.errors import ApiError, invalid
 from asyncspec_nodes.http.seeds import seed_of_choice
 from asyncspec_nodes.http.unsupported import without_unsupported
@@ -110,7 +111,14 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             stop=self.stops,
             include_stop=bool(self.include_stop_str_in_output),
             must_fit=self.limit is not None,
+            unset=self._unset,
         )
+
+    @property
+    def _unset(self) -> tuple[str, ...]:
+        """The sampling settings that are the target's to recommend."""
+        names = (name for name in Defaults.__struct_fields__ if getattr(self, name) is None)
+        return tuple(name for name in names if name != "top_k" or self.top_p != 0)
 
 
 T = TypeVar("T", bound=Shared)

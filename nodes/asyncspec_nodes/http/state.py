@@ -41,6 +41,7 @@ async def state(engine: Engine) -> dict[str, object]:
     return {
         "model": draft.model,
         "context_length": draft.context_length,
+        "defaults": draft.defaults,
         "missing": draft.missing,
         "nodes": [_node(node) for node in nodes],
     }

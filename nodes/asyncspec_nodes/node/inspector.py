@@ -17,6 +17,7 @@ from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
 from asyncspec_nodes.node.consultations import Consultations
 from asyncspec_nodes.node.memory import resident_bytes
+from asyncspec_nodes.serving.rules import Rules
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Consult, Consulted, Hello, Inspect, Status
 
@@ -59,13 +60,14 @@ class Inspector:
         count: Callable[[Any], Counts],
         *,
         model: str = "",
-        context_length: int = 0,
+        rules: Rules | None = None,
     ) -> None:
         self._runtime = runtime
         self._me = me
         self._count = count
         self._model = model
-        self._context_length = context_length
+        # Of a draft node.
+        self._rules = rules
         self._started = time.monotonic()
         self._questions: dict[int, _Question] = {}
         self._next = 0
@@ -125,7 +127,7 @@ class Inspector:
             question.asker.send(replace(self._status(question.number), last=True))
 
     def _status(self, number: int) -> Status:
-        runtime, me = self._runtime, self._me
+        runtime, me, rules = self._runtime, self._me, self._rules
         counts = self._count(runtime.state)
         links = sorted(runtime.links.items())
         return Status(
@@ -143,7 +145,8 @@ class Inspector:
             round_trips=tuple(-1.0 if link.rtt is None else link.rtt for _, link in links),
             sent=tuple(link.bytes_sent for _, link in links),
             model=self._model,
-            context_length=self._context_length,
+            context_length=0 if rules is None else rules.context_length,
             missing=counts.missing,
             room=counts.room,
+            defaults={} if rules is None else rules.defaults.said,
         )

@@ -29,6 +29,7 @@ from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_nodes.node.memory import cache_budget
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.sources import ELSEWHERE, load_source, short
+from asyncspec_nodes.serving.defaults import read_defaults
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextCodec
 from asyncspec_protocol.handshake import role_of
@@ -137,6 +138,7 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
     target = open_checkpoint(config.target.path)
     # A mistake in the layers is every node's: all of them name it at once.
     layout(config, target.facts.layers)
+    defaults = read_defaults(target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = load_tokenizer(target.path, read_template(config.target.chat_template))
     if config.source is None:
@@ -169,6 +171,7 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
             policy=config.draft.policy,
             drafts=source.drafts,
             vocab=target.facts.vocab_size,
+            defaults=defaults,
         ),
     )
 

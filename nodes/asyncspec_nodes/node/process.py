@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,6 +23,7 @@ from asyncspec.errors import ClusterError
 from asyncspec.trace import records
 from asyncspec.trace.courier import Courier
 from asyncspec.trace.recorder import MOST, Recorder
+from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.http.engine import NodeEngine
@@ -33,6 +33,8 @@ from asyncspec_nodes.node.counts import counts
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
+from asyncspec_nodes.serving.aside import OneThread
+from asyncspec_nodes.serving.defaults import in_words
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Cancel, Submit
@@ -105,8 +107,7 @@ async def serve(
     security = contexts(config.security)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
+    when_told_to_end(stop.set)
     if supervised:
         _watch_parent(loop, stop)
     started = time.monotonic()
@@ -120,6 +121,8 @@ async def serve(
     reporter.serving(
         Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds, loaded.weights)
     )
+    if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
+        reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
     if loaded.me.role == "verify" and config.find(DRAFT) is None:
         reporter.log.info("no draft node in the cluster file: those that come are served")
     async with AsyncExitStack() as stack:
@@ -171,17 +174,12 @@ def _runtime(
         security=security,
     )
     inspector = Inspector(
-        runtime,
-        loaded.me,
-        counts,
-        model=Path(config.target.path).name,
-        context_length=0 if loaded.rules is None else loaded.rules.context_length,
+        runtime, loaded.me, counts, model=Path(config.target.path).name, rules=loaded.rules
     )
     engine = None
     if loaded.codec is not None and loaded.rules is not None:
-        shell.service = TextService(
-            loaded.codec, loaded.rules, runtime.feed, most=config.limits.requests
-        )
+        aside, most = OneThread("reading"), config.limits.requests
+        shell.service = TextService(loaded.codec, loaded.rules, runtime.feed, aside, most=most)
         engine = NodeEngine(shell.service, inspector)
     courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
     if config.trace.text:

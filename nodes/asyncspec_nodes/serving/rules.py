@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncspec.actor.machine import Request
 from asyncspec.policy import POLICIES
-from asyncspec.sampling import Sampling
+from asyncspec.sampling import Defaults, Sampling
 from asyncspec_protocol.messages import Submit
 
 MOST_PROMPT_BYTES = 4 * 1024 * 1024
@@ -47,6 +47,8 @@ class Rules(Struct, frozen=True):
     drafts: bool = True
     # Tokens are below this.
     vocab: int = 2**31
+    # In place of the sampling settings that a request leaves out.
+    defaults: Defaults = Defaults()
 
 
 class Refusal(Struct, frozen=True):
@@ -126,9 +128,10 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
     ``max_new_tokens`` is cut to what the context has room for, or refused if it ``must_fit``.
     """
     policy = submit.policy or rules.policy
+    how = rules.defaults.fill(Sampling.of(submit), submit.unset)
     problem = (
         policy_problem(policy, drafts=rules.drafts)
-        or settings_problem(submit.max_new_tokens, Sampling.of(submit))
+        or settings_problem(submit.max_new_tokens, how)
         or stop_problem(submit.stop)
         or _tops_problem(submit)
     )
@@ -155,7 +158,7 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         request=number,
         prompt=prompt,
         max_new_tokens=min(submit.max_new_tokens, room),
-        sampling=Sampling.of(submit),
+        sampling=how,
         stop_tokens=frozenset() if submit.ignore_eos else rules.eos,
         policy=policy,
         log_probs=submit.log_probs,

@@ -7,36 +7,20 @@ how a client knows that the request itself is to be changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Protocol
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.likely import Speller, output
-from asyncspec_nodes.serving.rules import Encoder, Refusal, Rules, prepare
+from asyncspec_nodes.serving.reading import Aside, Asked, Client, Reading
+from asyncspec_nodes.serving.rules import Encoder, Refusal, Rules
 from asyncspec_nodes.serving.stops import AnswerText
 from asyncspec_nodes.serving.text import Codec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 
 
-class Client(Protocol):
-    """Where answers go: a link. One that is gone swallows what it is sent."""
-
-    def send(self, message: Output | Finished, /) -> object:
-        """Queue a message."""
-
-
 class TextCodec(Codec, Encoder, Speller, Protocol):
     """The whole tokenizer."""
-
-
-class _LastPrompt:
-    """An ``Encoder`` that reads a prompt once for all of its answers, which are asked for one after
-    another: nothing else goes on while a tokenizer works."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encode = lru_cache(maxsize=1)(encoder.encode)
-        self.render = lru_cache(maxsize=1)(encoder.render)
 
 
 class _Answer:
@@ -54,20 +38,21 @@ class _Answer:
 
 
 class TextService:
-    """Requests of all clients of one draft node."""
+    """Requests of all clients of one draft node. ``feed`` takes inputs of its machine, ``aside``
+    reads long prompts."""
 
     def __init__(
         self,
         codec: TextCodec,
         rules: Rules,
         feed: Callable[[Submitted | Cancelled | Stopped], None],
+        aside: Aside,
         *,
         most: int,
     ) -> None:
         self._codec = codec
-        self._encoder = _LastPrompt(codec)
-        self._rules = rules
         self._feed = feed
+        self._reading = Reading(rules, codec, aside, self._read)
         # Requests at a time, those that wait included.
         self._most = most
         self._next = 0
@@ -78,22 +63,20 @@ class TextService:
         running = self._numbers(client)
         if isinstance(message, Cancel):
             if message.request in running:
-                self._feed(Cancelled(running[message.request]))
-            return
-        if message.request in running:
+                self._cancel(running[message.request])
+        elif message.request in running:
             raise RemoteProtocolError(f"request {message.request} is still running")
-        request = self._prepare(message)
-        if isinstance(request, Refusal):
-            client.send(Finished(message.request, "error", request.text, {}, request.code))
-            return
-        self._next += 1
-        self._answers[request.request] = _Answer(client, message, self._codec)
-        self._feed(Submitted(request))
+        elif len(self._answers) + len(self._reading) >= self._most:
+            text = f"{self._most} requests are waiting already; try again later"
+            client.send(Finished(message.request, "error", text, {}, "busy"))
+        else:
+            self._next += 1
+            self._reading.read(Asked(self._next, client, message))
 
     def client_gone(self, client: Client) -> None:
         """Nobody reads these answers any more."""
         for number in self._numbers(client).values():
-            self._feed(Cancelled(number))
+            self._cancel(number)
 
     def emit(self, effect: Emit) -> str:
         """Certain tokens for a user; the text they make."""
@@ -126,11 +109,23 @@ class TextService:
         answer.client.send(Finished(answer.number, reason, detail, effect.stats))
         return rest
 
+    def _read(self, asked: Asked, found: Request | Refusal) -> None:
+        """A prompt has become tokens, or not."""
+        client, submit = asked.client, asked.submit
+        if isinstance(found, Refusal):
+            client.send(Finished(submit.request, "error", found.text, {}, found.code))
+            return
+        self._answers[asked.number] = _Answer(client, submit, self._codec)
+        self._feed(Submitted(found))
+
+    def _cancel(self, number: int) -> None:
+        asked = self._reading.drop(number)
+        if asked is None:
+            self._feed(Cancelled(number))
+        else:
+            asked.client.send(Finished(asked.submit.request, "cancelled", "", {}))
+
     def _numbers(self, client: Client) -> dict[int, int]:
         """A client's running requests: its own number to ours."""
-        return {a.number: n for n, a in self._answers.items() if a.client is client}
-
-    def _prepare(self, submit: Submit) -> Request | Refusal:
-        if len(self._answers) >= self._most:
-            return Refusal(f"{self._most} requests are waiting already; try again later", "busy")
-        return prepare(submit, self._next, self._rules, self._encoder)
+        running = {a.number: n for n, a in self._answers.items() if a.client is client}
+        return running | self._reading.numbers(client)

@@ -36,6 +36,9 @@ class Tokenizer:
         self._left_out: dict[int, bool] = {}
         self._loose: dict[int, bool] = {}
         self._spelled: dict[int, bytes] = {}
+        # The first text makes transformers set the tokenizer up, which it refuses to have done
+        # while another thread uses it.
+        self.encode("a")
 
     @property
     def reshapes(self) -> bool:

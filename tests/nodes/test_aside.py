@@ -1,0 +1,103 @@
+"""Work beside the event loop: the thread, and the tests' stand-in for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from asyncspec_nodes.serving.aside import OneThread
+from asyncspec_nodes.serving.reading import Aside
+from nodes.by_hand import ByHand
+
+
+async def told(aside: Aside, pieces: list[Callable[[], Any]]) -> list[object]:
+    """What is told of pieces of work that are submitted at once, in the order it is told."""
+    heard: list[object] = []
+    all_told = asyncio.Event()
+    loop_thread = threading.current_thread()
+
+    def hear(what: object) -> None:
+        assert threading.current_thread() is loop_thread
+        heard.append(what)
+        if len(heard) == len(pieces):
+            all_told.set()
+
+    for number, piece in enumerate(pieces):
+        aside.submit(piece, hear, partial(hear, f"{number} failed"))
+    assert heard == []
+    if isinstance(aside, ByHand):
+        aside.run()
+    await all_told.wait()
+    return heard
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [ByHand, partial(OneThread, "test")])
+async def test_pieces_are_told_in_their_order(kind: Callable[[], Aside]) -> None:
+    aside = kind()
+    errors: list[BaseException] = []
+    done: list[int] = []
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    def piece(number: int) -> int:
+        assert done == list(range(number))  # one at a time
+        done.append(number)
+        return number
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    pieces = [partial(piece, 0), partial(piece, 1), broken, partial(piece, 2)]
+    assert await told(aside, pieces) == [0, 1, "2 failed", 2]
+    assert isinstance(aside, ByHand | OneThread)
+    found = aside.errors if isinstance(aside, ByHand) else errors
+    assert [str(error) for error in found] == ["broken"]
+
+
+@pytest.mark.asyncio
+async def test_the_loop_goes_on_meanwhile() -> None:
+    aside, begun, go = OneThread("test"), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        return go.wait(60)
+
+    ended: asyncio.Future[bool] = loop.create_future()
+    aside.submit(work, ended.set_result, ended.cancel)
+    await begun.wait()
+    assert not ended.done()
+    go.set()
+    assert await ended
+
+
+def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """A node that is told to stop while a long prompt is read."""
+    begun, go, second = threading.Event(), threading.Event(), threading.Event()
+    heard: list[bool] = []
+
+    def first() -> bool:
+        begun.set()
+        return go.wait(60)
+
+    def next_one() -> bool:
+        second.set()
+        return True
+
+    async def node() -> None:
+        aside = OneThread("test")
+        for work in (first, next_one):
+            aside.submit(work, heard.append, heard.clear)
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+
+    asyncio.run(node())
+    go.set()
+    assert second.wait(60)  # what the first has come to was told by then, if to anybody
+    assert heard == []
+    assert caplog.records == []

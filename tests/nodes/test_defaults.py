@@ -1,0 +1,113 @@
+"""Sampling settings that a target's files recommend: what is taken over, and what wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
+
+from asyncspec.errors import CheckpointError
+from asyncspec.sampling import Defaults, Sampling
+from asyncspec_nodes.serving.defaults import in_words, read_defaults
+from asyncspec_nodes.serving.rules import Refusal, Rules, prepare
+from asyncspec_protocol.messages import Submit
+from nodes.test_service import ASK, RULES, Letters
+
+NAMES = Defaults.__struct_fields__
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.floats(0, 5),
+    "top_k": st.integers(0, 100),
+    "top_p": st.floats(0, 1, exclude_min=True),
+    "min_p": st.floats(0, 1, exclude_max=True),
+    "repetition_penalty": st.floats(0.5, 2),
+}
+values = st.fixed_dictionaries({}, optional=VALUES)
+unset = st.sets(st.sampled_from([*NAMES, "frequency_penalty", "prompt"])).map(tuple)
+
+
+def sampling(rules: Rules, submit: Submit) -> Sampling:
+    request = prepare(submit, 0, rules, Letters())
+    assert not isinstance(request, Refusal)
+    return request.sampling
+
+
+@given(values, values, unset)
+def test_what_a_request_says_wins(
+    recommended: dict[str, Any], said: dict[str, Any], left: tuple[str, ...]
+) -> None:
+    rules = replace(RULES, defaults=Defaults(**recommended))
+    submit = replace(ASK, **said, unset=left)
+    found = asdict(sampling(rules, submit))
+    for name, value in found.items():
+        taken = name in left and name in recommended
+        assert value == (recommended[name] if taken else getattr(submit, name))
+
+
+def target(folder: Path, text: str | None) -> Path:
+    if text is not None:
+        (folder / "generation_config.json").write_text(text)
+    return folder
+
+
+@given(values, st.sampled_from([True, None]))
+def test_the_file_is_taken_over(
+    tmp_path_factory: pytest.TempPathFactory, recommended: dict[str, Any], sample: bool | None
+) -> None:
+    said = {"eos_token_id": 3, "max_length": 20, "do_sample": sample, **recommended}
+    folder = target(tmp_path_factory.mktemp("t"), json.dumps(said))
+    assert read_defaults(folder, "auto") == Defaults(**recommended)
+    assert read_defaults(folder, "none") == Defaults()
+
+
+def test_without_sampling_it_is_greedy(tmp_path: Path) -> None:
+    """What such a file says of temperatures is for others."""
+    said = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+    folder = target(tmp_path, json.dumps(said))
+    assert read_defaults(folder, "auto") == Defaults(temperature=0.0, repetition_penalty=1.1)
+
+
+@pytest.mark.parametrize("text", [None, "{}", '{"temperature": null, "top_k": null}'])
+def test_a_file_that_says_nothing(tmp_path: Path, text: str | None) -> None:
+    found = read_defaults(target(tmp_path, text), "auto")
+    assert found == Defaults()
+    assert in_words(found.said) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": -1}, "temperature is -1; it must be 0 (greedy) or more"),
+        ({"top_p": 0}, "top-p is 0; it must be above 0 and at most 1"),
+        ({"top_k": -1}, "top-k is -1"),
+        ({"top_k": 2**70}, "top_k"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"min_p": 1}, "min-p is 1"),
+        ({"repetition_penalty": [1]}, "repetition_penalty"),
+    ],
+)
+def test_what_makes_no_sense_is_said(tmp_path: Path, said: dict[str, Any], says: str) -> None:
+    folder = target(tmp_path, json.dumps(said))
+    with pytest.raises(CheckpointError) as caught:
+        read_defaults(folder, "auto")
+    text = str(caught.value)
+    assert says in text
+    assert str(folder / "generation_config.json") in text
+    assert "none" in text
+    assert "\n" not in text
+    assert read_defaults(folder, "none") == Defaults()
+
+
+def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"generation_config\.json cannot be read"):
+        read_defaults(target(tmp_path, "{"), "auto")
+
+
+def test_words() -> None:
+    assert in_words({"temperature": 0.6, "top_k": 20}) == "temperature 0.6, top_k 20"

@@ -1,0 +1,70 @@
+"""What ``asyncspec run`` prints, and when."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec.errors import ClusterError
+from asyncspec_nodes.cli.run_output import JsonPrinter, as_dict
+from asyncspec_nodes.client.answers import Answer
+from asyncspec_nodes.reference.check import Comparison
+from asyncspec_protocol.messages import Submit
+
+ASKED = Submit(0, "x", 9, seed=0, temperature=0, top_k=0, top_p=1, policy="chain")
+ANSWERS = (
+    Answer(ASKED, 0, 0, "first", text="a", token_ids=(5,), finish_reason="stop"),
+    Answer(ASKED, 1, 0, None, error=ClusterError("the link is gone")),
+    Answer(ASKED, 1, 1, None, text="é"),
+)
+SAME = Comparison(equal=True, tokens=1, same=1, sentence="equal")
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[object]:
+    """What was printed since the last time."""
+    out, err = capsys.readouterr()
+    assert err == ""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def as_read(answer: Answer) -> object:
+    return json.loads(json.dumps(as_dict(answer, 3, "bitwise")))
+
+
+def test_a_list_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = JsonPrinter(many=True, checked=False)
+    printer.begin(3, "bitwise")
+    for answer in ANSWERS:
+        printer.done(answer)
+        assert lines(capsys) == [as_read(answer)]
+    printer.stop()
+    printer.end(ANSWERS, ())
+    assert lines(capsys) == []
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_to_be_checked_is_printed_when_it_is(
+    many: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printer = JsonPrinter(many=many, checked=True)
+    printer.begin(3, "bitwise")
+    answers = [replace(answer, error=None) for answer in ANSWERS[: 1 + many]]
+    for answer in answers:
+        printer.done(answer)
+    assert lines(capsys) == []
+    printer.end(answers, [SAME] * len(answers))
+    found = lines(capsys)
+    assert [line.pop("check")["sentence"] for line in found] == ["equal"] * len(answers)  # type: ignore[attr-defined]
+    assert found == [as_read(answer) for answer in answers]
+
+
+def test_a_single_answer_is_printed_once_it_is_sure(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that fails is an error and no JSON."""
+    printer = JsonPrinter(many=False, checked=False)
+    printer.begin(3, "bitwise")
+    printer.done(ANSWERS[0])
+    assert lines(capsys) == []
+    printer.end(ANSWERS[:1], ())
+    assert lines(capsys) == [as_read(ANSWERS[0])]
