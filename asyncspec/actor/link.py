@@ -26,6 +26,9 @@ from asyncspec_protocol.messages import Clock, Close, Fault, Heartbeat, Hello, M
 # A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
 MANY_BEATS = 2.0
 
+CLOSED = "the peer closed the connection"
+"""Why a link is gone, where the peer has not said."""
+
 
 class LinkOptions(Struct, frozen=True):
     """Times in seconds, sizes in bytes."""
@@ -150,7 +153,7 @@ class Link(asyncio.BufferedProtocol):
         if self._over:
             return
         self._over = True
-        reason = self._reason or (str(exc) if exc else "the peer closed the connection")
+        reason = self._reason or (str(exc) if exc else CLOSED)
         if not self.gone.done():
             self.gone.set_result(reason)
         self._closed(self, reason)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.actor.tap import Tap
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
@@ -41,7 +41,7 @@ class Owner(Protocol):
         """A message came from a link that has joined. May raise ``RemoteProtocolError``."""
 
     def refused(self, rank: Rank, reason: str) -> None:
-        """A peer we dialled does not want us, or we do not want it."""
+        """A peer we dialled does not want us, or we do not want it: told once for each reason."""
 
 
 class Security(Struct, frozen=True):
@@ -158,32 +158,47 @@ class Mesh:
     # --- dialling -------------------------------------------------------------------------------
 
     async def _dial(self, rank: Rank) -> None:
-        """Keep a link to ``rank`` up for ever."""
+        """Keep a link to ``rank`` up for ever. Why it cannot be is told when it has changed."""
         shortest, longest = self._options.redial_seconds
-        pause = shortest
+        pause, told = shortest, ""
         while True:
-            link = await self._connect(rank)
-            if link is not None:
-                reason = await link.gone
-                if link.peer is None:
-                    self._owner.refused(rank, reason)
-                else:
-                    pause = shortest
+            reason = await self._linked(rank)
+            if reason is None:
+                pause, told = shortest, ""
+            elif reason not in ("", told):
+                told = reason
+                self._owner.refused(rank, reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _connect(self, rank: Rank) -> Link | None:
-        host, port = self._peers[rank]
+    async def _linked(self, rank: Rank) -> str | None:
+        """Dial ``rank`` once and wait for the end of the link. None if there was one, else why
+        not; empty where nobody is there yet, or not any more."""
         try:
-            async with asyncio.timeout(self._options.dial_seconds):
-                _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
-                    host,
-                    port,
-                    ssl=self._security.client,
-                )
+            link = await self._connect(rank)
+        except ssl.SSLCertVerificationError as error:
+            return f"its certificate is refused: {error.verify_message}"
+        except ssl.SSLError as error:
+            return f"no TLS with it: {error}"
         except OSError:  # also where it took too long
-            return None  # not there yet, or not any more
+            return ""
+        reason = await link.gone
+        if link.peer is not None:
+            return None
+        # With TLS 1.3 the peer looks at our certificate when the connection stands already.
+        silent = reason == CLOSED and self._security.client is not None
+        return f"{reason}: it may have refused this node's certificate" if silent else reason
+
+    async def _connect(self, rank: Rank) -> Link:
+        """Raises ``OSError``."""
+        host, port = self._peers[rank]
+        async with asyncio.timeout(self._options.dial_seconds):
+            _, link = await asyncio.get_running_loop().create_connection(
+                lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
+                host,
+                port,
+                ssl=self._security.client,
+            )
         self._everyone.add(link)
         link.expect(self._options.welcome_seconds, "welcome")
         link.send(self._me)
