@@ -118,7 +118,8 @@ def requests(count: int) -> st.SearchStrategy[list[Request]]:
 
 @st.composite
 def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
-    """A toy cluster with any shape and any delays."""
+    """A toy cluster with any shape and any delays, which ``costs`` are made of."""
+    costs: type[Shaken] = fixed.pop("costs", Shaken)
     delays = draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
     options: dict[str, Any] = {
         "stages": draw(st.integers(1, 4)),
@@ -130,12 +131,12 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "max_sessions": draw(st.integers(1, 5)),
         "share_from": draw(st.sampled_from((1, 3, 1000))),
         # 0: no bound; or room for one session, or for two.
-        "slots": draw(st.sampled_from((0, 448, 900))),
+        "slots": draw(st.sampled_from((0, 128, 250))),
         "batch_rows": draw(st.sampled_from((1, 4, 9, 64))),
         "features": draw(st.sampled_from(FEATURES)),
         "apart": draw(st.booleans()),
     }
-    return Cluster(Shaken(delays), **{**options, **fixed})
+    return Cluster(costs(delays), **{**options, **fixed})
 
 
 def watch_invariants(cluster: Cluster) -> None:

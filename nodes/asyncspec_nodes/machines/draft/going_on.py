@@ -115,6 +115,7 @@ def _open(state: DraftState, job: Job, now: float) -> tuple[DraftState, Effects]
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
+        tree=session.most_live,
         given=len(job.given),
         features=features,
         tops=session.tops,

@@ -64,13 +64,14 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         coalesce=message.coalesce,
         tokens_travel=sampling.penalises,
         slots=Slots(message.shared, NodeId(message.shared - 1)),
+        most_slots=message.capacity + message.tree if message.tree >= 0 else 0,
     )
     if early:
         return state, (*onward, report(new))
     asked = message.prompt_length - message.given
     admit = Admit(
         session,
-        message.capacity,
+        message.capacity + max(0, message.tree),
         sampling,
         asked,
         features=message.features,
