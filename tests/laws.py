@@ -273,16 +273,20 @@ def check_features(session: Any) -> None:
 
 def check_after(cluster: Cluster, asked: list[Request]) -> None:
     """Everybody has got exactly what the target alone would have written, and nothing is kept."""
-    world = cluster.world
     for request in asked:
-        expected = cluster.expected(request)
-        assert tuple(world.tokens.get(request.request, ())) == expected
-        finish = world.finished[request.request]
-        stopped = bool(expected) and expected[-1] in request.stop_tokens
-        assert finish.reason == ("stop" if stopped else "length")
-        assert finish.stats["new_tokens"] == len(expected)
-        assert finish.stats["wasted_rows"] >= 0
+        check_answer(cluster, request)
     check_empty(cluster)
+
+
+def check_answer(cluster: Cluster, request: Request) -> None:
+    """A request got what the target alone would have written, all of it."""
+    expected = cluster.expected(request)
+    assert tuple(cluster.world.tokens.get(request.request, ())) == expected
+    finish = cluster.world.finished[request.request]
+    stopped = bool(expected) and expected[-1] in request.stop_tokens
+    assert finish.reason == ("stop" if stopped else "length")
+    assert finish.stats["new_tokens"] == len(expected)
+    assert finish.stats["wasted_rows"] >= 0
 
 
 def check_empty(cluster: Cluster) -> None:

@@ -150,6 +150,8 @@ class Finish(Struct, frozen=True):
     detail: str = ""
     # The shell adds to ``bytes_sent`` what this node has written for the session.
     session: SessionId = SessionId(-1)
+    # As in ``Finished``.
+    code: str = ""
 
 
 class Report(Struct, frozen=True):

@@ -89,6 +89,8 @@ class Counters(Struct, frozen=True):
     draft_passes: int = 0
     draft_seconds: float = 0.0
     sessions: int = 0
+    # Breaks of the pipeline in a row that it has seen, without a token between them.
+    breaks: int = 0
     # Prompt tokens that were taken over from other sessions.
     shared: int = 0
     started: float = 0.0

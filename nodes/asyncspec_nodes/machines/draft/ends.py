@@ -98,10 +98,10 @@ def finish_if_complete(
     return state, (Arm(account_timer(key), None), finish)
 
 
-def unserved(job: Job, reason: str, detail: str, now: float) -> Finish:
+def unserved(job: Job, reason: str, detail: str, now: float, code: str = "") -> Finish:
     """The end of a request that is in no session."""
     stats = _stats(job.request, job.counters, job.given, now, stages=0)
-    return Finish(request=job.request.request, reason=reason, stats=stats, detail=detail)
+    return Finish(job.request.request, reason, stats, detail, code=code)
 
 
 def _stats(

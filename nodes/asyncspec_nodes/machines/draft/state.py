@@ -40,6 +40,9 @@ class DraftConfig(Struct, frozen=True):
     max_sessions: int = 16
     # How long requests wait for a pipeline that is down before they fail.
     rejoin_seconds: float = 30.0
+    # Breaks of the pipeline in a row that a request may see without a token between them, before it
+    # is taken for their reason.
+    most_breaks: int = 3
     # How long the end of a request waits for the stages' accounts.
     account_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
@@ -92,6 +95,9 @@ class DraftState(Struct, frozen=True):
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
+    # Stages whose next one was lost, and that have said nothing of their link to it since: if they
+    # say that it is down they speak of the same break.
+    echoes: frozenset[Rank] = frozenset()
     # Cache slots there are on the stages that have told; 0: no bound.
     slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
