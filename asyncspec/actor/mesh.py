@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Protocol
@@ -79,6 +80,8 @@ class Mesh:
         # Who records this node, if anybody does: see ``record``.
         self._tap: Tap | None = None
         self._everyone: set[Link] = set()
+        # What links that are gone have written for sessions whose books are still open.
+        self._gone_bytes: Counter[int] = Counter()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
 
@@ -111,9 +114,19 @@ class Mesh:
         for link in self.links.values():
             link.record(tap)
 
+    @property
+    def books(self) -> Mapping[int, int]:
+        """Bytes written for sessions, where nobody has taken the count yet."""
+        books = Counter(self._gone_bytes)
+        for link in self.links.values():
+            books.update(link.session_bytes)
+        return books
+
     def take_bytes(self, session: int) -> int:
-        """Bytes written for a session so far, on all links; the count starts anew."""
-        return sum(link.take_bytes(session) for link in self.links.values())
+        """Bytes written for a session so far, on all links, also those that are gone; the count
+        starts anew."""
+        here = sum(link.take_bytes(session) for link in self.links.values())
+        return here + self._gone_bytes.pop(session, 0)
 
     # --- listening ------------------------------------------------------------------------------
 
@@ -236,7 +249,5 @@ class Mesh:
             return
         if self.links.get(link.rank) is link:
             del self.links[link.rank]
-        if is_draft(link.rank):
-            for other in self.links.values():
-                other.forget(link.rank)  # of its sessions no account will be asked for
+            self._gone_bytes.update(link.session_bytes)
         self._owner.lost(link, reason)

@@ -12,14 +12,15 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Received,
+    Report,
     Send,
 )
-from asyncspec.jobs import Forward, Job
+from asyncspec.jobs import Forward, Job, Release
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version, owner
 from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
 from laws import SMALL
 
@@ -61,6 +62,12 @@ def passes(effects: list[Effect]) -> list[Forward]:
 def abandoned(effects: list[Effect]) -> list[Job]:
     """Jobs that nobody waits for any more."""
     return [e.job for e in effects if isinstance(e, Abandon)]
+
+
+def forgotten(session: int) -> list[Effect]:
+    """What a token source does with a session that is over: its books close too."""
+    name = SessionId(session)
+    return [Compute(Release(name)), Report(owner(name), name, 0, 0, 0, 0.0)]
 
 
 def stage(

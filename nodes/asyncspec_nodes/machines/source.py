@@ -26,6 +26,7 @@ from asyncspec.actor.machine import (
     Lost,
     Planned,
     Received,
+    Report,
     Send,
     Stopped,
     Submitted,
@@ -201,6 +202,7 @@ def _forget(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceStat
         if asked is not None and asked in state.working:
             effects.append(Abandon(asked))
         effects.append(Compute(Release(session)))
+        effects.append(Report(owner(session), session, 0, 0, 0, 0.0))
     left = {k: v for k, v in state.sessions.items() if k not in over}
     waiting = tuple(job for job in state.waiting if job.session not in over)
     return replace(state, sessions=left, waiting=waiting), tuple(effects)

@@ -50,7 +50,9 @@ def why_ended(job: Job) -> str:
 def _struck(session: DraftSession, times: int) -> Job:
     counters = with_turns(session)
     breaks = times + (0 if session.committed else counters.breaks)
-    return Job(session.request, replace(counters, breaks=breaks), session.given)
+    earlier = (*counters.earlier, session.session)
+    counters = replace(counters, breaks=breaks, earlier=earlier)
+    return Job(session.request, counters, session.given)
 
 
 def _suspected(counters: Counters) -> bool:

@@ -142,6 +142,7 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
     so."""
     held = (*state.sessions, *state.kept)
     over = tuple(s for s in held if s < first and owner(s) == draft)
+    told = tuple(report(state.sessions[s]) for s in over if s in state.sessions)
     known = state.known.get(draft, UNKNOWN)
     known = replace(
         known,
@@ -155,7 +156,8 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
     )
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
-    return state, (*abandoned, *(Compute(Release(session)) for session in over), *granted)
+    released = tuple(Compute(Release(session)) for session in over)
+    return state, (*abandoned, *released, *told, *granted)
 
 
 def report(session: StageSession) -> Report:
