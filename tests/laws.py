@@ -132,6 +132,7 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "share_from": draw(st.sampled_from((1, 3, 1000))),
         # 0: no bound; or room for one session, or for two.
         "slots": draw(st.sampled_from((0, 128, 250))),
+        "source_slots": draw(st.sampled_from((0, 0, 128, 250))),
         "batch_rows": draw(st.sampled_from((1, 4, 9, 64))),
         "features": draw(st.sampled_from(FEATURES)),
         "apart": draw(st.booleans()),

@@ -56,6 +56,16 @@ def test_a_token_is_not_a_reason_to_copy(admitted: int) -> None:
     assert copied < 3 * admitted
 
 
+def test_a_cache_that_grows_as_it_is_needed_holds_what_is_said_of_a_slot() -> None:
+    """Where nobody says how long a session gets, once it is longer than a cache's least step."""
+    cache = TreeCache(small(exact=False), 1 << 30)
+    for slots in range(1, 6000, 7):
+        cache.reserve(slots)
+        held = cache.bytes_held
+        assert slots < 512 or held <= (slots + BLOCK) * cache.shape.held_bytes()
+    assert held > 1.2 * slots * cache.shape.slot_bytes()
+
+
 @given(start=st.integers(0, 50), keep=st.sets(st.integers(0, 40)), exact=st.booleans())
 def test_compaction_moves_every_layer(start: int, keep: set[int], exact: bool) -> None:
     cache = TreeCache(small(exact), 128)

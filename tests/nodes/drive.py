@@ -90,9 +90,11 @@ def stage(
     return driven
 
 
-def draft(stages: int = 1, credit: int = 100, features: tuple[int, ...] = ()) -> Driven:
-    """A draft node whose pipeline stands."""
-    config = DraftConfig(stages=stages, policies=SMALL, features=features, max_sessions=4)
+def draft(
+    stages: int = 1, credit: int = 100, features: tuple[int, ...] = (), **more: Any
+) -> Driven:
+    """A draft node whose stages stand."""
+    config = DraftConfig(stages=stages, policies=SMALL, features=features, max_sessions=4, **more)
     driven = Driven(DraftMachine(config))
     for rank in range(1, stages + 1):
         driven.feed(Joined(Rank(rank)), Received(Rank(rank), Ready(Rank(rank), True)))

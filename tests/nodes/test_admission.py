@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Finish, Received, Submitted
+from asyncspec.actor.machine import Finish, Joined, Received, Submitted
 from asyncspec.policy import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec.sim.stage_cost import StageCost
@@ -88,6 +88,38 @@ def test_a_request_fits_alone_or_never(slots: list[int], tokens: int) -> None:
     needed = slots_needed(request, SMALL["flowspec"], len(slots))
     assert needed % BLOCK == 0
     assert bool(too_large(driven.state, request)) == (bound is not None and needed > bound)
+
+
+def test_what_drafts_has_room_or_they_wait() -> None:
+    """Only those that draft; a plain one behind them keeps its place in the queue."""
+    driven = draft(slots=130)
+    asked = [ask(i, max_new_tokens=20) for i in (1, 2, 3)]
+    plain = ask(4, max_new_tokens=20, policy="autoregressive")
+    opened = sent(driven.feed(*map(Submitted, asked), Submitted(plain)), Open)
+    assert len(opened) == 2
+    assert [job.request.request for job in driven.state.backlog] == [3, 4]
+    driven = draft(slots=64)
+    opened = sent(driven.feed(Submitted(asked[0]), Submitted(plain)), Open)
+    assert len(opened) == 2
+
+
+def test_a_source_of_its_own_says_for_how_much_it_has_room() -> None:
+    driven = draft(source=Rank(2))
+    driven.feed(Joined(Rank(2)), Received(Rank(2), Ready(Rank(2), True, 64)))
+    opened = sent(driven.feed(Submitted(ask(1, max_new_tokens=20)), Submitted(ask(2))), Open)
+    assert len(opened) == 1
+    assert slots_in_all(driven.state) is None
+
+
+def test_what_can_never_fit_where_it_drafts_is_told_so() -> None:
+    driven = draft(slots=320)
+    large = ask(1, max_new_tokens=400)
+    (finish,) = [e for e in driven.feed(Submitted(large)) if isinstance(e, Finish)]
+    assert finish.reason == "error"
+    assert "448 slots of the token source's caches, which have 320" in finish.detail
+    assert "draft_mib" in finish.detail
+    plain = replace(large, request=2, policy="autoregressive")
+    assert sent(driven.feed(Submitted(plain)), Open)
 
 
 @given(

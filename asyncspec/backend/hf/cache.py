@@ -44,6 +44,10 @@ class Shape(Struct, frozen=True):
         """Type of the values."""
         return torch.float32 if self.exact else self.dtype
 
+    def held_bytes(self) -> int:
+        """Bytes per slot of a cache that grows as it is needed: half of them may be ahead."""
+        return self.slot_bytes() * 3 // 2
+
     def slot_bytes(self) -> int:
         """Bytes per slot over all layers."""
         keys = self.head_dim * self.dtype.itemsize

@@ -36,6 +36,9 @@ class DraftConfig(Struct, frozen=True):
     share_from: int = 64
     # Prompt nodes per segment.
     prefill_rows: int = 64
+    # Slots that the token source of this node has memory for, in the caches of all sessions; 0: no
+    # bound.
+    slots: int = 0
     # Requests that are processed at a time, where there is room for them; others wait their turn.
     max_sessions: int = 16
     # How long requests wait for a pipeline that is down before they fail.
@@ -98,7 +101,8 @@ class DraftState(Struct, frozen=True):
     # Stages whose next one was lost, and that have said nothing of their link to it since: if they
     # say that it is down they speak of the same break.
     echoes: frozenset[Rank] = frozenset()
-    # Cache slots there are on the stages that have told; 0: no bound.
+    # Cache slots there are on the stages that have told, and at a token source of its own; 0: no
+    # bound.
     slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
