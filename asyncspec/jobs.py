@@ -21,7 +21,7 @@ class Rows(Struct, frozen=True):
 
 
 class Admit(Struct, frozen=True):
-    """Make an empty cache for a session that can reach ``capacity`` committed tokens."""
+    """Make an empty cache for a session that takes ``capacity`` slots at most."""
 
     session: SessionId
     capacity: int

@@ -52,10 +52,13 @@ class Cluster:
         window: int = 2,
         batch_rows: int = 64,
         slots: int = 0,
+        source_slots: int = 0,
         share_from: int = 1000,
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
+        most_breaks: int = 10**9,
+        account_seconds: float = 2.0,
         features: tuple[int, ...] = (),
         apart: bool = False,
         record: bool = False,
@@ -69,12 +72,16 @@ class Cluster:
         self.window = window
         self.batch_rows = batch_rows
         self.slots = slots
+        self.source_slots = source_slots
         self.config = DraftConfig(
             stages=stages,
             policies=policies or POLICIES,
             prefill_rows=prefill_rows,
             max_sessions=max_sessions,
             rejoin_seconds=rejoin_seconds,
+            most_breaks=most_breaks,
+            account_seconds=account_seconds,
+            slots=0 if apart and not features else source_slots,
             share_from=share_from,
             kept=3,
             features=features,
@@ -118,7 +125,7 @@ class Cluster:
     def source_node(self, rank: Rank) -> Actor:
         """A fresh node for the token source."""
         most = self.config.max_sessions
-        machine = SourceMachine(SourceConfig(rank, self.model.vocab, sessions=most))
+        machine = SourceMachine(SourceConfig(rank, self.model.vocab, most, self.source_slots))
         return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
 
     def node(self, rank: Rank) -> Actor:

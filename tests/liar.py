@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Input, Received, Send
 from asyncspec.jobs import Job
@@ -108,6 +109,11 @@ def opening(session: int, like: int = -1) -> Open:
     return Open(session, 1 + shared, 20, 0, 0.0, 0, 1.0, like=like, shared=shared)  # type: ignore[arg-type]
 
 
+def narrow(opened: Open) -> Open:
+    """The same for a few tokens and a small tree, so that there are soon too many nodes."""
+    return replace(opened, capacity=opened.prompt_length + 2, tree=2)
+
+
 @st.composite
 def lies(
     draw: st.DrawFn, session: int, foreign: Sequence[int], stages: int
@@ -121,7 +127,7 @@ def lies(
         chains(about),
         chains(about),
         segments(about),
-        st.just(opening(about, begun)),
+        st.sampled_from((opening(about, begun), narrow(opening(about, begun)))),
         st.builds(Rates, st.just(about), small, *[shares] * 7),
         st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares, shares),
     )

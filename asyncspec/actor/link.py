@@ -20,11 +20,14 @@ from asyncspec.backend.base import WireTensor
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
-from asyncspec_protocol.ids import Rank, SessionId, owner
+from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Clock, Close, Fault, Heartbeat, Hello, Message, Welcome
 
 # A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
 MANY_BEATS = 2.0
+
+CLOSED = "the peer closed the connection"
+"""Why a link is gone, where the peer has not said."""
 
 
 class LinkOptions(Struct, frozen=True):
@@ -150,7 +153,7 @@ class Link(asyncio.BufferedProtocol):
         if self._over:
             return
         self._over = True
-        reason = self._reason or (str(exc) if exc else "the peer closed the connection")
+        reason = self._reason or (str(exc) if exc else CLOSED)
         if not self.gone.done():
             self.gone.set_result(reason)
         self._closed(self, reason)
@@ -262,11 +265,6 @@ class Link(asyncio.BufferedProtocol):
     def take_bytes(self, session: int) -> int:
         """Bytes written for a session so far; the count starts anew."""
         return self.session_bytes.pop(session, 0)
-
-    def forget(self, draft: Rank) -> None:
-        """Count no more what a draft node's sessions have cost."""
-        for session in [s for s in self.session_bytes if owner(SessionId(s)) == draft]:
-            del self.session_bytes[session]
 
     def _tick(self) -> None:
         options = self._options

@@ -150,6 +150,15 @@ class Finish(Struct, frozen=True):
     detail: str = ""
     # The shell adds to ``bytes_sent`` what this node has written for the session.
     session: SessionId = SessionId(-1)
+    # As in ``Finished``.
+    code: str = ""
+    # And for those sessions of the request that ended before, with a break of the pipeline.
+    earlier: tuple[SessionId, ...] = ()
+
+    @property
+    def sessions(self) -> tuple[SessionId, ...]:
+        """All that the request had."""
+        return self.earlier if self.session < 0 else (*self.earlier, self.session)
 
 
 class Report(Struct, frozen=True):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.actor.tap import Tap
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
@@ -41,7 +42,7 @@ class Owner(Protocol):
         """A message came from a link that has joined. May raise ``RemoteProtocolError``."""
 
     def refused(self, rank: Rank, reason: str) -> None:
-        """A peer we dialled does not want us, or we do not want it."""
+        """A peer we dialled does not want us, or we do not want it: told once for each reason."""
 
 
 class Security(Struct, frozen=True):
@@ -79,6 +80,8 @@ class Mesh:
         # Who records this node, if anybody does: see ``record``.
         self._tap: Tap | None = None
         self._everyone: set[Link] = set()
+        # What links that are gone have written for sessions whose books are still open.
+        self._gone_bytes: Counter[int] = Counter()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
 
@@ -111,9 +114,19 @@ class Mesh:
         for link in self.links.values():
             link.record(tap)
 
+    @property
+    def books(self) -> Mapping[int, int]:
+        """Bytes written for sessions, where nobody has taken the count yet."""
+        books = Counter(self._gone_bytes)
+        for link in self.links.values():
+            books.update(link.session_bytes)
+        return books
+
     def take_bytes(self, session: int) -> int:
-        """Bytes written for a session so far, on all links; the count starts anew."""
-        return sum(link.take_bytes(session) for link in self.links.values())
+        """Bytes written for a session so far, on all links, also those that are gone; the count
+        starts anew."""
+        here = sum(link.take_bytes(session) for link in self.links.values())
+        return here + self._gone_bytes.pop(session, 0)
 
     # --- listening ------------------------------------------------------------------------------
 
@@ -158,32 +171,47 @@ class Mesh:
     # --- dialling -------------------------------------------------------------------------------
 
     async def _dial(self, rank: Rank) -> None:
-        """Keep a link to ``rank`` up for ever."""
+        """Keep a link to ``rank`` up for ever. Why it cannot be is told when it has changed."""
         shortest, longest = self._options.redial_seconds
-        pause = shortest
+        pause, told = shortest, ""
         while True:
-            link = await self._connect(rank)
-            if link is not None:
-                reason = await link.gone
-                if link.peer is None:
-                    self._owner.refused(rank, reason)
-                else:
-                    pause = shortest
+            reason = await self._linked(rank)
+            if reason is None:
+                pause, told = shortest, ""
+            elif reason not in ("", told):
+                told = reason
+                self._owner.refused(rank, reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _connect(self, rank: Rank) -> Link | None:
-        host, port = self._peers[rank]
+    async def _linked(self, rank: Rank) -> str | None:
+        """Dial ``rank`` once and wait for the end of the link. None if there was one, else why
+        not; empty where nobody is there yet, or not any more."""
         try:
-            async with asyncio.timeout(self._options.dial_seconds):
-                _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
-                    host,
-                    port,
-                    ssl=self._security.client,
-                )
+            link = await self._connect(rank)
+        except ssl.SSLCertVerificationError as error:
+            return f"its certificate is refused: {error.verify_message}"
+        except ssl.SSLError as error:
+            return f"no TLS with it: {error}"
         except OSError:  # also where it took too long
-            return None  # not there yet, or not any more
+            return ""
+        reason = await link.gone
+        if link.peer is not None:
+            return None
+        # With TLS 1.3 the peer looks at our certificate when the connection stands already.
+        silent = reason == CLOSED and self._security.client is not None
+        return f"{reason}: it may have refused this node's certificate" if silent else reason
+
+    async def _connect(self, rank: Rank) -> Link:
+        """Raises ``OSError``."""
+        host, port = self._peers[rank]
+        async with asyncio.timeout(self._options.dial_seconds):
+            _, link = await asyncio.get_running_loop().create_connection(
+                lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
+                host,
+                port,
+                ssl=self._security.client,
+            )
         self._everyone.add(link)
         link.expect(self._options.welcome_seconds, "welcome")
         link.send(self._me)
@@ -221,7 +249,5 @@ class Mesh:
             return
         if self.links.get(link.rank) is link:
             del self.links[link.rank]
-        if is_draft(link.rank):
-            for other in self.links.values():
-                other.forget(link.rank)  # of its sessions no account will be asked for
+            self._gone_bytes.update(link.session_bytes)
         self._owner.lost(link, reason)

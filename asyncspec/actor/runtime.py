@@ -116,6 +116,11 @@ class Runtime(Generic[S]):
         return self._mesh.links
 
     @property
+    def books(self) -> Mapping[int, int]:
+        """Bytes written for sessions that are not over."""
+        return self._mesh.books
+
+    @property
     def busy_seconds(self) -> float:
         """How long the device has worked so far."""
         return self._device.busy_seconds
@@ -190,8 +195,9 @@ class Runtime(Generic[S]):
                 self._abandon_job(job)
             case Emit():
                 self._shell.emit(effect)
-            case Finish(stats=stats, session=session):
-                stats["bytes_sent"] = stats.get("bytes_sent", 0) + self._mesh.take_bytes(session)
+            case Finish(stats=stats):
+                sent = sum(map(self._mesh.take_bytes, effect.sessions))
+                stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self._shell.finish(effect)
             case Report(to, session, passes, computed, dead, seconds):
                 sent = self._mesh.take_bytes(session)

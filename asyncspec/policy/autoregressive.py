@@ -13,6 +13,9 @@ class Autoregressive(Usual, frozen=True):
     def drafts(self) -> bool:
         return False
 
+    def most_live(self, stages: int) -> int:
+        return 0
+
     def grow(self, view: View) -> Growth | None:
         return None
 

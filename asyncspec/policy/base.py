@@ -15,6 +15,7 @@ from asyncspec.accept import Opinion
 from asyncspec.source.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.limits import MOST_NODES
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -22,6 +23,10 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 MOST_ROWS = 4096
 """More than any policy sends in a segment."""
+
+MOST_LIVE = 2 * MOST_NODES
+"""Nodes of a tree at most, whatever a policy asks for: a prune names all of them, and those
+accepted of late."""
 
 
 class Loop(Struct, frozen=True):
@@ -165,6 +170,10 @@ class Policy(Protocol):
         """True where what a segment has no room for may come with the next. Then a session that is
         alone sends as many rows as cost little; others' trees would be smaller."""
 
+    def most_live(self, stages: int) -> int:
+        """Nodes of a session's tree at most, its root not counted: what a pipeline of so many
+        stages may have to hold beside prompt and answer. A tree that is full grows no more."""
+
     def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
         """The token after ``node``. Of lossless policies it is the drawn one."""
 
@@ -177,3 +186,8 @@ class Policy(Protocol):
     def cut(self, view: View) -> tuple[NodeId, ...]:
         """The next segment, from ``view.unsent``, parents first. Asked whenever the first stage
         can take one; empty means: nothing yet."""
+
+
+def most_live(policy: Policy, stages: int) -> int:
+    """Nodes that a session's tree is held to, its root not counted."""
+    return min(policy.most_live(stages), MOST_LIVE)

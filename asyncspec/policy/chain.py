@@ -19,9 +19,11 @@ class Chain(Usual, frozen=True):
     # Most chunks ahead of the last certain token; 0: one for each stage and one being drafted.
     ahead: Count = 0
 
+    def most_live(self, stages: int) -> int:
+        return (self.ahead or stages + 1) * self.k
+
     def grow(self, view: View) -> Growth | None:
-        chunks = self.ahead or view.stages + 1
-        depth = min(self.k, min(chunks * self.k, view.room) - view.levels)
+        depth = min(self.k, min(self.most_live(view.stages), view.room) - view.levels)
         if view.drafted or depth <= 0:
             return None
         return Growth(Shape(depth, 1, depth), adopt=depth, frontier=view.deepest)

@@ -28,6 +28,9 @@ class Chunked(Usual, frozen=True):
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = False
 
+    def most_live(self, stages: int) -> int:
+        return self.size
+
     def accepts(self, view: View) -> bool:
         return self.early or (view.pending == 0 and not view.unsent)
 

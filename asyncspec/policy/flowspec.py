@@ -48,6 +48,12 @@ class FlowSpec(Usual, frozen=True):
     def narrows(self) -> bool:
         return True
 
+    def most_live(self, stages: int) -> int:
+        """A round's first tree with all that can be added to it before anything is accepted, and a
+        fresh one. No more follows from the rules: what every hit leaves of the tree grows on."""
+        deeper = max(0, self.d_most - min(self.d_init, self.d_exp)) // self.d_deep
+        return self.l_init + deeper * self.l_deep + self.l_exp
+
     def grow(self, view: View) -> Growth | None:
         if not view.room:
             return None
@@ -69,6 +75,8 @@ class FlowSpec(Usual, frozen=True):
         if view.unsent or not view.starving or depth > min(self._deepest(view), view.room):
             return None
         known = len(view.tree) - 1
+        if known >= self.most_live(view.stages):
+            return None
         return self._growth(view, depth, known + self.l_deep, self.l_deep)
 
     def _deepest(self, view: View) -> int:

@@ -53,8 +53,16 @@ class Levels(Usual, frozen=True):
             return within_top_p(tree, node, opinion, self.top_p)
         return opinion.drawn
 
+    def most_live(self, stages: int) -> int:
+        """Every level is as wide as it may be, but for the first ones, which have not enough
+        parents yet."""
+        left, size, level = self._depth(stages), 0, min(self.children, self.width)
+        while left and 1 < level < self.width:
+            left, size, level = left - 1, size + level, min(level * self.children, self.width)
+        return size + left * level
+
     def grow(self, view: View) -> Growth | None:
-        room = min(self.depth or view.stages * self.levels, view.room) - view.levels
+        room = min(self._depth(view.stages), view.room) - view.levels
         if view.drafted or room <= 0:
             return None
         levels, width = min(self.levels, room), self._width(view)
@@ -69,6 +77,10 @@ class Levels(Usual, frozen=True):
         level = (n for n in view.drafted if nodes[n].position < end)
         part = -(-self.levels * self._width(view) // self.parts)
         return by_score(view.tree, level)[:part]
+
+    def _depth(self, stages: int) -> int:
+        """Levels below the root at most."""
+        return self.depth or stages * self.levels
 
     def _width(self, view: View) -> int:
         """Of a level, where its segments are to have so many rows at most."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from asyncspec.dipsd.presets import LONGEST
 from asyncspec.policy.base import Growth, Positive, Usual, View
 from asyncspec.source.grow import Shape
 from asyncspec_protocol.ids import NodeId
@@ -37,6 +38,12 @@ class Linear(Usual, frozen=True):
     @property
     def planned(self) -> bool:
         return self.plan
+
+    def most_live(self, stages: int) -> int:
+        """With ``ahead`` a draft, as many tokens that were there when it began, and below both the
+        next root with as many again."""
+        length = max(self.length, LONGEST) if self.plan else self.length
+        return 3 * length + 1 if self.ahead else length * self.width
 
     def accepts(self, view: View) -> bool:
         return view.pending == 0 and not view.fresh_root

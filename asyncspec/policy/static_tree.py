@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,6 +19,9 @@ class StaticTree(Usual, frozen=True):
     # Children of every node, level by level (SpecInfer: eight levels, the third one wider).
     branching: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 1, 3, 1, 1, 1, 1, 1)
 
+    def most_live(self, stages: int) -> int:
+        return _size(self.branching)
+
     def accepts(self, view: View) -> bool:
         return view.pending == 0 and not view.unsent
 
@@ -25,10 +29,7 @@ class StaticTree(Usual, frozen=True):
         if view.drafts or not view.room:
             return None
         widths = self.branching[: view.room]
-        size, level = 0, 1
-        for width in widths:
-            level *= width
-            size += level
+        size = _size(widths)
         shape = Shape(len(widths), max(widths), size, size, fixed_width=True, widths=widths)
         return Growth(shape, adopt=size)
 
@@ -36,3 +37,12 @@ class StaticTree(Usual, frozen=True):
         if not view.drafts and view.room:
             return ()  # the round starts with its tree
         return view.unsent
+
+
+def _size(widths: Sequence[int]) -> int:
+    """Nodes of a tree whose every node has so many children, level by level."""
+    size, level = 0, 1
+    for width in widths:
+        level *= width
+        size += level
+    return size

@@ -12,7 +12,7 @@ from asyncspec.sim.clock import Clock
 from asyncspec.sim.costs import Costs, Wires
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Message
+from asyncspec_protocol.messages import Close, Message
 
 
 class Line(Struct):
@@ -51,7 +51,7 @@ class Lines:
         # By their ends.
         self._up: dict[tuple[Rank, Rank], Line] = {}
         # Bytes written for a session, by node.
-        self._bytes: dict[tuple[Rank, SessionId], int] = {}
+        self.books: dict[tuple[Rank, SessionId], int] = {}
 
     def find(self, source: Rank, target: Rank) -> Line | None:
         """The line from one node to another, if it is up."""
@@ -94,7 +94,7 @@ class Lines:
 
     def take_bytes(self, rank: Rank, session: SessionId) -> int:
         """Bytes a node has written for a session so far; the count starts anew."""
-        return self._bytes.pop((rank, session), 0)
+        return self.books.pop((rank, session), 0)
 
     def _arrive(self, line: Line, event: Received) -> None:
         if line.up:
@@ -114,5 +114,8 @@ class Lines:
         if session is None:
             return self._wires.nbytes(message) if source in self._recorded else 0
         size, key = self._wires.nbytes(message), (source, session)
-        self._bytes[key] = self._bytes.get(key, 0) + size
+        # The end of a prompt that was kept comes when its session's books are closed, as in Link.
+        if isinstance(message, Close) and key not in self.books:
+            return size
+        self.books[key] = self.books.get(key, 0) + size
         return size

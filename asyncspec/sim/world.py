@@ -36,7 +36,7 @@ from asyncspec.sim.costs import Costs, Wires
 from asyncspec.sim.jobs import Jobs
 from asyncspec.sim.lines import Lines
 from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Closed
 
 
@@ -96,6 +96,11 @@ class World:
     def at(self, when: float, action: Callable[..., None], *with_what: object) -> int:
         """Do something at a time; returns the number of the event."""
         return self._clock.at(when, action, *with_what)
+
+    @property
+    def books(self) -> Mapping[tuple[Rank, SessionId], int]:
+        """Bytes that nodes have written for sessions and that nobody has asked for."""
+        return self._lines.books
 
     def feed(self, rank: Rank, event: Input) -> None:
         """Let a machine react to something, now."""
@@ -165,7 +170,7 @@ class World:
         request, stats = effect.request, effect.stats
         if request in self.finished:
             raise LocalProtocolError(f"request {request} ended twice")
-        sent = self._lines.take_bytes(rank, effect.session)
+        sent = sum([self._lines.take_bytes(rank, session) for session in effect.sessions])
         stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
         self.finished[request] = effect
         return 0

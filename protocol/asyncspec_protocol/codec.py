@@ -125,6 +125,7 @@ def _check_message(message: Message) -> None:
             ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
+            _require(opened.tree >= -1, "a tree has 0 nodes or more, or nobody says how many")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
         case PassTimes(_, rows, seconds, row_seconds, jitter):
             _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")

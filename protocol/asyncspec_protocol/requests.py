@@ -58,6 +58,10 @@ class Output(Struct, array_like=True, frozen=True, tag="output"):
     spelled: tuple[bytes, ...] = ()
 
 
+BREAKS = "breaks"
+"""In ``Finished.code``: the pipeline broke again and again while it read the request."""
+
+
 class Finished(Struct, array_like=True, frozen=True, tag="finished"):
     """The end of a request: ``stop``, ``length``, ``cancelled`` or ``error``."""
 
@@ -67,7 +71,7 @@ class Finished(Struct, array_like=True, frozen=True, tag="finished"):
     detail: str
     # Counters, named and defined in docs/metrics.md.
     stats: dict[str, float]
-    # For "error": a short name scripts can test, e.g. "busy".
+    # For "error": a short name scripts can test, e.g. "busy" or ``BREAKS``.
     code: str = ""
 
 

@@ -50,6 +50,8 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     shared: int = 0
     # Segments of it that wait at a stage may share a pass, where that costs less than one for each.
     coalesce: bool = False
+    # Nodes of its tree at most: its cache may come to ``capacity`` and these. -1: not said.
+    tree: int = -1
 
 
 class Close(Struct, array_like=True, frozen=True, tag="close"):

@@ -69,6 +69,21 @@ def test_a_loaded_stage_has_what_was_foretold(
         assert held + packed == pytest.approx(foretold.weights, rel=0.02)
 
 
+def test_trees_are_as_large_as_the_policys(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("--target", str(tiny("llama")), "--stages", "2")
+    for options, nodes in (
+        ((), 480),
+        (("--sessions", "16"), 16 * 480),
+        (("--policy", "autoregressive", "--sessions", "16"), 0),
+        (("--policy", "pipedec:width=16", "--sessions", "3"), 3 * 32),
+        (("--policy", "pipedec:width=16", "--sessions", "3", "--tree", "5"), 5),
+    ):
+        for row in asked(capsys, *argv, *options):
+            assert row["tree_bytes"] == nodes * row["bytes_per_token"]
+
+
 def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["memory", "--target", str(tiny("llama")), "--stages", "2"]) == 0
     out = capsys.readouterr().out
@@ -82,6 +97,9 @@ def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFix
         (["--stages", "0"], "--stages is 0"),
         (["--stages", "99"], "more than the target's"),
         (["--context", "0"], "--context must be at least 1"),
+        (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
+        (["--policy", "flowspek"], "unknown policy 'flowspek'"),
+        (["--policy", "pipedec:width=0"], "policy pipedec: width"),
     ],
 )
 def test_what_cannot_be(

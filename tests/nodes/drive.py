@@ -12,14 +12,15 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Received,
+    Report,
     Send,
 )
-from asyncspec.jobs import Forward, Job
+from asyncspec.jobs import Forward, Job, Release
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version, owner
 from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
 from laws import SMALL
 
@@ -63,6 +64,12 @@ def abandoned(effects: list[Effect]) -> list[Job]:
     return [e.job for e in effects if isinstance(e, Abandon)]
 
 
+def forgotten(session: int) -> list[Effect]:
+    """What a token source does with a session that is over: its books close too."""
+    name = SessionId(session)
+    return [Compute(Release(name)), Report(owner(name), name, 0, 0, 0, 0.0)]
+
+
 def stage(
     rank: int = 1,
     stages: int = 1,
@@ -83,9 +90,11 @@ def stage(
     return driven
 
 
-def draft(stages: int = 1, credit: int = 100, features: tuple[int, ...] = ()) -> Driven:
-    """A draft node whose pipeline stands."""
-    config = DraftConfig(stages=stages, policies=SMALL, features=features, max_sessions=4)
+def draft(
+    stages: int = 1, credit: int = 100, features: tuple[int, ...] = (), **more: Any
+) -> Driven:
+    """A draft node whose stages stand."""
+    config = DraftConfig(stages=stages, policies=SMALL, features=features, max_sessions=4, **more)
     driven = Driven(DraftMachine(config))
     for rank in range(1, stages + 1):
         driven.feed(Joined(Rank(rank)), Received(Rank(rank), Ready(Rank(rank), True)))

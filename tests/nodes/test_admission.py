@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Finish, Received, Submitted
+from asyncspec.actor.machine import Finish, Joined, Received, Submitted
+from asyncspec.policy import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.machines.draft.admission import (
@@ -20,6 +22,7 @@ from asyncspec_nodes.machines.draft.width import FEWEST, SLOWER, prompt_rows
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask
+from laws import SMALL
 from nodes.drive import Driven, draft, sent
 
 
@@ -31,16 +34,40 @@ def room(*slots: int) -> Driven:
     return driven
 
 
+@pytest.mark.parametrize(
+    ("policy", "stages", "slots"),
+    [
+        ("autoregressive", 4, 100),
+        ("chain", 4, 120),
+        ("flowspec", 4, 580),
+        ("specpipe", 4, 300),
+        ("pipedec:width=4096", 4, 100 + 2 * 4096),
+    ],
+)
+def test_a_session_takes_its_prompt_its_answer_and_its_policys_tree(
+    policy: str, stages: int, slots: int
+) -> None:
+    request = ask(prompt=(1,) * 40, max_new_tokens=60, policy=policy)
+    blocks = -(-slots // BLOCK)
+    assert slots_needed(request, POLICIES[policy], stages) == blocks * BLOCK
+
+
+def test_stages_are_told_what_was_admitted() -> None:
+    (opened,) = sent(room(0, 0).feed(Submitted(ask(1))), Open)
+    assert (opened.capacity, opened.tree) == (6 + 24, SMALL["flowspec"].most_live(2))
+
+
 def test_the_smallest_stage_decides_and_order_is_kept() -> None:
-    driven = room(0, 704, 2000)
+    driven = room(0, 448, 2000)
     small, large = ask(1, max_new_tokens=20), ask(2, max_new_tokens=400)
-    assert slots_needed(small, 3) == 320
-    assert slots_needed(large, 3) == 704
+    policy = SMALL["flowspec"]
+    assert slots_needed(small, policy, 3) == 64
+    assert slots_needed(large, policy, 3) == 448
     opened = sent(driven.feed(Submitted(small), Submitted(large), Submitted(ask(3))), Open)
     # The large one waits for all of the room, and the small one behind it for the large one.
     assert len(opened) == 1
     assert [job.request.request for job in driven.state.backlog] == [2, 3]
-    assert slots_taken(driven.state) == 320
+    assert slots_taken(driven.state) == 64
 
 
 def test_what_can_never_fit_is_told_so_at_once() -> None:
@@ -48,7 +75,7 @@ def test_what_can_never_fit_is_told_so_at_once() -> None:
     effects = driven.feed(Submitted(ask(1, max_new_tokens=400)), Submitted(ask(2)))
     (finish,) = [e for e in effects if isinstance(e, Finish)]
     assert (finish.request, finish.reason) == (1, "error")
-    assert "576 cache slots" in finish.detail
+    assert "448 cache slots" in finish.detail
     assert "the smallest stage has 320" in finish.detail
     assert [m.session for m in sent(effects, Open)] == [0]
 
@@ -58,10 +85,41 @@ def test_a_request_fits_alone_or_never(slots: list[int], tokens: int) -> None:
     driven = room(*slots)
     request = ask(1, max_new_tokens=tokens)
     bound = slots_in_all(driven.state)
-    assert slots_needed(request, len(slots)) % BLOCK == 0
-    assert bool(too_large(driven.state, request)) == (
-        bound is not None and slots_needed(request, len(slots)) > bound
-    )
+    needed = slots_needed(request, SMALL["flowspec"], len(slots))
+    assert needed % BLOCK == 0
+    assert bool(too_large(driven.state, request)) == (bound is not None and needed > bound)
+
+
+def test_what_drafts_has_room_or_they_wait() -> None:
+    """Only those that draft; a plain one behind them keeps its place in the queue."""
+    driven = draft(slots=130)
+    asked = [ask(i, max_new_tokens=20) for i in (1, 2, 3)]
+    plain = ask(4, max_new_tokens=20, policy="autoregressive")
+    opened = sent(driven.feed(*map(Submitted, asked), Submitted(plain)), Open)
+    assert len(opened) == 2
+    assert [job.request.request for job in driven.state.backlog] == [3, 4]
+    driven = draft(slots=64)
+    opened = sent(driven.feed(Submitted(asked[0]), Submitted(plain)), Open)
+    assert len(opened) == 2
+
+
+def test_a_source_of_its_own_says_for_how_much_it_has_room() -> None:
+    driven = draft(source=Rank(2))
+    driven.feed(Joined(Rank(2)), Received(Rank(2), Ready(Rank(2), True, 64)))
+    opened = sent(driven.feed(Submitted(ask(1, max_new_tokens=20)), Submitted(ask(2))), Open)
+    assert len(opened) == 1
+    assert slots_in_all(driven.state) is None
+
+
+def test_what_can_never_fit_where_it_drafts_is_told_so() -> None:
+    driven = draft(slots=320)
+    large = ask(1, max_new_tokens=400)
+    (finish,) = [e for e in driven.feed(Submitted(large)) if isinstance(e, Finish)]
+    assert finish.reason == "error"
+    assert "448 slots of the token source's caches, which have 320" in finish.detail
+    assert "draft_mib" in finish.detail
+    plain = replace(large, request=2, policy="autoregressive")
+    assert sent(driven.feed(Submitted(plain)), Open)
 
 
 @given(
@@ -74,7 +132,8 @@ def test_all_are_served_however_little_room_there_is(
 ) -> None:
     """With room for the largest alone, or for a little more, everybody gets the whole text."""
     requests = [ask(i, prompt=(i,), max_new_tokens=n) for i, n in enumerate(tokens)]
-    needed = max(slots_needed(request, stages) for request in requests)
+    policy = POLICIES["flowspec"]
+    needed = max(slots_needed(request, policy, stages) for request in requests)
     cluster = Cluster(EqualTurns(), stages=stages, slots=needed + extra * BLOCK, max_sessions=8)
     for request in requests:
         cluster.submit(request)

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.sampling import Sampling
+from asyncspec_nodes.http.gather import failure
 from asyncspec_nodes.serving.reading import SHORT
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+from asyncspec_protocol.requests import BREAKS
 from nodes.by_hand import ByHand
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
@@ -192,6 +194,27 @@ def test_what_was_held_back_comes_at_the_end() -> None:
         Output(7, (), "xy"),
         Finished(7, "length", "", {}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "retried"), [(BREAKS, 422, False), ("", 503, True), ("busy", 429, True)]
+)
+def test_a_request_that_breaks_the_pipeline_is_not_to_be_sent_again(
+    code: str, status: int, retried: bool
+) -> None:
+    """Clients of the API send again by themselves what got a 5xx or a 429."""
+    world = World()
+    world.ask()
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    stats = {"new_tokens": 0.0}
+    world.service.finish(Finish(submitted.request.request, "error", stats, "why", code=code))
+    (finished,) = world.inbox.got
+    assert isinstance(finished, Finished)
+    error = failure(finished, "prompt")
+    assert error is not None
+    assert (error.status, error.message) == (status, "why")
+    assert ("Retry-After" in error.headers) == retried
 
 
 def test_without_a_token_source_only_policies_that_need_none_work() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Finish, Input, Received, Request, Submitted
+from asyncspec.policy import POLICIES
 from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.machines.draft import sharing
@@ -154,21 +155,22 @@ def test_penalties_read_the_whole_prompt() -> None:
 
 
 def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
-    needed = 448
-    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=needed)
-    large = ask(1, prompt=(1, 2), max_new_tokens=needed - 258)
-    served(cluster, ask(0, prompt=LONG, max_new_tokens=4), large)
+    slots, tree = 256, POLICIES["chain"].most_live(3)
+    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=slots)
+    large = ask(1, prompt=(1, 2), max_new_tokens=slots - tree - 2, policy="chain")
+    served(cluster, ask(0, prompt=LONG, max_new_tokens=4, policy="chain"), large)
     assert [one.prefix for one in cluster.state(0).kept] == []
     assert all(not cluster.state(rank).kept for rank in (1, 2, 3))
 
 
 def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
     """A request that would have to wait all the same leaves others what they begin with."""
-    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=1040)
-    served(cluster, ask(0, prompt=LONG, max_new_tokens=4))
-    running = ask(1, prompt=(1, 2), max_new_tokens=300)
-    large = ask(2, prompt=(3, 4, 5), max_new_tokens=200)
-    stats = served_together(cluster, running, large, ask(3, prompt=(*LONG, 3), max_new_tokens=4))
+    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=560)
+    first, last = (ask(i, prompt=LONG + (3,) * i, max_new_tokens=4, policy="chain") for i in (0, 3))
+    served(cluster, first)
+    running = ask(1, prompt=(1, 2), max_new_tokens=300, policy="chain")
+    large = ask(2, prompt=(3, 4, 5), max_new_tokens=200, policy="chain")
+    stats = served_together(cluster, running, large, last)
     assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1]
 
 

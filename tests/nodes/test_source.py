@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from asyncspec.actor.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
-from asyncspec.jobs import Drafting, Release
+from asyncspec.jobs import Drafting
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank, first_session
 from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw
-from nodes.drive import Driven, abandoned
+from nodes.drive import Driven, abandoned, forgotten
 
 RANK = Rank(3)
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_session(end: Any) -> None:
     driven = source()
     job = question(0, (1,))
     asked(driven, job)
-    assert driven.feed(end) == [Abandon(job), Compute(Release(0))]
+    assert driven.feed(end) == [Abandon(job), *forgotten(0)]
     assert driven.feed(Computed(job, answer(job))) == []
     assert driven.state.sessions == {}
     assert driven.feed(end) == []
@@ -125,7 +125,7 @@ def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
     job, theirs = question(0, (1,)), question(0, (2,), THEIRS)
     asked(driven, job)
     driven.feed(Received(OTHER, theirs))
-    assert driven.feed(end) == [Compute(Release(THEIRS))]
+    assert driven.feed(end) == forgotten(THEIRS)
     assert [type(e) for e in driven.feed(Computed(job, answer(job)))] == [Send]
     asked(driven, question(1, (4,)))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from asyncspec.actor.machine import Abandon, Compute, Computed, Received, Send
-from asyncspec.jobs import Drafting, Release
+from asyncspec.jobs import Drafting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Close, Expand, Withdraw
-from nodes.drive import Driven
+from nodes.drive import Driven, forgotten
 from nodes.test_source import answer, asked, question, source
 
 
@@ -61,14 +61,14 @@ def test_one_of_a_batch_is_withdrawn_at_the_device() -> None:
 
 def test_a_session_that_is_closed_before_its_turn_is_asked_nothing() -> None:
     driven, first, (_, other) = busy()
-    assert driven.feed(Received(DRAFT, Close(1))) == [Compute(Release(1))]
+    assert driven.feed(Received(DRAFT, Close(1))) == forgotten(1)
     assert driven.feed(Computed(first, answer(first)))[-1] == Compute(other)
 
 
 def test_a_session_that_is_closed_at_the_device_leaves_the_batch_to_the_others() -> None:
     driven, first, (one, other) = busy()
     driven.feed(Computed(first, answer(first)))
-    assert driven.feed(Received(DRAFT, Close(1))) == [Abandon(one), Compute(Release(1))]
+    assert driven.feed(Received(DRAFT, Close(1))) == [Abandon(one), *forgotten(1)]
     found = driven.feed(Computed(Drafting((one, other)), (answer(one), answer(other))))
     assert [effect.message.session for effect in found if isinstance(effect, Send)] == [2]
 

@@ -70,6 +70,19 @@ def test_tokens_go_all_the_way_where_draws_depend_on_them() -> None:
     assert job.tokens == (0, 1, 2, 4)
 
 
+def test_a_session_with_more_live_nodes_than_it_was_opened_for() -> None:
+    """Three tokens and a tree of two: what waits counts, what is dead does not."""
+    first = stage()
+    few = replace(opening(1, session=1), capacity=3, tree=2)
+    first.feed(Received(DRAFT, few))
+    first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0}, session=1)))
+    first.feed(Received(DRAFT, segment(1, {3: 1, 4: 1}, session=1)))
+    first.feed(Received(DRAFT, PruneIndices(SessionId(1), 1, 5, (1,), (3,))))  # type: ignore[arg-type]
+    first.feed(Received(DRAFT, segment(2, {5: 3, 6: 3}, session=1)))
+    with pytest.raises(RemoteProtocolError, match="1 has 6 live nodes, and was opened for 5"):
+        first.feed(Received(DRAFT, segment(3, {7: 3}, session=1)))
+
+
 def test_trap_one_row_segment_with_siblings_in_the_cache() -> None:
     """The released FlowSpec lets such a row attend to its siblings."""
     last = stage()

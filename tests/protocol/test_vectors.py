@@ -65,6 +65,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "open-log-probs": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, tops=2, log_probs=True),),
     "credit-row": (m.Credit(12, 2, 0.25),),
     "open-coalesce": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, coalesce=True),),
+    "open-tree": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, tree=480),),
     "open-like": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, like=5, shared=12),),
     "close-keep": (m.Close(7, True),),
     "ready-slots": (m.Ready(2, True, 4096),),

@@ -97,6 +97,7 @@ openings = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     given=st.just(0),
+    tree=st.integers(-1, 2**31),
     like=st.just(-1),
     shared=st.just(0),
     features=st.one_of(

@@ -79,6 +79,27 @@ def test_prompts_that_are_given_up_leave_no_entry_behind(run: Runner) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_session_that_a_break_has_ended_leaves_no_entry_behind(run: Runner, lost: int) -> None:
+    """And what it has cost counts, also on the links that are gone."""
+
+    async def main() -> None:
+        async with LocalCluster(3) as cluster:
+            end = asyncio.ensure_future(cluster.ask(ask(0, max_new_tokens=60)))
+            await cluster.shells[0].has(0, 20)
+            before = sum(cluster.nodes[0].books.values())
+            await cluster.stop(lost)
+            assert sum(cluster.nodes[0].books.values()) >= before
+            cluster.start(lost)
+            stats = (await end).stats
+            assert stats["sessions"] >= 2
+            assert stats["bytes_sent"] > before
+            for node in cluster.nodes.values():
+                assert not node.books
+
+    run(main())
+
+
 @pytest.mark.parametrize("features", [(FINAL,), (0, 2, 3)])
 def test_features_over_tcp_are_the_targets_own(run: Runner, features: tuple[int, ...]) -> None:
     """The toy head refuses any other; a stage that comes back must send all of them again."""

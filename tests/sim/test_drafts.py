@@ -89,7 +89,7 @@ def crowds(draw: st.DrawFn, least: int = 1, **fixed: Any) -> Users:
             own = replace(request, request=len(wishes))
             wishes.append(Wish(own, draft_rank(number), draw(st.integers(0, 40))))
     # A share for each, and for one more, in which its users' requests have room.
-    slots = (drafts + 1) * draw(st.sampled_from((0, 448, 900)))
+    slots = (drafts + 1) * draw(st.sampled_from((0, 128, 250)))
     stages = draw(st.integers(1, 3))
     cluster = draw(clusters(drafts=drafts, stages=stages, slots=slots, **fixed))
     watch_invariants(cluster)

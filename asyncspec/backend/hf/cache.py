@@ -44,6 +44,10 @@ class Shape(Struct, frozen=True):
         """Type of the values."""
         return torch.float32 if self.exact else self.dtype
 
+    def held_bytes(self) -> int:
+        """Bytes per slot of a cache that grows as it is needed: half of them may be ahead."""
+        return self.slot_bytes() * 3 // 2
+
     def slot_bytes(self) -> int:
         """Bytes per slot over all layers."""
         keys = self.head_dim * self.dtype.itemsize
@@ -67,14 +71,14 @@ class TreeCache:
     """For each layer keys [kv_heads, slots, D] and values [kv_heads, slots, D + ONES].
 
     Memory is taken in blocks, half as much again each time but never beyond what the session was
-    admitted for plus a block, unless its tail needs it. So a token is copied less than three
-    times, on average, over a session's life. Layers grow one after another: besides the cache as
-    it will be, only one layer of the old one is held.
+    admitted for, unless its tail needs it. So a token is copied less than three times, on average,
+    over a session's life. Layers grow one after another: besides the cache as it will be, only one
+    layer of the old one is held.
     """
 
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape = shape
-        self._limit = _round_up(capacity + BLOCK)
+        self._limit = _round_up(capacity)
         made = [_allocate(shape, 0) for _ in range(shape.layers)]
         self.keys = [keys for keys, _ in made]
         self.values = [values for _, values in made]
@@ -116,7 +120,7 @@ class TreeCache:
 
     def trimmed(self, slots: int) -> TreeCache:
         """A cache of just the first ``slots`` slots."""
-        small = TreeCache(self.shape, slots - BLOCK)
+        small = TreeCache(self.shape, slots)
         small.begin_like(self, slots)
         return small
 

@@ -65,6 +65,11 @@ class HFDraft:
         self._sessions: dict[SessionId, _Session] = {}
         self._given_up = GivenUp()
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes held for each token of a session, and for each node of its tree."""
+        return self._shape.held_bytes()
+
     def run(self, job: SourceJob) -> Drafted | None:
         """See ``TokenSource``. Raises ``ValueError`` where ``base`` is not what the source
         knows."""

@@ -16,6 +16,8 @@ from rich.table import Table
 from asyncspec.backend.hf.hub import locate
 from asyncspec.backend.hf.inspect import inspect_checkpoint
 from asyncspec.errors import UserError
+from asyncspec.policy import POLICIES
+from asyncspec.policy.base import most_live
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-TREE = 1024
-"""Tree nodes that are in flight at most, by default: far more than any policy grows."""
-
 
 def add_arguments(parser: Parser) -> None:
     """The arguments of ``asyncspec memory``."""
@@ -35,7 +34,9 @@ def add_arguments(parser: Parser) -> None:
     add("--target", type=Path, required=True, metavar="DIR", help="its config.json is enough")
     add("--stages", type=int, default=4, metavar="N", help="verify stages (default: 4)")
     add("--context", type=int, metavar="TOKENS", help="of all sessions; default: the model's")
-    add("--tree", type=int, default=TREE, metavar="NODES", help=f"in flight (default: {TREE})")
+    add("--sessions", type=int, default=1, metavar="N", help="at a time (default: 1)")
+    add("--policy", default="flowspec", metavar="NAME", help="theirs (default: flowspec)")
+    add("--tree", type=int, metavar="NODES", help="of all trees; default: the policy's most")
     add("--dtype", choices=DTYPES, default="auto", help="default: the checkpoint's")
     add("--mode", choices=MODES, default="exact", help="default: exact")
     add("--quantize", choices=QUANTIZE, default="none", help="weights only; default: none")
@@ -50,7 +51,8 @@ def memory(arguments: argparse.Namespace) -> int:
         raise UserError(f"--stages is {arguments.stages}; it must be at least 1")
     check_stages(arguments.stages, facts.layers)
     slots = arguments.context if arguments.context is not None else facts.context_length
-    if slots < 1 or arguments.tree < 0:
+    tree = _tree(arguments)
+    if slots < 1 or tree < 0:
         raise UserError("--context must be at least 1 and --tree at least 0")
     from asyncspec.backend.hf.footprint import footprint
 
@@ -60,13 +62,24 @@ def memory(arguments: argparse.Namespace) -> int:
         )
         for span in even_split(facts.layers, arguments.stages)
     ]
-    stages = [_stage(rank, one, slots, arguments.tree) for rank, one in enumerate(found, start=1)]
+    stages = [_stage(rank, one, slots, tree) for rank, one in enumerate(found, start=1)]
     if arguments.json:
         fields = {"context": slots, "stages": msgspec.to_builtins(stages)}
         sys.stdout.write(json.dumps(fields) + "\n")
     else:
-        _print(stages, slots, arguments.tree)
+        _print(stages, slots, tree)
     return 0
+
+
+def _tree(arguments: argparse.Namespace) -> int:
+    """Nodes in all sessions' trees at most."""
+    if arguments.sessions < 1:
+        raise UserError(f"--sessions is {arguments.sessions}; it must be at least 1")
+    if problem := POLICIES.problem(arguments.policy):
+        raise UserError(problem)
+    if arguments.tree is not None:
+        return int(arguments.tree)
+    return int(arguments.sessions * most_live(POLICIES[arguments.policy], arguments.stages))
 
 
 class StageMemory(Struct, frozen=True):

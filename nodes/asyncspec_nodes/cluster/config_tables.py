@@ -98,6 +98,10 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     # Memory for the caches of a stage; 0: half of what is free once its weights are loaded, shared
     # with the other stages of its machine.
     cache_mib: Annotated[int, Meta(ge=0)] = 0
+    # Memory for what a token source holds of its sessions (caches of a draft model or an EAGLE
+    # head, and features); 0: half of what is free once it is loaded, shared with the stages of its
+    # machine.
+    draft_mib: Annotated[int, Meta(ge=0)] = 0
     # Requests that may wait; a further one is refused.
     waiting: Positive = 1024
     # Passes whose segments may wait at a stage besides the one in service.

@@ -12,6 +12,7 @@ from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.http.form import Asked
 from asyncspec_nodes.http.guard import mistake
 from asyncspec_protocol.messages import Finished, Submit
+from asyncspec_protocol.requests import BREAKS
 
 MOST_WAITING = 64
 """Events that wait here for a slow reader; the others wait at the inbox, which has a bound too."""
@@ -76,6 +77,9 @@ def failure(end: Finished, prompt_name: str) -> ApiError | None:
         return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
     if end.code == "internal":
         return ApiError(500, end.detail, code="internal")
+    if end.code == BREAKS:
+        # What clients send again by themselves would break it again.
+        return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
     if end.reason == "error" and not end.stats:
         # A refused request has cost nothing: the request itself must change.
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")

@@ -15,6 +15,7 @@ import msgspec
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.local.forking import Forking
+from asyncspec_nodes.local.pipe import lines
 from asyncspec_nodes.local.processes import Process, end, said_last
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
 from asyncspec_protocol.ids import Rank, draft_number
@@ -80,7 +81,7 @@ class Child:
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
         """Pass on reports until the child ends. Returns what its end means."""
-        async for line in self.process.stdout:
+        async for line in lines(self.process.stdout):
             with contextlib.suppress(msgspec.DecodeError):
                 report = read_report(line)
                 if isinstance(report, Trouble):

@@ -26,6 +26,7 @@ from asyncspec.actor.machine import (
     Lost,
     Planned,
     Received,
+    Report,
     Send,
     Stopped,
     Submitted,
@@ -40,6 +41,7 @@ from asyncspec_protocol.messages import (
     Expand,
     Floor,
     Message,
+    Ready,
     Withdraw,
 )
 
@@ -54,6 +56,8 @@ class SourceConfig(Struct, frozen=True):
     vocab: int = 2**31
     # Sessions of one draft node at a time; 0: no bound.
     sessions: int = 0
+    # Slots there is memory for, in the caches of all sessions; 0: no bound.
+    slots: int = 0
 
 
 class Reading(Struct, frozen=True):
@@ -99,6 +103,8 @@ class SourceMachine:
                 return _go_on(*_computed(state, answers(job, result), seconds))
             case Lost(peer) if is_draft(peer):
                 return _forget(state, _of(state, peer))
+            case Joined(peer) if is_draft(peer) and self.config.slots:
+                return state, (Send(peer, Ready(self.config.rank, True, self.config.slots)),)
             case Joined() | Lost():
                 return state, ()
             case Computed() | Fired() | Submitted() | Cancelled() | Stopped() | Planned():
@@ -201,6 +207,7 @@ def _forget(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceStat
         if asked is not None and asked in state.working:
             effects.append(Abandon(asked))
         effects.append(Compute(Release(session)))
+        effects.append(Report(owner(session), session, 0, 0, 0, 0.0))
     left = {k: v for k, v in state.sessions.items() if k not in over}
     waiting = tuple(job for job in state.waiting if job.session not in over)
     return replace(state, sessions=left, waiting=waiting), tuple(effects)

@@ -26,9 +26,9 @@ from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_nodes.node.memory import cache_budget
+from asyncspec_nodes.node.memory import cache_budget, draft_budget
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.sources import ELSEWHERE, load_source, short
+from asyncspec_nodes.node.sources import ELSEWHERE, Source, load_source, short
 from asyncspec_nodes.serving.defaults import read_defaults
 from asyncspec_nodes.serving.rules import Rules
 from asyncspec_nodes.serving.service import TextCodec
@@ -154,6 +154,7 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
             max_sessions=config.limits.sessions,
             rejoin_seconds=config.limits.rejoin_seconds,
             features=source.features,
+            slots=_source_slots(config, rank, source),
             first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
         )
     )
@@ -183,8 +184,14 @@ def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
     target = open_checkpoint(config.target.path)
     reporter.loading(f"draft {short(config.draft.source)}")
     source = load_source(config, target)
-    most = config.limits.sessions
-    machine = SourceMachine(SourceConfig(Rank(rank), target.facts.vocab_size, sessions=most))
+    machine = SourceMachine(
+        SourceConfig(
+            Rank(rank),
+            target.facts.vocab_size,
+            sessions=config.limits.sessions,
+            slots=_source_slots(config, rank, source),
+        )
+    )
     return Loaded(
         me=_hello(config, rank, "source", (0, 0), target),
         machine=machine,
@@ -192,6 +199,13 @@ def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
         run_job=source.run,
         abandon_job=source.abandon,
     )
+
+
+def _source_slots(config: Config, rank: int, source: Source) -> int:
+    """Slots there is memory for; 0: no bound, where the source holds nothing worth counting."""
+    if not source.token_bytes:
+        return 0
+    return max(1, draft_budget(config, rank) // source.token_bytes)
 
 
 def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target: Any) -> Hello:

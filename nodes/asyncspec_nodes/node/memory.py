@@ -28,7 +28,20 @@ def cache_budget(config: Config, rank: int) -> int:
     """Bytes that the caches of a stage may take, asked once its weights are loaded."""
     if config.limits.cache_mib:
         return config.limits.cache_mib * MIB
-    here = config.at(rank).host
-    stages = sum(node.host == here for node in config.node if node.rank)
     available: int = psutil.virtual_memory().available
-    return available // 2 // stages
+    return available // 2 // _stages_here(config, rank)
+
+
+def draft_budget(config: Config, rank: int) -> int:
+    """Bytes that a token source may hold of its sessions, asked once it is loaded. Beside stages it
+    takes as much as one of them."""
+    if config.limits.draft_mib:
+        return config.limits.draft_mib * MIB
+    available: int = psutil.virtual_memory().available
+    return available // 2 // (1 + _stages_here(config, rank))
+
+
+def _stages_here(config: Config, rank: int) -> int:
+    """Stages on the machine of a node; none are known of beside one that is in no file."""
+    node = config.find(rank)
+    return sum(node is not None and other.host == node.host for other in config.node if other.rank)

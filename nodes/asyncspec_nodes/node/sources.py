@@ -25,6 +25,8 @@ class Source(Struct, frozen=True):
     run: Callable[[Any], Drafted | None]
     abandon: Callable[[Any], None]
     drafts: bool = True
+    # Held for each token of a session, and for each node of its tree; 0: nothing worth counting.
+    token_bytes: int = 0
     # What it reads of the target, as in ``Open.features``, and how that comes.
     features: tuple[int, ...] = ()
     tensors: Tensors | None = None
@@ -34,6 +36,7 @@ class _Loaded(Struct, frozen=True):
     """A part of a source."""
 
     part: Part
+    token_bytes: int
     features: tuple[int, ...] = ()
     tensors: Tensors | None = None
 
@@ -61,6 +64,7 @@ def load_source(config: Config, target: Any) -> Source:
     return Source(
         source.run,
         source.abandon,
+        token_bytes=sum(loaded.token_bytes for loaded in models),
         features=reader.features if reader else (),
         tensors=reader.tensors if reader else None,
     )
@@ -71,7 +75,7 @@ def _load(name: str, config: Config, target: Any) -> _Loaded:
         from asyncspec.backend.hf.eagle.source import load_eagle
 
         head = load_eagle(name.removeprefix(EAGLE), target, dtype=config.target.dtype)
-        return _Loaded(head, head.features.wanted, head)
+        return _Loaded(head, head.token_bytes, head.features.wanted, head)
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.draft import load_draft
     from asyncspec.backend.hf.vocab import check_vocab
@@ -79,7 +83,8 @@ def _load(name: str, config: Config, target: Any) -> _Loaded:
     draft = open_checkpoint(name)
     check_vocab(target.path, draft.path)
     vocab = target.facts.vocab_size
-    return _Loaded(load_draft(draft, dtype=config.target.dtype, vocab=vocab))
+    model = load_draft(draft, dtype=config.target.dtype, vocab=vocab)
+    return _Loaded(model, model.token_bytes)
 
 
 def _no_source(job: FeatureJob) -> None:

@@ -105,8 +105,8 @@ class TextService:
             reason = "stop"  # whatever end the machine saw before it could be told
         if rest:
             answer.client.send(Output(answer.number, (), rest))
-        detail = "" if answer.stopped else effect.detail
-        answer.client.send(Finished(answer.number, reason, detail, effect.stats))
+        detail, code = ("", "") if answer.stopped else (effect.detail, effect.code)
+        answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
         return rest
 
     def _read(self, asked: Asked, found: Request | Refusal) -> None:

@@ -71,6 +71,13 @@ class HFEagle:
         """What ``extend`` has to be given of the target."""
         return self.head.features
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes held for each token of a session, and for each node of its tree: in the cache of
+        the head's one layer, and features, which are kept of prompts for others that begin so."""
+        features = self.features.width * self.head.dtype.itemsize
+        return self.head.cache_shape.held_bytes() + features
+
     def known(self, session: SessionId) -> int:
         """Committed tokens the source knows of a session; 0 before it is extended."""
         found = self._sessions.get(session)

@@ -13,25 +13,26 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Request
+from asyncspec.policy import Policy
+from asyncspec.policy.base import most_live
 from asyncspec_nodes.machines.draft import sharing
+from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import DraftState, Kept
 
 BLOCK = 64
 """Slots of a block; caches grow by whole ones."""
 
-TREE = 64
-"""Nodes of a draft tree that are under way at each stage, most of the time."""
 
-
-def slots_needed(request: Request, stages: int) -> int:
+def slots_needed(request: Request, policy: Policy, stages: int) -> int:
     """The most slots that a session of a request takes on any stage, in whole blocks: prompt,
-    answer and tree."""
-    return _blocks(len(request.prompt) + request.max_new_tokens + TREE * (stages + 1))
+    answer, and what its policy has in a tree at most."""
+    return _blocks(len(request.prompt) + request.max_new_tokens + most_live(policy, stages))
 
 
 def slots_in_all(state: DraftState) -> int | None:
     """What the smallest stage has; None where none has a bound."""
-    bounds = [slots for slots in state.slots.values() if slots]
+    stages = state.config.stages
+    bounds = [slots for rank, slots in state.slots.items() if slots and rank <= stages]
     return min(bounds) if bounds else None
 
 
@@ -39,14 +40,16 @@ def slots_taken(state: DraftState) -> int:
     """What the sessions that are open may come to, those whose end not every stage has told, and
     the prompts that are kept."""
     kept = sum(_blocks(len(one.prefix)) for one in state.kept)
-    return kept + sum(slots_needed(request, state.config.stages) for request in _holders(state))
+    return kept + sum(slots_needed(s.request, s.policy, s.stages) for s in _holders(state))
 
 
 def fits(state: DraftState, request: Request) -> bool:
-    """Whether there is room for a request now."""
-    bound = slots_in_all(state)
-    needed = slots_needed(request, state.config.stages)
-    return bound is None or slots_taken(state) + needed <= bound
+    """Whether there is room for a request now, at the stages and where it drafts."""
+    bound, source = slots_in_all(state), _source_slots(state, request)
+    needed = _needed(state, request)
+    return (bound is None or slots_taken(state) + needed <= bound) and (
+        source is None or _source_taken(state) + needed <= source
+    )
 
 
 def prompts_in_the_way(state: DraftState, request: Request) -> tuple[Kept, ...]:
@@ -60,19 +63,48 @@ def prompts_in_the_way(state: DraftState, request: Request) -> tuple[Kept, ...]:
 
 def too_large(state: DraftState, request: Request) -> str:
     """Why a request will never be admitted; empty where it may be."""
-    bound, needed = slots_in_all(state), slots_needed(request, state.config.stages)
+    bound, needed = slots_in_all(state), _needed(state, request)
+    source = _source_slots(state, request)
+    if source is not None and needed > source:
+        return (
+            f"prompt, answer and draft tree may take {needed} slots of the token source's caches, "
+            f"which have {source}; ask for fewer tokens or for policy autoregressive, or raise "
+            "[limits] draft_mib there"
+        )
     if bound is None or needed <= bound:
         return ""
     return (
         f"prompt, answer and draft tree may take {needed} cache slots, and the smallest stage has "
-        f"{bound}; ask for fewer tokens, or raise [limits] cache_mib there"
+        f"{bound}; ask for fewer tokens or for a policy with smaller trees, or raise [limits] "
+        "cache_mib there"
     )
+
+
+def _needed(state: DraftState, request: Request) -> int:
+    config = state.config
+    return slots_needed(request, config.policies[request.policy], config.stages)
+
+
+def _source_slots(state: DraftState, request: Request) -> int | None:
+    """Slots that the token source has; None where it has no bound, or the request does not ask
+    it."""
+    config = state.config
+    slots = config.slots if config.source is None else state.slots.get(config.source, 0)
+    return slots if slots and config.policies[request.policy].drafts else None
+
+
+def _source_taken(state: DraftState) -> int:
+    """What the sessions that draft may come to at the token source: it has one cache each. Of the
+    prompts that are kept it has nothing, but their features are held for it."""
+    kept = sum(_blocks(len(one.prefix)) for one in state.kept if one.features)
+    drafting = (one for one in state.sessions.values() if one.policy.drafts)
+    return kept + sum(slots_needed(s.request, s.policy, s.stages) for s in drafting)
 
 
 def _blocks(slots: int) -> int:
     return -(-slots // BLOCK) * BLOCK
 
 
-def _holders(state: DraftState) -> Iterable[Request]:
-    yield from (session.request for session in state.sessions.values())
-    yield from (ending.session.request for ending in state.endings.values())
+def _holders(state: DraftState) -> Iterable[DraftSession]:
+    yield from state.sessions.values()
+    yield from (ending.session for ending in state.endings.values())

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec_protocol.ids import SegmentId
+from asyncspec_protocol.ids import SegmentId, SessionId
 from asyncspec_protocol.messages import Closed
 
 
@@ -89,6 +89,10 @@ class Counters(Struct, frozen=True):
     draft_passes: int = 0
     draft_seconds: float = 0.0
     sessions: int = 0
+    # Those that ended with a break of the pipeline: what they have cost is asked for at the end.
+    earlier: tuple[SessionId, ...] = ()
+    # Breaks of the pipeline in a row that it has seen, without a token between them.
+    breaks: int = 0
     # Prompt tokens that were taken over from other sessions.
     shared: int = 0
     started: float = 0.0

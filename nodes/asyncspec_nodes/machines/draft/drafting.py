@@ -16,10 +16,6 @@ from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.limits import MOST_NODES
 from asyncspec_protocol.messages import Expand, Expanded
 
-MOST_LIVE = 2 * MOST_NODES
-"""Nodes of a tree at most, whatever a policy asks for: a prune names all of them, and those
-accepted of late."""
-
 
 def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
     """The features the token source can be given; None where there are no new ones."""
@@ -117,7 +113,7 @@ def expanded(
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
         walked=session.committed[asked.length - len(session.prefix) :],
-        at_most=min(asked.growth.adopt, MOST_NODES, MOST_LIVE - len(session.tree)),
+        at_most=min(asked.growth.adopt, MOST_NODES, session.most_live - len(session.tree) + 1),
         max_position=session.last_position,
     )
     return replace(

@@ -17,6 +17,7 @@ from asyncspec_nodes.machines.draft.state import (
     Ending,
     Job,
     Kept,
+    put,
     reachable,
     without,
 )
@@ -57,10 +58,12 @@ def close(
 
 
 def account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
-    """A stage says what a session has cost it."""
+    """A node says what a session has cost it."""
     ending = state.endings.get(message.session)
-    if ending is None or message.rank not in ending.missing:
-        return state, ()  # too late: the request has ended without it
+    if ending is None:
+        return _of_broken(state, message), ()
+    if message.rank not in ending.missing and message.rank != state.config.source:
+        return state, ()
     counters = ending.session.counters.closed(message)
     ending = replace(
         ending,
@@ -69,6 +72,26 @@ def account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
     )
     state = replace(state, endings={**state.endings, message.session: ending})
     return finish_if_complete(state, message.session)
+
+
+def _of_broken(state: DraftState, message: Closed) -> DraftState:
+    """The account of a session that a break has ended, or is about to: the stage may be the first
+    to know. If its request has ended it is too late."""
+    name = message.session
+    for job in state.backlog:
+        if name in job.counters.earlier:
+            booked = replace(job, counters=job.counters.closed(message))
+            left = tuple(booked if other is job else other for other in state.backlog)
+            return replace(state, backlog=left)
+    for key, session in state.sessions.items():
+        if name == key or name in session.counters.earlier:
+            return put(state, replace(session, counters=session.counters.closed(message)))
+    for key, ending in state.endings.items():
+        if name in (session := ending.session).counters.earlier:
+            session = replace(session, counters=session.counters.closed(message))
+            ending = replace(ending, session=session)
+            return replace(state, endings={**state.endings, key: ending})
+    return state
 
 
 def account_timer(session: SessionId) -> str:
@@ -94,14 +117,21 @@ def finish_if_complete(
     if session.policy.tops:
         stats["lossy"] = 1
     state = replace(state, endings={k: v for k, v in state.endings.items() if k != key})
-    finish = Finish(request=session.request.request, reason=ending.reason, stats=stats, session=key)
+    finish = Finish(
+        session.request.request,
+        ending.reason,
+        stats,
+        session=key,
+        earlier=session.counters.earlier,
+    )
     return state, (Arm(account_timer(key), None), finish)
 
 
-def unserved(job: Job, reason: str, detail: str, now: float) -> Finish:
+def unserved(job: Job, reason: str, detail: str, now: float, code: str = "") -> Finish:
     """The end of a request that is in no session."""
     stats = _stats(job.request, job.counters, job.given, now, stages=0)
-    return Finish(request=job.request.request, reason=reason, stats=stats, detail=detail)
+    earlier = job.counters.earlier
+    return Finish(job.request.request, reason, stats, detail, code=code, earlier=earlier)
 
 
 def _stats(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 
 from asyncspec.actor.machine import Compute, Effect, Emit, Send
-from asyncspec_nodes.machines.draft import admission, asking, dispatch, drafting, sharing, verdicts
+from asyncspec_nodes.machines.draft import (
+    admission,
+    asking,
+    breakers,
+    dispatch,
+    drafting,
+    sharing,
+    verdicts,
+)
 from asyncspec_nodes.machines.draft.ends import end, give_up, unserved
 from asyncspec_nodes.machines.draft.measuring import advanced, tell
 from asyncspec_nodes.machines.draft.session import DraftSession, open_session
@@ -59,7 +67,8 @@ def _open_all(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     """Sessions for the requests that wait, in their order, as far as there is room. Only who waits
     for a prompt that another session is reading anyway lets others pass."""
     effects: Effects = ()
-    while state.up and len(state.sessions) < state.config.max_sessions:
+    most = state.config.max_sessions
+    while state.up and len(state.sessions) < most and not breakers.on_trial(state):
         state, job = _next(state)
         if job is None:
             break
@@ -115,6 +124,7 @@ def _open(state: DraftState, job: Job, now: float) -> tuple[DraftState, Effects]
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
+        tree=session.most_live,
         given=len(job.given),
         features=features,
         tops=session.tops,

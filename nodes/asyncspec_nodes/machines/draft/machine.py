@@ -99,12 +99,15 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
             window = room or state.window or limit
             return replace(state, allowed=limit, window=window), ()
         case Ready(rank, up, slots, opened) if peer == rank:
-            state = above(replace(state, slots={**state.slots, peer: slots}), opened, peer)
+            echo, echoes = rank in state.echoes, state.echoes - {rank}
+            slots_now = {**state.slots, peer: slots}
+            state = above(replace(state, slots=slots_now, echoes=echoes), opened, peer)
             if up == (peer in state.ready):
                 return state, ()  # only its slots have changed: another draft node came or went
             if up:
                 return complete(replace(state, ready=state.ready | {peer}))
-            return broken(replace(state, ready=state.ready - {peer}), now, stood=state.up)
+            down = replace(state, ready=state.ready - {peer})
+            return broken(down, now, stood=state.up, echo=echo)
         case PassTimes(rank) if peer == rank:
             times = {**state.times, peer: message}
             lines = state.lines.told(times)

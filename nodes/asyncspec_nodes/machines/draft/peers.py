@@ -5,11 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Arm, Effect, Send
-from asyncspec_nodes.machines.draft.ends import close, finish_if_complete, with_turns
-from asyncspec_nodes.machines.draft.state import FIRST, REJOIN, DraftState, Effects, Job
+from asyncspec_nodes.machines.draft import breakers
+from asyncspec_nodes.machines.draft.ends import close, finish_if_complete, unserved
+from asyncspec_nodes.machines.draft.state import FIRST, REJOIN, DraftState, Effects
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Floor
+from asyncspec_protocol.requests import BREAKS
 
 
 def joined(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
@@ -47,7 +49,14 @@ def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects
     if peer not in state.peers:
         return state, ()
     stood, peers = state.up, state.peers - {peer}
-    state = replace(state, peers=peers, ready=state.ready - {peer}, expected=0)
+    before = state.ready & {Rank(peer - 1)}
+    state = replace(
+        state,
+        peers=peers,
+        ready=state.ready - {peer},
+        echoes=(state.echoes | before) - {peer},
+        expected=0,
+    )
     state, down = broken(state, now, stood=stood)
     effects = list(down)
     for key, ending in state.endings.items():
@@ -58,16 +67,19 @@ def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects
     return state, tuple(effects)
 
 
-def broken(state: DraftState, now: float, *, stood: bool) -> tuple[DraftState, Effects]:
-    """The pipeline is broken: sessions end, their requests go back to the head of the backlog. If
-    it ``stood`` until now they wait for it from now on."""
+def broken(
+    state: DraftState, now: float, *, stood: bool, echo: bool = False
+) -> tuple[DraftState, Effects]:
+    """The pipeline is broken: sessions end, their requests go back to the head of the backlog, but
+    for one that breaks it whenever it is read. If it ``stood`` until now they wait for it from now
+    on. ``echo``: of that break it has heard before."""
     effects: list[Effect] = []
-    back: list[Job] = []
+    back, ended = breakers.back(state, echo=echo)
     for session in state.sessions.values():
         state, closed = close(state, session)
         effects.extend(closed)
-        back.append(Job(session.request, with_turns(session), session.given))
-    back.sort(key=lambda job: job.request.request)
+    for job in ended:
+        effects += (unserved(job, "error", breakers.why_ended(job), now, BREAKS),)
     state = replace(state, backlog=(*back, *state.backlog), kept=())
     if state.backlog and stood:
         effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))

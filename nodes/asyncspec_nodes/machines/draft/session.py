@@ -17,7 +17,7 @@ from asyncspec.accept import Opinion
 from asyncspec.actor.machine import Request
 from asyncspec.jobs import Rows
 from asyncspec.policy import Growth, Policy, View
-from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
+from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop, most_live
 from asyncspec.tree import TokenTree
 from asyncspec_nodes.machines.draft.counters import Counters, TurnClock
 from asyncspec_nodes.machines.draft.features import Features, begun
@@ -132,6 +132,11 @@ class DraftSession(Struct, frozen=True):
     def reach(self) -> int:
         """Tokens of the committed path that the token source can be told of."""
         return self.length if self.features is None else self.features.reach
+
+    @property
+    def most_live(self) -> int:
+        """Nodes that its tree is held to, the root not counted."""
+        return most_live(self.policy, self.stages)
 
     @property
     def levels(self) -> int:

@@ -37,10 +37,16 @@ class DraftConfig(Struct, frozen=True):
     share_from: int = 64
     # Prompt nodes per segment.
     prefill_rows: int = 64
+    # Slots that the token source of this node has memory for, in the caches of all sessions; 0: no
+    # bound.
+    slots: int = 0
     # Requests that are processed at a time, where there is room for them; others wait their turn.
     max_sessions: int = 16
     # How long requests wait for a pipeline that is down before they fail.
     rejoin_seconds: float = 30.0
+    # Breaks of the pipeline in a row that a request may see without a token between them, before it
+    # is taken for their reason.
+    most_breaks: int = 3
     # How long the end of a request waits for the stages' accounts.
     account_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
@@ -93,7 +99,11 @@ class DraftState(Struct, frozen=True):
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
-    # Cache slots there are on the stages that have told; 0: no bound.
+    # Stages whose next one was lost, and that have said nothing of their link to it since: if they
+    # say that it is down they speak of the same break.
+    echoes: frozenset[Rank] = frozenset()
+    # Cache slots there are on the stages that have told, and at a token source of its own; 0: no
+    # bound.
     slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
@@ -55,6 +57,8 @@ def arrived(
     before = [w for w in state.queue if w.session == message.session]
     if wrong := astray(session, before, (waiting,)):
         return _led_astray(state, peer, message, wrong)
+    if first and (wrong := _too_large(session, before, waiting)):
+        raise RemoteProtocolError(wrong, peer=peer)
     state = lengthen(turns.arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 
@@ -85,6 +89,17 @@ def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> 
     nobody knows any more."""
     needed = first or (session is not None and session.tokens_travel)
     return bool(message.tokens) == needed or (session is None and not first)
+
+
+def _too_large(session: StageSession, before: Iterable[Waiting], new: Waiting) -> str:
+    """What is wrong where a session has more live nodes than it was admitted for; empty where it
+    has not. On the first stage alone: there no prune is overtaken by what was sent after it."""
+    slots = session.slots.used + sum([len(waiting.ids) for waiting in (*before, new)])
+    if not session.most_slots or slots <= session.most_slots:
+        return ""
+    return (
+        f"session {session.session} has {slots} live nodes, and was opened for {session.most_slots}"
+    )
 
 
 def _led_astray(

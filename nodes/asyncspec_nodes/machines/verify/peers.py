@@ -10,6 +10,7 @@ from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
 from asyncspec_nodes.machines.verify.credit import grant, put
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
+from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import UNKNOWN, Effects, Inflow, VerifyState, know
 from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
 from asyncspec_protocol.messages import Ready
@@ -68,9 +69,12 @@ def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
 
 
 def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState, Effects]:
-    """Forget sessions of which nobody wants to hear any more, and all that waits of them."""
+    """Sessions are over, and all that waits of them; what they have cost is told to whoever is
+    there to hear it."""
     held = (*state.sessions, *state.kept)
     released = tuple(Compute(Release(session)) for session in held if session in over)
+    open_ones = {**state.closing, **state.sessions}
+    told = tuple(report(session) for name, session in open_ones.items() if name in over)
     state = replace(
         state,
         sessions={k: v for k, v in state.sessions.items() if k not in over},
@@ -81,4 +85,4 @@ def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState,
     )
     state, abandoned = abandon_dead(state)
     state, granted = grant(state)
-    return state, (*abandoned, *released, *granted)
+    return state, (*abandoned, *released, *told, *granted)

@@ -93,6 +93,8 @@ class StageSession(Struct, frozen=True):
     # Its segments may share a pass.
     coalesce: bool = False
     slots: Slots = Slots()
+    # Those it may come to: prompt, answer and tree; 0: nobody said how large the tree may be.
+    most_slots: int = 0
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
     passes: int = 0

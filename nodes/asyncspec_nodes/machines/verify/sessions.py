@@ -64,13 +64,14 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         coalesce=message.coalesce,
         tokens_travel=sampling.penalises,
         slots=Slots(message.shared, NodeId(message.shared - 1)),
+        most_slots=message.capacity + message.tree if message.tree >= 0 else 0,
     )
     if early:
         return state, (*onward, report(new))
     asked = message.prompt_length - message.given
     admit = Admit(
         session,
-        message.capacity,
+        message.capacity + max(0, message.tree),
         sampling,
         asked,
         features=message.features,
@@ -141,6 +142,7 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
     so."""
     held = (*state.sessions, *state.kept)
     over = tuple(s for s in held if s < first and owner(s) == draft)
+    told = tuple(report(state.sessions[s]) for s in over if s in state.sessions)
     known = state.known.get(draft, UNKNOWN)
     known = replace(
         known,
@@ -154,7 +156,8 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
     )
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
-    return state, (*abandoned, *(Compute(Release(session)) for session in over), *granted)
+    released = tuple(Compute(Release(session)) for session in over)
+    return state, (*abandoned, *released, *told, *granted)
 
 
 def report(session: StageSession) -> Report:

@@ -1,0 +1,172 @@
+"""A policy says how many nodes of a draft tree it has alive at most, and keeps to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import Effect, Input, Request
+from asyncspec.policy import POLICIES, Policy
+from asyncspec.policy.autoregressive import Autoregressive
+from asyncspec.policy.base import MOST_LIVE, most_live
+from asyncspec.policy.chain import Chain
+from asyncspec.policy.chunked import Chunked
+from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.policy.levels import Levels
+from asyncspec.policy.linear import Linear
+from asyncspec.policy.static_tree import StaticTree
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Message, PruneIndices
+from cluster import Cluster, ask
+from laws import Shaken, check_after, clusters
+
+BOUND = 100_000.0
+
+few, some = st.integers(1, 3), st.integers(1, 6)
+levels = st.builds(
+    Levels,
+    width=some,
+    children=few,
+    depth=st.integers(0, 6),
+    levels=few,
+    parts=few,
+    coalesce=st.booleans(),
+    lossy=st.sampled_from(("", "", "relaxed", "top-p")),
+)
+bounded_by_their_shape = st.one_of(
+    st.just(Autoregressive()),
+    st.builds(Chain, k=few, ahead=st.integers(0, 4)),
+    st.builds(StaticTree, branching=st.lists(few, min_size=1, max_size=4).map(tuple)),
+    st.builds(Chunked, st.booleans(), st.integers(1, 12), few, few, few, st.integers(0, 3)),
+    levels,
+    st.builds(Linear, length=some, plan=st.booleans(), width=few),
+    st.builds(Linear, length=some, plan=st.booleans(), ahead=st.just(True)),
+)
+flows = st.builds(
+    FlowSpec,
+    sbd=st.booleans(),
+    l_init=st.integers(1, 9),
+    l_seg=few,
+    k=few,
+    d_init=few,
+    l_exp=some,
+    d_exp=few,
+    l_deep=some,
+    d_deep=few,
+    d_most=st.integers(1, 12),
+    coalesce=st.booleans(),
+)
+
+
+class Says:
+    """A policy that says another number of its trees."""
+
+    def __init__(self, policy: Policy, most: int) -> None:
+        self._policy = policy
+        self._most = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def most_live(self, stages: int) -> int:
+        return self._most
+
+
+class InOrder(Shaken):
+    """Costs in which no prune is overtaken by what was sent after it."""
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        return 0.0 if isinstance(message, PruneIndices) else self.next()
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Request]:
+    one = st.tuples(st.lists(st.integers(0, 7), min_size=1, max_size=9), st.integers(1, 20))
+    drawn = draw(st.lists(one, min_size=1, max_size=3))
+    return [
+        ask(i, policy="it", prompt=tuple(prompt), max_new_tokens=tokens)
+        for i, (prompt, tokens) in enumerate(drawn)
+    ]
+
+
+def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: bool) -> None:
+    """Serve all requests. After every step no session has a larger tree at the draft node than its
+    policy said; and, where prunes come ``in_order``, no stage has more of it in its cache beside
+    the committed path."""
+    most, world = policy.most_live(cluster.stages), cluster.world
+
+    def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        drafting = cluster.state(DRAFT).sessions
+        if rank == DRAFT:
+            assert all(len(session.tree) - 1 <= most for session in drafting.values())
+        elif rank <= cluster.stages and in_order:
+            for name, session in cluster.state(rank).sessions.items():
+                if name in drafting:
+                    assert session.slots.used <= drafting[name].length + most
+
+    world.watch = check
+    for request in asked:
+        cluster.submit(request)
+    world.run(until=BOUND)
+    if not policy.tops:
+        check_after(cluster, asked)
+
+
+@settings(max_examples=400)
+@given(st.data(), bounded_by_their_shape, requests(), st.booleans())
+def test_what_a_shape_bounds_need_not_be_held(
+    data: st.DataObject, policy: Policy, asked: list[Request], in_order: bool
+) -> None:
+    policies: Any = {"it": Says(policy, MOST_LIVE)}
+    costs = InOrder if in_order else Shaken
+    cluster = data.draw(clusters(policies=policies, costs=costs, slots=0))
+    run(cluster, asked, policy, in_order=in_order)
+
+
+@settings(max_examples=200)
+@given(st.data(), flows, requests(), st.booleans())
+def test_flowspec_is_held_to_what_it_says(
+    data: st.DataObject, policy: FlowSpec, asked: list[Request], in_order: bool
+) -> None:
+    costs = InOrder if in_order else Shaken
+    cluster = data.draw(clusters(policies={"it": policy}, costs=costs))
+    run(cluster, asked, policy, in_order=in_order)
+
+
+@settings(max_examples=200)
+@given(st.data(), st.one_of(flows, bounded_by_their_shape), st.integers(0, 5), requests())
+def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
+    data: st.DataObject, policy: Policy, most: int, asked: list[Request]
+) -> None:
+    held: Any = Says(policy, most)
+    cluster = data.draw(clusters(policies={"it": held}, costs=InOrder))
+    run(cluster, asked, held, in_order=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "most"),
+    [
+        ("autoregressive", 4, 0),
+        ("chain", 4, 20),
+        ("chain-streamed", 4, 5),
+        ("chain:ahead=2", 4, 8),
+        ("static-tree", 4, 20),
+        ("chunked", 4, 80),
+        ("pipedec", 4, 16 + 3 * 32),
+        ("specpipe", 8, 8 + 7 * 64),
+        ("pipedec:width=4096", 4, MOST_LIVE),
+        ("pipedec:width=99999999999,depth=99999999999", 4, MOST_LIVE),
+        ("pipedec:children=1,depth=99999999999", 4, MOST_LIVE),
+        ("static-tree:branching=999x999x999x999", 4, MOST_LIVE),
+        ("flowspec", 4, 480),
+        ("flowspec", 16, 480),
+        ("dip-sd", 4, 20),
+        ("dip-sd:plan=false", 4, 4),
+        ("dip-sd:ahead=true,plan=false", 4, 13),
+    ],
+)
+def test_what_they_come_to(name: str, stages: int, most: int) -> None:
+    assert most_live(POLICIES[name], stages) == most

@@ -1,0 +1,160 @@
+"""Why a peer cannot be linked to is told once, not each time it is dialled, and again when it has
+changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from asyncspec.actor.link import Link
+from asyncspec.actor.mesh import Mesh, Security
+from asyncspec_nodes.cluster.config_tables import SecurityTable
+from asyncspec_nodes.cluster.security import contexts
+from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.ids import Rank
+from shell.local import QUICK, bound, hello
+
+KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
+REDIALS = 3
+
+Runner = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Runner:
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+
+    def runner(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=factory) as loop:
+            loop.run(asyncio.wait_for(main, 60))
+
+    return runner
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return authority(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return authority(tmp_path_factory.mktemp("theirs"))
+
+
+def authority(folder: Path) -> Path:
+    """An authority of its own, and a node's certificate and key."""
+    subprocess.run(["bash", str(KEYS), str(folder), "box"], check=True, capture_output=True)
+    return folder
+
+
+def security(trusts: Path, shows: Path) -> Security:
+    """Of a node that trusts one authority and shows a certificate of the same or another one."""
+    names = (trusts / "ca.pem", shows / "box.pem", shows / "box.key")
+    return contexts(SecurityTable(*map(str, names)))
+
+
+class Owner:
+    """Keeps what it is told of peers that are not linked."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str]] = []
+
+    def joined(self, link: Link) -> None:
+        raise AssertionError("nobody says hello here")
+
+    def lost(self, link: Link, reason: str) -> None:
+        """Not what this is about."""
+
+    def frame(self, link: Link, frame: Frame) -> None:
+        """Nobody says anything here."""
+
+    def refused(self, rank: Rank, reason: str) -> None:
+        self.told.append((rank, reason))
+
+
+class Curt(asyncio.Protocol):
+    """Says something that is not TLS, and no more."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.WriteTransport", transport).write(b"hello\r\n")
+
+
+class Peer:
+    """What stands at stage 1's address: it agrees on TLS, or not, and closes."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self.tls = tls
+        self._sock = bound()
+        self._dialled: asyncio.Queue[None] = asyncio.Queue()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(self._sock)
+            self._dialled.put_nowait(None)
+            with contextlib.suppress(OSError):
+                transport, _ = await loop.connect_accepted_socket(Curt, sock, ssl=self.tls)
+                transport.close()
+
+    async def dialled(self, times: int) -> None:
+        for _ in range(times):
+            await self._dialled.get()
+
+    @asynccontextmanager
+    async def dialled_by(self, owner: Owner, security: Security) -> AsyncIterator[None]:
+        """A draft node looks for stage 1 here."""
+        address: Any = self._sock.getsockname()
+        serving = asyncio.create_task(self.serve())
+        mesh = Mesh(hello(0, 1), {Rank(1): address}, owner, QUICK, security)
+        await mesh.start(bound())
+        try:
+            yield
+        finally:
+            await mesh.close("over")
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            self._sock.close()
+
+
+def test_a_certificate_of_another_authority_is_told_once(
+    run: Runner, ours: Path, theirs: Path
+) -> None:
+    async def main() -> None:
+        peer, owner = Peer(security(theirs, theirs).server), Owner()
+        async with peer.dialled_by(owner, security(ours, ours)):
+            await peer.dialled(REDIALS)
+            ((rank, why),) = owner.told
+            assert rank == 1
+            refused, _, because = why.partition(": ")
+            assert refused == "its certificate is refused"
+            assert "certificate" in because
+            peer.tls = None  # it does not speak TLS any more
+            await peer.dialled(REDIALS)
+            assert [rank for rank, _ in owner.told] == [1, 1]
+            assert owner.told[1] != owner.told[0]
+
+    run(main())
+
+
+def test_so_is_that_a_peer_refuses_ours(run: Runner, ours: Path, theirs: Path) -> None:
+    """With TLS 1.3 it says so when the connection is made already."""
+
+    async def main() -> None:
+        peer, owner = Peer(security(theirs, ours).server), Owner()
+        async with peer.dialled_by(owner, security(ours, ours)):
+            await peer.dialled(REDIALS)
+            ((rank, why),) = owner.told
+            assert rank == 1
+            assert why.endswith("it may have refused this node's certificate")
+
+    run(main())
