@@ -15,7 +15,7 @@ from rich.table import Table
 
 from asyncspec.backend.hf.hub import locate
 from asyncspec.backend.hf.inspect import inspect_checkpoint
-from asyncspec.errors import UserError
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
@@ -46,12 +46,11 @@ def memory(arguments: argparse.Namespace) -> int:
     """Print a table, or one JSON object."""
     directory = locate(arguments.target)
     facts = inspect_checkpoint(directory)
-    if arguments.stages < 1:
-        raise UserError(f"--stages is {arguments.stages}; it must be at least 1")
+    numbers.COUNT.check("--stages", arguments.stages)
     check_stages(arguments.stages, facts.layers)
     slots = arguments.context if arguments.context is not None else facts.context_length
-    if slots < 1 or arguments.tree < 0:
-        raise UserError("--context must be at least 1 and --tree at least 0")
+    numbers.POSITIONS.check("--context", slots)
+    numbers.NODES.check("--tree", arguments.tree)
     from asyncspec.backend.hf.footprint import footprint
 
     found = [
