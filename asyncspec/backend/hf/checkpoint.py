@@ -39,6 +39,9 @@ _NAMES = {
 _PIECE = 16 << 20
 """Bytes converted at a time."""
 
+LAYERS = "model.layers."
+"""How the tensors of layers are named."""
+
 # Keys of config.json that may differ between two copies of the same model.
 _VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
 
@@ -73,6 +76,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
             f"config.json of {path} has the model_type {config.model_type!r}, which is a {meant}, "
             f"not the {facts.architecture} it names; correct one of the two"
         )
+    _check_names(path, tensors)
     if config.tie_word_embeddings and HEAD in tensors:
         # Of matrices that are one, some programs store only the first by its name.
         tensors.setdefault(EMBEDDING, tensors[HEAD])
@@ -82,6 +86,22 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         config=config,
         tensors=tensors,
         fingerprint=_fingerprint(read_config(path), tensors),
+    )
+
+
+def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raises ``CheckpointError`` where no layer is named as all supported families name them."""
+    if any(name.startswith(LAYERS) for name in tensors):
+        return
+    if any(name.startswith(LAYERS.removeprefix("model.")) for name in tensors):
+        raise CheckpointError(
+            f"{path} names its tensors without 'model.', as AutoModel saves a model without its "
+            "head; save it with AutoModelForCausalLM"
+        )
+    example = min(tensors, default="")
+    raise CheckpointError(
+        f"{path} has no tensors named {LAYERS}* (one of its own is {example!r}); give a checkpoint "
+        "as transformers saves it"
     )
 
 
