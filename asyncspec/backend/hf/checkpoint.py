@@ -12,6 +12,7 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.hf.experts import unstacked
 from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
 from asyncspec.backend.hf.weights import (
@@ -53,6 +54,7 @@ class Checkpoint(Struct, frozen=True):
     facts: Facts
     # transformers' configuration object.
     config: Any
+    # By name; every expert has its own.
     tensors: Mapping[str, TensorInfo]
     # Of configuration, tensor names, shapes, types and file sizes: the same model or not.
     fingerprint: str
@@ -62,7 +64,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
     """Look through a checkpoint. Raises ``CheckpointError`` with what to change."""
     path = locate(name)
     facts = inspect_checkpoint(path)
-    tensors = list_tensors(path)
+    tensors = unstacked(list_tensors(path))
     from transformers import AutoConfig
 
     try:

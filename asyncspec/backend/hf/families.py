@@ -30,7 +30,7 @@ SUPPORTED = frozenset(
     }
 )
 
-# Of these, the ones with experts: a softmax router, and gated experts stored one by one.
+# Of these, the ones with experts: a softmax router, and gated experts.
 EXPERTS = frozenset({"MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM"})
 
 # RoPE types whose frequencies do not depend on how long the sequence is at the moment. The others
