@@ -12,6 +12,8 @@ _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
+LARGEST = 2.0**53 - 1
+"""``uniform`` is at most this times 2^-53."""
 
 
 def mix(x: int) -> int:
@@ -28,15 +30,22 @@ def stream(seed: int, position: int) -> int:
 
 def uniform(seed: int, position: int, token: int = 0) -> float:
     """A number in the open interval (0, 1), 53 bits."""
-    bits = mix((stream(seed, position) + GOLDEN * (token + 1)) & _MASK) >> 11
-    return (bits + 0.5) * 2.0**-53
+    return _inside(mix((stream(seed, position) + GOLDEN * (token + 1)) & _MASK))
 
 
 def uniforms(seed: int, position: int, tokens: int) -> list[float]:
     """``uniform`` of the tokens below ``tokens``, of which it hashes what they share only once."""
     key = stream(seed, position)
     hashes = (mix((key + GOLDEN * token) & _MASK) for token in range(1, tokens + 1))
-    return [((x >> 11) + 0.5) * 2.0**-53 for x in hashes]
+    return [_inside(x) for x in hashes]
+
+
+def _inside(x: int) -> float:
+    """The middle of one of 2^53 equal parts of (0, 1), by the upper bits of a hash.
+
+    That of the last part is no double: rounding would make 1 of it.
+    """
+    return min((x >> 11) + 0.5, LARGEST) * 2.0**-53
 
 
 def gumbel(seed: int, position: int, token: int) -> float:

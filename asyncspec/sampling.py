@@ -8,6 +8,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+LEAST_TEMPERATURE = 1e-5
+"""What is below is greedy, as in vLLM: next to 0 the scaled logits are beyond all numbers."""
+
 
 class Sampling(Struct, frozen=True):
     """Sampling settings of one request (docs/sampling.md). The defaults are greedy decoding.
@@ -34,7 +37,7 @@ class Sampling(Struct, frozen=True):
     @property
     def greedy(self) -> bool:
         """True where the most likely token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def penalises(self) -> bool:

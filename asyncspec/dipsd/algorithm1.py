@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncspec.dipsd.associate import NODES, associate
-from asyncspec.dipsd.bound import upper_bound
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.order import in_best_order
 from asyncspec.dipsd.outcome import Planned, Scanned
@@ -17,6 +16,7 @@ from asyncspec.dipsd.packing import fewest_batches
 from asyncspec.dipsd.plan import Groups, Plan, plan_of
 from asyncspec.dipsd.presets import FIRST_LENGTH
 from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.work import Work
 
 ROUNDS = 30
 
@@ -26,12 +26,16 @@ def algorithm1(tables: Tables) -> Planned | None:
 
     Its bound is one for plans with two batches or more: the paper's scan starts there.
     """
+    # Here, because numpy takes longer to import than most commands run.
+    from asyncspec.dipsd.bound import Bound
+
+    relaxed = Bound(tables)
     best: tuple[float, Plan] | None = None
     scanned = []
     limit = 0.0
     for batches in range(first_count(tables), tables.users + 1):
         ratio = 0.0 if best is None else best[0]
-        bound = upper_bound(tables, batches, ratio)
+        bound = relaxed.above(batches, ratio)
         if best is not None and bound <= ratio:
             break
         found = alternate(tables, batches)
@@ -49,23 +53,26 @@ def first_count(tables: Tables) -> int:
     return max(min(2, tables.users), fewest_batches(tables))
 
 
-def alternate(tables: Tables, batches: int, nodes: int = NODES) -> tuple[float, Plan] | None:
-    """(tokens a ms, plan) for a batch count: association and lengths until nothing changes."""
+def alternate(
+    tables: Tables, batches: int, nodes: int = NODES, work: Work | None = None
+) -> tuple[float, Plan] | None:
+    """(tokens a ms, plan) for a batch count: association and lengths until nothing changes, or
+    the ``work`` is done."""
     lengths: Sequence[int] = [min(FIRST_LENGTH, tables.longest)] * tables.users
     groups: Groups | None = None
     best: tuple[float, Plan] | None = None
     for _ in range(ROUNDS):
-        association = associate(tables, lengths, batches, groups, nodes)
+        association = associate(tables, lengths, batches, groups, nodes, work)
         if association is None:
             return None
         groups = association.groups
-        found = best_lengths(tables, groups)
+        found = best_lengths(tables, groups, work=work)
         if found is None:
             return None
         if best is None or found.ratio > best[0]:
             best = (found.ratio, plan_of(groups, found.by_user))
         then = [found.by_user[m] for m in range(tables.users)]
-        if then == lengths:
+        if then == lengths or (work is not None and work.left <= 0):
             break
         lengths = then
     return best

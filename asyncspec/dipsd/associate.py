@@ -8,6 +8,7 @@ the length step lives on, and without that rule the alternation gets stuck.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from asyncspec.dipsd.packing import packed
 from asyncspec.dipsd.plan import Groups
 from asyncspec.dipsd.starts import cut, dealt
 from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.work import Work
 
 NODES = 20_000
 
@@ -37,14 +39,29 @@ def associate(
     batches: int,
     first: Groups | None = None,
     nodes: int = NODES,
+    allowed: Work | None = None,
 ) -> Association | None:
-    """The best association into ``batches`` batches; None if none fits in the memory."""
+    """The best association into ``batches`` batches; None if none fits in the memory.
+
+    ``allowed`` ends the search where it is over; what was found by then is returned.
+    """
+    if allowed is None:
+        allowed = Work(math.inf)
     order = by_readiness(tables, lengths)
     given = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
     begun = [groups for groups in given if groups and len(groups) == batches]
-    climbed = [_climb(tables, lengths, groups) for groups in begun if tables.all_fit(groups)]
+    fitting = [groups for groups in begun if tables.all_fit(groups)]
+    climbed = [_climb(tables, lengths, groups, allowed) for groups in fitting]
     best = min(climbed, default=None, key=lambda found: found.cost)
+    # A node of the search tree costs as much as a neighbour does.
+    nodes = int(min(nodes, 1 + max(0.0, allowed.left) / _price(batches)))
+    allowed.spend(nodes * _price(batches))
     return depth_first(tables, lengths, batches, best, nodes)
+
+
+def _price(batches: int) -> int:
+    """Units of work of one ``cost``."""
+    return 5 + 4 * batches
 
 
 def by_readiness(tables: Tables, lengths: Sequence[int]) -> list[int]:
@@ -75,12 +92,14 @@ def cost(tables: Tables, lengths: Sequence[int], groups: Groups) -> Cost:
     return max(loop, tables.server(total, len(groups))), total
 
 
-def _climb(tables: Tables, lengths: Sequence[int], groups: Groups) -> Association:
-    """Steps to cheaper neighbours until there is none."""
+def _climb(tables: Tables, lengths: Sequence[int], groups: Groups, allowed: Work) -> Association:
+    """Steps to cheaper neighbours until there is none, or no more is allowed."""
     now, better = cost(tables, lengths, groups), True
     while better:
         better = False
         for other in neighbours(groups):
+            if not allowed.spend(_price(len(groups))):
+                break
             if not tables.all_fit(other):
                 continue
             then = cost(tables, lengths, other)

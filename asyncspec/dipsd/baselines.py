@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from asyncspec.dipsd.algorithm1 import first_count
 from asyncspec.dipsd.associate import associate
-from asyncspec.dipsd.bound import upper_bound
 from asyncspec.dipsd.lengths import best_lengths, common_ratio
 from asyncspec.dipsd.period import exact_period
 from asyncspec.dipsd.plan import Groups
@@ -77,9 +76,13 @@ def fixed_length(tables: Tables, length: int = FIRST_LENGTH) -> float | None:
 
 def round_robin(tables: Tables) -> float | None:
     """Two or more batches, dealt in the users' own order, with the best lengths."""
+    # Here, because numpy takes longer to import than most commands run.
+    from asyncspec.dipsd.bound import Bound
+
+    relaxed = Bound(tables)
     best = 0.0
     for batches in range(first_count(tables), tables.users + 1):
-        if upper_bound(tables, batches, best) <= best:
+        if relaxed.above(batches, best) <= best:
             break
         groups = [tuple(range(n, tables.users, batches)) for n in range(batches)]
         found = best_lengths(tables, groups, best)

@@ -1,6 +1,7 @@
 """One draft length a batch where the verifier limits: a small knapsack, by depth-first search.
 
-It is rarely needed: only where the verifier is nearly, but not quite, what sets the period.
+It is rarely needed: only where the verifier is nearly, but not quite, what sets the period. With
+very many batches it may not end, so its steps are counted.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.work import Work
 
 SHARES = (0.0, 0.5, 1.0)
 """Of the period's price that bounds put on the work."""
+
+NODE = 3
+"""Units of work of a node of the search."""
 
 
 class Found(NamedTuple):
@@ -23,16 +28,22 @@ class Found(NamedTuple):
 
 
 class Choice:
-    """One option a batch, to maximise the sum of tokens - q max(period, server(sum of work)).
+    """One option a batch, to maximise the sum of tokens - q max(period, server(sum of FLOPs)).
 
     Depth first, with bounds that take each batch by itself: a share of the period's price is put
     on the work (of the steepest stage), the rest stays with the period.
     """
 
     def __init__(
-        self, tables: Tables, options: list[list[tuple[float, float, int]]], q: float, period: float
+        self,
+        tables: Tables,
+        options: list[list[tuple[float, float, int]]],
+        q: float,
+        period: float,
+        work: Work,
     ) -> None:
-        self.tables, self.q, self.period = tables, q, period
+        self.tables, self.q, self.period, self.work = tables, q, period, work
+        work.spend(len(SHARES) * len(tables.slopes) * sum(map(len, options)) // 5)
         self.options = [sorted(row, reverse=True) for row in options]
         self.bounds = [self._bound(share, p) for p in range(len(tables.slopes)) for share in SHARES]
 
@@ -47,6 +58,7 @@ class Choice:
         return price, constant, rest[::-1]
 
     def best(self, floor: float) -> Found | None:
+        """The best above ``floor``, or what is found of it before the work is done."""
         self.floor, self.found = floor, None
         self._descend(0, 0.0, 0.0, ())
         return self.found
@@ -54,14 +66,16 @@ class Choice:
     found: Found | None
     floor: float
 
-    def _descend(self, n: int, tokens: float, work: float, chosen: tuple[int, ...]) -> None:
-        if any(tokens - p * work - c + rest[n] <= self.floor for p, c, rest in self.bounds):
+    def _descend(self, n: int, tokens: float, flops: float, chosen: tuple[int, ...]) -> None:
+        if not self.work.spend(NODE):
+            return
+        if any(tokens - p * flops - c + rest[n] <= self.floor for p, c, rest in self.bounds):
             return
         if n == len(self.options):
-            period = max(self.period, self.tables.server(work, n))
+            period = max(self.period, self.tables.server(flops, n))
             value = tokens - self.q * period
             if value > self.floor:
                 self.floor, self.found = value, Found(value, tokens, period, chosen)
             return
         for more, costs, longest in self.options[n]:
-            self._descend(n + 1, tokens + more, work + costs, (*chosen, longest))
+            self._descend(n + 1, tokens + more, flops + costs, (*chosen, longest))

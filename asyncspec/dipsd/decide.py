@@ -27,7 +27,7 @@ MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""
 
 EFFORT = 0.1
-"""Of the search that ``asyncspec plan`` does for more than a handful of users."""
+"""Of the work that ``asyncspec plan`` does for more than a handful of users."""
 
 RUNS, MOST_RUNS = 600, 100
 """Rounds of all users together in each simulation, and of each of them at most."""
@@ -92,7 +92,7 @@ def measured(users: Sequence[User], stages: Sequence[tuple[float, float]]) -> De
 
 
 def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
-    """A plan if it is worth it. Sixty-four users take about a second.
+    """A plan if it is worth it. Up to sixty-four users take about a second, whatever they are like.
 
     Lengths are chosen by the deployment's cautious chances, and both forecasts are of what those
     lengths bring by the mean ones (``noise.alphas``), with the jitter that was measured: a rotation

@@ -1,14 +1,14 @@
 """Fits users to batches for a period that is given: fast enough for many users and many tries.
 
 With the period fixed, what a user brings in a batch depends on that batch's size and longest draft
-only, so all moves and swaps between two batches are weighed at once. The best one is taken until
-none helps. What the verifier would have to do costs ``price`` tokens a FLOP.
+only, so all moves and swaps there are weighed at once. The best ones that do not touch each other
+are taken until none helps. What the verifier would have to do costs ``price`` tokens a FLOP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,108 +16,180 @@ from numpy.typing import NDArray
 from asyncspec.dipsd.neighbours import exchanged
 from asyncspec.dipsd.plan import Groups
 from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.work import Work
 
-NEVER = -1e9
-"""Tokens of a user who is late even with one drafted token: finite, so that leaving is a gain."""
+LATE = 2
+"""Times all tokens there are is lost by a user who is late even with one drafted token: finite, so
+that leaving is a gain."""
 
 CLOSE = 1e-9
 """Tokens that count as no gain."""
 
+CHECKED = 4
+"""Changes looked at in a step, times the batches: a gain that a prefix spoils is not one."""
+
 Values = NDArray[np.float64]
-Option = tuple[float, tuple[tuple[int, ...], tuple[int, ...]]]
-"""Tokens gained, and the two batches as they would be."""
+
+
+class Change(NamedTuple):
+    """``m`` goes from batch ``left`` to ``right``, ``other`` the other way where it is not None."""
+
+    m: int
+    other: int | None
+    left: int
+    right: int
 
 
 class Fit:
-    """The period's part of the tables."""
+    """The tables, and what they are at the last ``period``."""
 
-    def __init__(self, tables: Tables, period: float, price: float) -> None:
-        self.tables, self.period, self.price = tables, period, price
+    def __init__(self, tables: Tables) -> None:
+        self.tables, self.period = tables, 0.0
         self.gain = np.array(tables.gain)
-        self.gain[:, 0] = NEVER
-        self.draft = np.array(tables.draft)
+        self.gain[:, 0] = -LATE * self.gain[:, -1].sum()
+        self.mixed = len(set(tables.prefix)) > 1
+        self.draft = np.array(tables.draft)[:, 1:]
         self.lengths = np.arange(1, tables.longest + 1)
         self.people = np.arange(tables.users)
         self._values: dict[tuple[int, int], Values] = {}
-        self._pairs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Option]] = {}
 
-    def climb(self, groups: Groups) -> Groups:
-        """Steps until no move or swap helps."""
-        while (better := self._step(groups)) is not None:
+    def climb(self, groups: Groups, period: float, price: float, work: Work) -> Groups:
+        """Steps until no move or swap helps, or the work is done."""
+        if period != self.period:
+            self.period = period
+            self._values.clear()
+        step = _step_work(self.tables, groups)
+        while work.spend(step):
+            better = self._step(groups, price)
+            if better is None:
+                break
             groups = better
         return groups
 
-    def _step(self, groups: Groups) -> Groups | None:
-        options = []
-        for left, right in combinations(range(len(groups)), 2):
-            for gain, pair in self._options(groups[left], groups[right]):
-                if gain > CLOSE:
-                    options.append((gain, left, right, pair))
-        options.sort(key=lambda option: -option[0])
-        now = self._worth(groups)
-        # A change of the longest prefix is not seen in a gain, so what looks best is checked.
-        for _, left, right, pair in options:
-            other = list(groups)
-            other[left], other[right] = pair
-            if self.tables.all_fit(pair) and self._worth(other) > now + CLOSE:
-                return tuple(other)
-        return None
+    def _step(self, groups: Groups, price: float) -> Groups | None:
+        changed: dict[int, tuple[int, ...]] = {}
+        for change in _Gains(self, groups, price).changes():
+            left, right = change.left, change.right
+            if left in changed or right in changed:
+                continue
+            pair = (
+                exchanged(groups[left], change.m, change.other),
+                exchanged(groups[right], change.other, change.m),
+            )
+            if self.tables.all_fit(pair) and self._helps(groups[left], groups[right], pair, price):
+                changed[left], changed[right] = pair
+        if not changed:
+            return None
+        return tuple(changed.get(n, group) for n, group in enumerate(groups))
 
-    def _worth(self, groups: Sequence[tuple[int, ...]]) -> float:
-        return float(sum(self._sum(group, len(group)).max() for group in groups))
+    def _helps(
+        self,
+        left: tuple[int, ...],
+        right: tuple[int, ...],
+        pair: tuple[tuple[int, ...], tuple[int, ...]],
+        price: float,
+    ) -> bool:
+        """A change of the longest prefix is not seen in a gain, so what looks best is checked."""
+        if not self.mixed:
+            return True
+        before = self.worth(left, price) + self.worth(right, price)
+        return self.worth(pair[0], price) + self.worth(pair[1], price) > before + CLOSE
 
-    def _options(self, left: tuple[int, ...], right: tuple[int, ...]) -> list[Option]:
-        """The best swap and the best move either way; most pairs are as they were a step ago."""
-        found = self._pairs.get((left, right))
-        if found is None:
-            found = [self._best_swap(left, right)]
-            if len(left) > 1:
-                found.append(self._best_move(left, right))
-            if len(right) > 1:
-                gain, (source, target) = self._best_move(right, left)
-                found.append((gain, (target, source)))
-            self._pairs[left, right] = found
-        return found
+    def worth(self, group: tuple[int, ...], price: float) -> float:
+        """Tokens of one batch, less the price of its work."""
+        prefix, size = max(self.tables.prefix[m] for m in group), len(group)
+        tokens = self.of(prefix, size)[:, list(group)].sum(axis=1)
+        return float((tokens - price * size * self.rows(prefix)).max())
 
-    def _best_swap(self, left: tuple[int, ...], right: tuple[int, ...]) -> Option:
-        here, there = list(left), list(right)
-        a, b = self._of(left, len(left)), self._of(right, len(right))
-        sum_a, sum_b = self._sum(left, len(left)), self._sum(right, len(right))
-        # By L, who leaves the left batch, who leaves the right one.
-        in_a = (sum_a - a[here]).T[:, :, None] + a[there].T[:, None, :]
-        in_b = (sum_b - b[there]).T[:, None, :] + b[here].T[:, :, None]
-        gain = in_a.max(axis=0) + in_b.max(axis=0) - sum_a.max() - sum_b.max()
-        i, j = divmod(int(gain.argmax()), len(there))
-        pair = (exchanged(left, here[i], there[j]), exchanged(right, there[j], here[i]))
-        return float(gain[i, j]), pair
+    def rows(self, prefix: int) -> Values:
+        """FLOPs of one user by L."""
+        return np.array(self.tables.row(prefix)[1:])
 
-    def _best_move(self, source: tuple[int, ...], target: tuple[int, ...]) -> Option:
-        here = list(source)
-        fewer, more = len(source) - 1, len(target) + 1
-        left = self._sum(source, fewer) - self._of(source, fewer)[here]
-        grown = self._sum(target, more) + self._of(target, more)[here]
-        before = self._sum(source, len(source)).max() + self._sum(target, len(target)).max()
-        gain = left.max(axis=1) + grown.max(axis=1) - before
-        i = int(gain.argmax())
-        pair = (exchanged(source, here[i], None), exchanged(target, None, here[i]))
-        return float(gain[i]), pair
-
-    def _sum(self, group: tuple[int, ...], size: int) -> Values:
-        """Worth of a batch by L, as if it had ``size`` users."""
-        tables = self.tables
-        work = np.array(tables.row(max(tables.prefix[m] for m in group))[1:]) * size
-        total: Values = self._of(group, size)[list(group)].sum(axis=0) - self.price * work
-        return total
-
-    def _of(self, group: tuple[int, ...], size: int) -> Values:
-        """Tokens by user (all of them) and L in a batch of that size and this group's prefix."""
-        prefix = max(self.tables.prefix[m] for m in group)
+    def of(self, prefix: int, size: int) -> Values:
+        """Tokens by L and user (all of them) in a batch of that size and longest prefix."""
         values = self._values.get((prefix, size))
         if values is None:
-            row = self.tables.row(prefix)
-            late = [self.period - self.tables.passing(size * row[k]) for k in self.lengths]
-            ready = np.stack([(self.draft[:, 1:] <= ms).sum(axis=1) for ms in late], axis=1)
-            reach = np.minimum(ready, self.lengths)
-            values = self.gain[self.people[:, None], reach]
+            tables = self.tables
+            late = self.period - (tables.slope * size * self.rows(prefix) + tables.through)
+            ready = (self.draft[None] <= late[:, None, None]).sum(axis=2)
+            reach = np.minimum(ready, self.lengths[:, None])
+            values = self.gain[self.people, reach]
             self._values[prefix, size] = values
         return values
+
+
+class _Gains:
+    """What every move and every swap would bring, in tokens. Arrays have L first, users last."""
+
+    def __init__(self, fit: Fit, groups: Groups, price: float) -> None:
+        self.groups = groups
+        prefixes = [max(fit.tables.prefix[m] for m in group) for group in groups]
+        self.sizes = np.array([len(group) for group in groups])
+        self.rows = price * np.stack([fit.rows(prefix) for prefix in prefixes], axis=1)
+        # The users by batch, and where each batch begins among them.
+        self.by_batch = np.array([m for group in groups for m in group])
+        self.starts = np.concatenate(([0], np.cumsum(self.sizes)[:-1]))
+        self.people = fit.people
+        self.owner = np.empty_like(self.people)
+        self.owner[self.by_batch] = np.repeat(np.arange(len(groups)), self.sizes)
+        stacks = [
+            np.stack(
+                [
+                    fit.of(prefix, max(1, len(group) + more))
+                    for prefix, group in zip(prefixes, groups, strict=True)
+                ],
+                axis=1,
+            )
+            for more in (-1, 0, 1)
+        ]
+        self.fewer, self.same, self.more = stacks
+        self.now = self._sums(self.same, 0).max(axis=0)
+
+    def changes(self) -> Iterator[Change]:
+        """Those that seem to help, the best first; not all of them where there are very many."""
+        moves, swaps = self._moves(), self._swaps()
+        gains = np.concatenate((moves.ravel(), swaps.ravel()))
+        better = np.flatnonzero(gains > CLOSE)
+        order = better[np.argsort(-gains[better], kind="stable")]
+        count = len(self.people)
+        for i in order[: CHECKED * len(self.groups)].tolist():
+            batch, m = divmod(i, count)
+            if batch < len(self.groups):
+                yield Change(m, None, int(self.owner[m]), batch)
+            else:
+                one = batch - len(self.groups)
+                left, right = int(self.owner[one]), int(self.owner[m])
+                yield Change(one, m, left, right)
+
+    def _own(self, values: Values) -> Values:
+        """(L, user): what each brings in his own batch."""
+        return values[:, self.owner, self.people]
+
+    def _sums(self, values: Values, more: int) -> Values:
+        """(L, batch): worth of the members, as if there were so many more of them."""
+        tokens = np.add.reduceat(self._own(values)[:, self.by_batch], self.starts, axis=1)
+        worth: Values = tokens - (self.sizes + more) * self.rows
+        return worth
+
+    def _moves(self) -> Values:
+        """(batch, user): the user goes there."""
+        left = (self._sums(self.fewer, -1)[:, self.owner] - self._own(self.fewer)).max(axis=0)
+        grown = (self._sums(self.more, 1)[:, :, None] + self.more).max(axis=0)
+        gains: Values = grown - self.now[:, None] + (left - self.now[self.owner])
+        gains[:, self.sizes[self.owner] == 1] = -np.inf
+        gains[self.owner, self.people] = -np.inf
+        return gains
+
+    def _swaps(self) -> Values:
+        """(user, user): they change places; each pair once."""
+        without = self._sums(self.same, 0)[:, self.owner] - self._own(self.same)
+        taken = (without[:, :, None] + self.same[:, self.owner]).max(axis=0)
+        gains = taken + taken.T - self.now[self.owner][:, None] - self.now[self.owner]
+        once = np.triu(self.owner[:, None] != self.owner)
+        each: Values = np.where(once, gains, -np.inf)
+        return each
+
+
+def _step_work(tables: Tables, groups: Sequence[Sequence[int]]) -> int:
+    """Units of one step: the calls, and a user in the place of every other for every length."""
+    return 400 + tables.users * (tables.users + 2 * len(groups)) * tables.longest // 80

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from asyncspec.dipsd.choice import Choice, Found
 from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.work import Work
 
 CLOSE = 1e-9
 """Tokens."""
@@ -23,13 +24,17 @@ CLOSE = 1e-9
 class Sweep:
     """The events of one association, in order; ``best`` runs through them for a q.
 
-    ``ceiling`` bounds the periods looked at, in ms.
+    ``ceiling`` bounds the periods looked at, in ms; ``allowed`` is how much may be looked at.
     """
 
     def __init__(
-        self, tables: Tables, groups: Sequence[Sequence[int]], ceiling: float = float("inf")
+        self,
+        tables: Tables,
+        groups: Sequence[Sequence[int]],
+        ceiling: float,
+        allowed: Work,
     ) -> None:
-        self.tables, self.groups = tables, groups
+        self.tables, self.groups, self.allowed = tables, groups, allowed
         self.batches = len(groups)
         self.work = [tables.work(group) for group in groups]
         least = tables.server(sum(row[1] for row in self.work), self.batches)
@@ -52,12 +57,18 @@ class Sweep:
                         events.append((max(ready, least), code, longest, more))
         events.sort()
         self.events = events
+        allowed.spend(len(events) // 2)
 
     def best(self, q: float, floor: float = 0.0) -> Found | None:
-        """The best above ``floor``, or None. ``q`` in tokens a ms."""
+        """The best above ``floor``, or None; of what is found until nothing more is allowed.
+
+        ``q`` in tokens a ms.
+        """
         state = _State(self, q)
         found: Found | None = None
         events, count, i = self.events, len(self.events), 0
+        if not self.allowed.spend(count // 2):
+            return None
         while i < count:
             period = events[i][0]
             while i < count and events[i][0] == period:
@@ -66,6 +77,8 @@ class Sweep:
             # Tokens if the verifier never limited, and if only it did.
             if state.absent_batches or min(state.top - q * period, state.net) <= floor:
                 continue
+            if not self.allowed.spend(3 * self.batches):
+                break
             better = state.solve(period, floor)
             if better is not None:
                 floor, found = better.value, better
@@ -81,6 +94,7 @@ class _State:
 
     def __init__(self, sweep: Sweep, q: float) -> None:
         self.tables, self.work, self.q = sweep.tables, sweep.work, q
+        self.allowed = sweep.allowed
         lengths, batches = sweep.tables.longest + 1, len(sweep.groups)
         self.tokens = [[0.0] * lengths for _ in sweep.groups]
         self.absent = [[len(group)] * lengths for group in sweep.groups]
@@ -141,13 +155,14 @@ class _State:
         return Found(tokens - self.q * period, tokens, period, tuple(longest))
 
     def _between(self, period: float, floor: float) -> Found | None:
+        self.allowed.spend(len(self.work) * self.tables.longest // 4)
         if self._halfway(period) <= floor:
             return None
         options = [
             [(v, row[k], k) for k, v in enumerate(tokens) if k and not absent[k]]
             for tokens, absent, row in zip(self.tokens, self.absent, self.work, strict=True)
         ]
-        return Choice(self.tables, options, self.q, period).best(floor)
+        return Choice(self.tables, options, self.q, period, self.allowed).best(floor)
 
     def _halfway(self, period: float) -> float:
         """A bound: half of the period's price on the work, half on the period."""

@@ -50,6 +50,7 @@ def read_answers(
         for effect in step.effects:
             match effect:
                 case records.Emitted(request, tokens, _, session):
+                    answers.requests.setdefault(request, _earlier(request, life))
                     answers.owners[session] = request
                     mine = progress.setdefault(session, _Progress(started=step.at))
                     path = paths.get(session) or Path(session)
@@ -59,7 +60,7 @@ def read_answers(
                     given[request] += len(tokens)
                     _rounds(answers, effect, mine, step.at)
                 case records.Finished(request, reason, session, stats):
-                    old = answers.requests.get(request) or Request(request, 0.0, None, "", 0)
+                    old = answers.requests.get(request) or _earlier(request, life)
                     ended = replace(old, finished=step.at, reason=reason, stats=stats)
                     answers.requests[request] = ended
                     if session in progress and progress[session].tokens:
@@ -68,6 +69,11 @@ def read_answers(
                     pass
     _name(answers, life)
     return answers
+
+
+def _earlier(request: int, life: Life) -> Request:
+    """One that was there when the recording began: as far as can be told, it came then."""
+    return Request(request, life.steps[0].at, None, "", 0)
 
 
 def _submitted(answers: Answers, step: LogStep, source: records.Submitted) -> None:

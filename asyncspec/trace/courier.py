@@ -29,6 +29,13 @@ MOST_UNSENT = 4 * 1024 * 1024
 BURST, BURST_SECONDS, PULSE_SECONDS = 12, 0.02, 0.5
 
 
+NOTHING_KEPT = (
+    "nothing of the last seconds is kept there; set [trace] events in the cluster file, such as "
+    "events = 100000, and start its nodes anew, or record what comes (--for S)"
+)
+"""To whoever asks for what has been where nobody recorded."""
+
+
 class _Collection:
     """One reader of this node's lines."""
 
@@ -144,6 +151,9 @@ class Courier:
                 self._stop(known)
             return
         if message.stop:
+            return
+        if message.last > 0 and self._recorder is None and is_draft(self._runtime.rank):
+            link.send(Events(message.collection, self._runtime.rank, True, NOTHING_KEPT))
             return
         recorder = self._attach()
         collection = _Collection(link, message.collection, recorder.since(message.last))

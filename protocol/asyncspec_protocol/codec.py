@@ -11,9 +11,11 @@ import msgspec
 from .errors import RemoteProtocolError
 from .limits import (
     ITEM_BYTES,
+    LEAST_REPETITION_PENALTY,
     MOST_DIMENSIONS,
     MOST_FEATURES,
     MOST_NODES,
+    MOST_REPETITION_PENALTY,
     MOST_TENSOR_BYTES,
     MOST_TOGETHER,
     MOST_TOKEN,
@@ -215,7 +217,9 @@ def _check_likely(nodes: int, likely: tuple[int, ...], log_probs: tuple[float, .
 
 
 def _check_penalties(opened: Open) -> None:
-    _require(0 < opened.repetition_penalty < math.inf, "a repetition penalty is above 0")
+    low, high = LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
+    fine = low <= opened.repetition_penalty <= high
+    _require(fine, f"a repetition penalty is from {low:g} to {high:g}")
     for penalty in (opened.presence_penalty, opened.frequency_penalty):
         _require(-2 <= penalty <= 2, "a presence or frequency penalty is in -2..2")
 

@@ -34,3 +34,6 @@ ITEM_BYTES = {
     "uint64": 8,
 }
 """The dtypes that may travel, and the bytes of one item."""
+
+LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 1e-6, 1e6
+"""Logits are multiplied and divided by it; next to 0 what comes out is beyond all numbers."""

@@ -7,9 +7,11 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.rng import gumbel, mix, uniform, uniforms
+from asyncspec.rng import GOLDEN, gumbel, mix, uniform, uniforms
 
 seeds = st.integers(0, 2**64 - 1)
+MASK = 2**64 - 1
+LARGEST = 0x260CB1A2FC837597
 
 
 @given(seeds, st.integers(0, 2**20), st.integers(0, 2**18))
@@ -20,6 +22,16 @@ def test_the_same_question_has_the_same_answer_inside_the_open_interval(
     assert 0.0 < value < 1.0
     assert value == uniform(seed, position, token)
     assert math.isfinite(gumbel(seed, position, token))
+
+
+def test_the_largest_hash_is_below_one() -> None:
+    """The seed whose hash is all ones: rounding made 1 of it, whose noise is infinite."""
+    seed = LARGEST
+    assert mix((mix((mix(seed) + GOLDEN) & MASK) + GOLDEN) & MASK) == MASK
+    assert uniform(seed, 0) == 1 - 2.0**-53
+    assert uniforms(seed, 0, 1) == [uniform(seed, 0)]
+    assert math.isfinite(gumbel(seed, 0, 0))
+    assert int(uniform(seed, 0) * 1000) < 1000
 
 
 @given(seeds, st.integers(0, 2**20), st.integers(0, 40))

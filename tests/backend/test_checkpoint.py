@@ -131,6 +131,32 @@ def test_unknown_dtype(tiny: MakeTiny) -> None:
         resolve_dtype(open_checkpoint(tiny("llama")), "int4")
 
 
+def renamed(path: Path, new: Callable[[str], str]) -> None:
+    """The checkpoint's tensors under other names."""
+    file = path / "model.safetensors"
+    tensors = {new(name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        (lambda name: name.removeprefix("model."), "without 'model.', .*save it with AutoModelFor"),
+        (lambda name: f"language_model.{name}", "no tensors named model.layers.*'language_model"),
+    ],
+)
+def test_tensors_that_are_named_otherwise(mine: Path, new: Callable[[str], str], says: str) -> None:
+    renamed(mine, new)
+    with pytest.raises(CheckpointError, match=says):
+        open_checkpoint(mine)
+
+
+@pytest.mark.parametrize("key", ["vision_config", "text_config"])
+def test_a_text_model_that_says_it_has_no_eyes(mine: Path, key: str) -> None:
+    edit(mine / "config.json", **{key: None})
+    assert decode(cut(open_checkpoint(mine), 2), PROMPT, 8) == generated(mine, PROMPT, 8)
+
+
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (2, 2), (3, 2), (0, LAYERS + 1)])
 def test_layers_that_are_not_there(tiny: MakeTiny, first: int, last: int) -> None:
     with pytest.raises(UserError, match="cannot be a stage"):

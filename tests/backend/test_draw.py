@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from transformers import (
@@ -24,7 +24,7 @@ from transformers import (
 from asyncspec import draw as plain
 from asyncspec import rng
 from asyncspec.backend.hf.draw import draw, draw_row, gumbels, kept, penalised, uniforms
-from asyncspec.sampling import Sampling
+from asyncspec.sampling import LEAST_TEMPERATURE, Sampling
 
 pytestmark = pytest.mark.torch
 
@@ -50,6 +50,7 @@ PENALTIES = st.fixed_dictionaries(
 
 
 @given(seed=st.integers(0, 2**70), position=st.integers(0, 2**31))
+@example(seed=0x260CB1A2FC837597, position=0)
 def test_noise_is_that_of_rng_bit_for_bit(seed: int, position: int) -> None:
     tokens = np.array([0, 1, 7, 151_935, 2**31 - 1])
     assert uniforms(seed, position, tokens).tolist() == [
@@ -69,6 +70,23 @@ def test_the_winner_by_definition(logits: list[float], how: Sampling, position: 
     }
     best = max(value, key=lambda t: value[t])
     assert draw_row(np.array(logits), position, how) == best
+
+
+@given(
+    st.lists(st.integers(-(2**20), 2**20).map(lambda x: x / 64), min_size=1, max_size=40),
+    st.one_of(st.sampled_from([5e-324, 1e-308, 1e-300, 1e-5, 1e308]), st.floats(0, 1e308)),
+    SAMPLINGS,
+)
+def test_no_temperature_is_too_low_or_too_high(
+    logits: list[float], temperature: float, how: Sampling
+) -> None:
+    how = replace(how, temperature=temperature)
+    (token,) = draw(torch.tensor([logits]), [3], how)
+    assert token == plain.choose(logits, plain.NOTHING, 3, how)
+    if temperature < LEAST_TEMPERATURE:
+        assert token == logits.index(max(logits))
+    else:
+        assert all(math.isfinite(score) for score in plain.kept(logits, how).values())
 
 
 @given(LOGITS)

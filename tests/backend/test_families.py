@@ -10,7 +10,9 @@ import pytest
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.families import SUPPORTED
+from asyncspec.backend.hf.recipe import Quantize
 from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.hf.weights import list_tensors
 from backend.probe import cut, same_bits
 from backend.tiny import FAMILIES, LAYERS, generated
 
@@ -38,6 +40,27 @@ def test_tree_has_the_bits_of_the_sequence(
     family: str, dtype: str, tiny: Callable[..., Path]
 ) -> None:
     same_bits(cut(open_checkpoint(tiny(family)), 2, dtype=dtype), family + dtype)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if "mixtral" in f or "moe" in f])
+def test_experts_may_be_stored_in_one_tensor_a_layer(
+    family: str, quantize: Quantize, tiny: Callable[..., Path]
+) -> None:
+    one, stacked = tiny(family), tiny(family, save_original_format=False)
+    names = open_checkpoint(stacked).tensors
+    assert any(".experts." in name for name in names)
+    assert list_tensors(stacked).keys() != list_tensors(one).keys()
+    random = Random(family)
+    prompt = [random.randrange(3, 150) for _ in range(40)]
+    for stages in (1, 3):
+        said = [
+            decode(cut(open_checkpoint(path), stages, quantize=quantize), prompt, NEW)
+            for path in (one, stacked)
+        ]
+        assert said[0] == said[1]
+    if quantize == "none":
+        assert said[0] == generated(stacked, prompt, NEW)
 
 
 def test_every_claimed_family_is_tried(tiny: Callable[..., Path]) -> None:

@@ -127,6 +127,7 @@ def save_tiny(directory: Path, family: str = "llama", seed: int = 0, **changes: 
     """A random checkpoint of a family in float32, or as ``dtype`` says."""
     dtype = changes.pop("dtype", torch.float32)
     shard_size = changes.pop("max_shard_size", "1GB")
+    original = changes.pop("save_original_format", True)
     model_type, special = FAMILIES[family]
     config = AutoConfig.for_model(model_type, **{**COMMON, **special, **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -134,7 +135,9 @@ def save_tiny(directory: Path, family: str = "llama", seed: int = 0, **changes: 
     if model_type.startswith("gemma"):
         # They scale embeddings up, which are heads as well: every token would follow itself.
         model.get_input_embeddings().weight.data.mul_(0.02)
-    model.to(dtype).save_pretrained(directory, max_shard_size=shard_size)
+    model.to(dtype).save_pretrained(
+        directory, max_shard_size=shard_size, save_original_format=original
+    )
     return directory
 
 

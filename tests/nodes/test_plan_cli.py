@@ -90,7 +90,7 @@ def test_a_seed_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["dipsd", "--preset", "paper", "--users", "0"], "--users is 0; it must be at least 1"),
         (["dipsd", "--preset", "paper", "--users", "9999"], "it must be at most 1024"),
         (["dipsd", "--preset", "paper", "--stages", "65"], "it must be at most 64"),
-        (["dipsd", "--preset", "paper", "--alpha", "1.2"], "--alpha is 1.2; it must be between"),
+        (["dipsd", "--preset", "paper", "--alpha", "1.2"], "--alpha is 1.2; it must be at most 1"),
         (["dipsd", "--preset", "paper", "--alpha", "nan"], "--alpha is nan"),
         (["dipsd", "--preset", "paper", "--link-ms", "inf"], "--link-ms is inf"),
         (["dipsd", "--preset", "paper", "--token-ms", "0"], "--token-ms is 0; it must be above 0"),

@@ -156,7 +156,7 @@ def test_the_help_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
         (["--jitter", "1"], "--jitter is 1; it must be 0 or more and below 1"),
         (["--slow", "3"], '--slow 3 is not RANK=FACTOR, such as "3=2.0"'),
         (["--slow", "5=2"], "there is no stage 5; there are 1 to 4"),
-        (["--slow", "1=0"], "the factor must be above 0"),
+        (["--slow", "1=0"], "the factor is 0; it must be above 0"),
         (["--top", "0"], "--top is 0; it must be above 0"),
         (["--top", "nan"], "--top is nan"),
         (["--fade", "1.5"], "--fade is 1.5"),

@@ -205,6 +205,22 @@ async def test_what_a_slow_reader_misses_is_counted(
 
 
 @pytest.mark.asyncio
+async def test_the_last_seconds_of_a_cluster_that_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(b"before")
+    async with LocalCluster(1, traced=False) as cluster:
+        client = await client_of(cluster)
+        with pytest.raises(ClusterError, match=r"set \[trace\] events in the cluster file"):
+            async with Collector(client, TraceWriter(tmp_path / "t"), last=60.0):
+                pass
+        # What comes is recorded there as anywhere.
+        async with Collector(client, TraceWriter(tmp_path / "later"), last=0.0):
+            await cluster.ask(ask())
+        await client.close()
+    assert (tmp_path / "t").read_bytes() == b"before"
+    assert emitted(read_trace(tmp_path / "later")) == cluster.shells[0].tokens[0]
+
+
+@pytest.mark.asyncio
 async def test_a_node_without_a_recorder_says_so(tmp_path: Path) -> None:
     async with LocalCluster(1) as cluster:
         client = await client_of(cluster)

@@ -17,7 +17,7 @@ from asyncspec.trace.accounts import accounts, token_times
 from asyncspec.trace.build import build, timeline
 from asyncspec.trace.critical import Chains
 from asyncspec.trace.reading import read
-from asyncspec.trace.records import Issued, Record, Reported, Step, Trace
+from asyncspec.trace.records import Issued, Ran, Record, Reported, Step, Trace
 from asyncspec.trace.shares import Share
 from asyncspec.trace.summary import summarise
 from asyncspec_protocol.ids import Rank
@@ -157,6 +157,26 @@ def test_a_partial_trace_is_read_as_far_as_it_goes(
     trace = Trace(whole.header, tuple(lines))
     reading = read(trace)
     summarise(reading, timeline(reading))
+
+
+@given(delays, st.sampled_from(["autoregressive", "chunked", "flowspec"]), st.data())
+def test_a_request_that_was_there_already_counts_from_the_start(
+    delays: list[int], policy: str, data: st.DataObject
+) -> None:
+    """Amid a run: neither its request nor its end is in the recording."""
+    whole = run(Shaken(delays), policy, 2).trace()
+    steps = [line for line in whole.lines if isinstance(line, Step)]
+    start, end = sorted(data.draw(st.sampled_from(steps)).at for _ in range(2))
+    lines = [line for line in whole.lines if not isinstance(line, Step | Ran)]
+    some = [line for line in whole.lines if isinstance(line, Step | Ran)]
+    cut = [line for line in some if start < line.at <= line.until < end]
+    reading = read(Trace(whole.header, (*lines, *cut)))
+    found = timeline(reading)
+    asked = {request.request for request in found.requests}
+    assert {token.request for token in found.tokens} <= asked
+    for device in summarise(reading, found).devices:
+        passes = sum(s.until - s.at for s in found.spans if s.rank == device.rank and s.rows)
+        assert device.busy > 0 or not (found.tokens and passes)
 
 
 @given(delays, policies)

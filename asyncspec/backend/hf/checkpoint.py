@@ -12,6 +12,7 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.hf.experts import unstacked
 from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
 from asyncspec.backend.hf.weights import (
@@ -39,6 +40,9 @@ _NAMES = {
 _PIECE = 16 << 20
 """Bytes converted at a time."""
 
+LAYERS = "model.layers."
+"""How the tensors of layers are named."""
+
 # Keys of config.json that may differ between two copies of the same model.
 _VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
 
@@ -50,6 +54,7 @@ class Checkpoint(Struct, frozen=True):
     facts: Facts
     # transformers' configuration object.
     config: Any
+    # By name; every expert has its own.
     tensors: Mapping[str, TensorInfo]
     # Of configuration, tensor names, shapes, types and file sizes: the same model or not.
     fingerprint: str
@@ -59,7 +64,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
     """Look through a checkpoint. Raises ``CheckpointError`` with what to change."""
     path = locate(name)
     facts = inspect_checkpoint(path)
-    tensors = list_tensors(path)
+    tensors = unstacked(list_tensors(path))
     from transformers import AutoConfig
 
     try:
@@ -73,6 +78,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
             f"config.json of {path} has the model_type {config.model_type!r}, which is a {meant}, "
             f"not the {facts.architecture} it names; correct one of the two"
         )
+    _check_names(path, tensors)
     if config.tie_word_embeddings and HEAD in tensors:
         # Of matrices that are one, some programs store only the first by its name.
         tensors.setdefault(EMBEDDING, tensors[HEAD])
@@ -82,6 +88,22 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         config=config,
         tensors=tensors,
         fingerprint=_fingerprint(read_config(path), tensors),
+    )
+
+
+def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raises ``CheckpointError`` where no layer is named as all supported families name them."""
+    if any(name.startswith(LAYERS) for name in tensors):
+        return
+    if any(name.startswith(LAYERS.removeprefix("model.")) for name in tensors):
+        raise CheckpointError(
+            f"{path} names its tensors without 'model.', as AutoModel saves a model without its "
+            "head; save it with AutoModelForCausalLM"
+        )
+    example = min(tensors, default="")
+    raise CheckpointError(
+        f"{path} has no tensors named {LAYERS}* (one of its own is {example!r}); give a checkpoint "
+        "as transformers saves it"
     )
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from asyncspec.draw import NOTHING, Seen
-from asyncspec.rng import GOLDEN, MIX_1, MIX_2, stream
+from asyncspec.rng import GOLDEN, LARGEST, MIX_1, MIX_2, stream
 from asyncspec.sampling import Sampling
 
 Floats = npt.NDArray[np.float64]
@@ -122,7 +122,8 @@ def uniforms(seed: int, position: int, tokens: Tokens) -> Floats:
     x = (x ^ (x >> np.uint64(30))) * mix_1
     x = (x ^ (x >> np.uint64(27))) * mix_2
     bits = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
-    return (bits.astype(np.float64) + 0.5) * 2.0**-53
+    inside: Floats = np.minimum(bits.astype(np.float64) + 0.5, LARGEST) * 2.0**-53
+    return inside
 
 
 def gumbels(seed: int, position: int, tokens: Tokens) -> Floats:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from asyncspec.backend.hf.weights import TensorInfo
@@ -20,7 +22,28 @@ ROUTER = "mlp.gate.linear"
 """How the name of a router's linear layer ends."""
 
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
+
+
+def unstacked(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors of a checkpoint, experts that are stored in one tensor a layer one by one: each
+    of their matrices is a run of its bytes."""
+    found: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        stem, _, stack = name.rpartition(".")
+        parts = _STACKS.get(stack) if stem.endswith(".mlp.experts") else None
+        if parts is None or len(info.shape) != 3 or info.shape[1] % len(parts):
+            found[name] = info
+            continue
+        count, height, width = info.shape
+        size = info.size // (count * len(parts))
+        shape = (height // len(parts), width)
+        for number, part in product(range(count), parts):
+            offset = info.offset + (number * len(parts) + parts.index(part)) * size
+            one = replace(info, offset=offset, size=size, shape=shape)
+            found[f"{stem}.{number}.{part}.weight"] = one
+    return found
 
 
 def opened_name(name: str) -> str:

@@ -30,7 +30,7 @@ SUPPORTED = frozenset(
     }
 )
 
-# Of these, the ones with experts: a softmax router, and gated experts stored one by one.
+# Of these, the ones with experts: a softmax router, and gated experts.
 EXPERTS = frozenset({"MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM"})
 
 # RoPE types whose frequencies do not depend on how long the sequence is at the moment. The others
@@ -64,7 +64,8 @@ def _reason(config: Mapping[str, Any]) -> str:
     name = architecture(config)
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models have no single chain of layers to cut into stages"
-    if "text_config" in config or "vision_config" in config:
+    # Some programs write null where there is none.
+    if config.get("text_config") is not None or config.get("vision_config") is not None:
         return "multimodal models are not supported; use the text-only checkpoint"
     if "quantization_config" in config:
         return (

@@ -8,7 +8,7 @@ from pathlib import Path
 from asyncspec.backend.hf.hub import locate
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.cli import pace_options
+from asyncspec_nodes.cli import numbers, pace_options
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
@@ -55,8 +55,7 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
     """The cluster file of the cluster to start. Raises ``UserError``."""
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
-    if arguments.stages is not None and arguments.stages < 1:
-        raise UserError(f"--stages is {arguments.stages}; it must be at least 1")
+    numbers.COUNT.check("--stages", arguments.stages)
     bundled = arguments.target is None
     source = arguments.draft or (str(BUNDLED_DRAFT) if bundled else "ngram")
     policy = arguments.policy or (DEFAULT_POLICY if source != "none" else "autoregressive")

@@ -18,6 +18,7 @@ from asyncspec.backend.hf.inspect import inspect_checkpoint
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.base import most_live
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
@@ -47,13 +48,11 @@ def memory(arguments: argparse.Namespace) -> int:
     """Print a table, or one JSON object."""
     directory = locate(arguments.target)
     facts = inspect_checkpoint(directory)
-    if arguments.stages < 1:
-        raise UserError(f"--stages is {arguments.stages}; it must be at least 1")
+    numbers.COUNT.check("--stages", arguments.stages)
     check_stages(arguments.stages, facts.layers)
     slots = arguments.context if arguments.context is not None else facts.context_length
+    numbers.POSITIONS.check("--context", slots)
     tree = _tree(arguments)
-    if slots < 1 or tree < 0:
-        raise UserError("--context must be at least 1 and --tree at least 0")
     from asyncspec.backend.hf.footprint import footprint
 
     found = [
@@ -73,8 +72,8 @@ def memory(arguments: argparse.Namespace) -> int:
 
 def _tree(arguments: argparse.Namespace) -> int:
     """Nodes in all sessions' trees at most."""
-    if arguments.sessions < 1:
-        raise UserError(f"--sessions is {arguments.sessions}; it must be at least 1")
+    numbers.COUNT.check("--sessions", arguments.sessions)
+    numbers.NODES.check("--tree", arguments.tree)
     if problem := POLICIES.problem(arguments.policy):
         raise UserError(problem)
     if arguments.tree is not None:

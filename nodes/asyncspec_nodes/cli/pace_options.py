@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 
-from asyncspec.errors import UserError
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_tables import PaceTable
 
@@ -29,18 +28,15 @@ def add_arguments(parser: Parser) -> None:
 def given(arguments: argparse.Namespace) -> str | None:
     """The first of them that was given, as the user writes it."""
     names = [name for name in NAMES if getattr(arguments, name) is not None]
-    return f"--{names[0].replace('_', '-')}" if names else None
+    return numbers.option(names[0]) if names else None
 
 
 def read_arguments(arguments: argparse.Namespace) -> tuple[PaceTable | None, PaceTable | None]:
     """The pace of every stage and of what drafts; None where nothing was asked. Raises
     ``UserError``."""
     for name in NAMES:
-        value = getattr(arguments, name)
-        least = 1 if name == "plateau" else 0
-        if value is not None and not least <= value < math.inf:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} is {value:g}; it must be {least} or more")
+        bounds = numbers.COUNT if name == "plateau" else numbers.SECONDS
+        bounds.check(numbers.option(name), getattr(arguments, name))
     stage = {
         "seconds": arguments.stage_seconds,
         "plateau": arguments.plateau,

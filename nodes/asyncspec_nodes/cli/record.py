@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
 import sys
 from pathlib import Path
 
-from asyncspec.errors import UserError
 from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
@@ -40,9 +39,8 @@ def add_arguments(parser: Parser) -> None:
 
 def record(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
-    for name, value in (("last", arguments.last), ("for", arguments.seconds)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise UserError(f"--{name} is {value:g}; it must be a number of seconds above 0")
+    numbers.SOME_SECONDS.check("--last", arguments.last)
+    numbers.SOME_SECONDS.check("--for", arguments.seconds)
     where = remote.read_arguments(arguments)
     return asyncio.run(_record(where, arguments.file, arguments.last, arguments.seconds))
 

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec.sampling import Sampling
-from asyncspec_nodes.cli import local_options, prompts
+from asyncspec_nodes.cli import local_options, numbers, prompts
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.prompts import Prompt
 from asyncspec_nodes.client import remote
@@ -97,8 +97,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     problem = stop_problem(arguments.stop)
     if problem is not None:
         raise UserError(f"--stop: {problem}")
-    if arguments.concurrency < 1:
-        raise UserError(f"--concurrency is {arguments.concurrency}; it must be at least 1")
+    numbers.COUNT.check("--concurrency", arguments.concurrency)
 
 
 def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.errors import UserError
-from asyncspec_nodes.cli import local_options
+from asyncspec_nodes.cli import local_options, numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.remote import Remote
@@ -60,8 +60,7 @@ def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
     """Checked options. Raises ``UserError``."""
     if not 0 <= arguments.port < 65536:
         raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
-    if arguments.sessions < 1:
-        raise UserError(f"--sessions is {arguments.sessions}; it must be at least 1")
+    numbers.COUNT.check("--sessions", arguments.sessions)
     http = http_options.read_arguments(arguments, arguments.host)
     return ServeOptions(
         host=arguments.host,

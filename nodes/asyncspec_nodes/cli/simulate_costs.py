@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TypeVar
 
 from msgspec import Struct
@@ -13,6 +12,7 @@ from asyncspec.errors import UserError
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.presets import PRESETS, scaled
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 
 DEFAULT_PRESET = "turns"
@@ -79,18 +79,14 @@ def read_arguments(arguments: argparse.Namespace) -> ClusterCost:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    names = "row_seconds draft_seconds call_seconds verdict_seconds latency bandwidth"
-    for name in names.split():
-        value = getattr(arguments, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be 0 or more")
-    seconds = arguments.stage_seconds
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise UserError(f"--stage-seconds is {seconds:g}; it must be above 0")
+    for name in ("row_seconds", "draft_seconds", "call_seconds", "verdict_seconds", "latency"):
+        numbers.SECONDS.check(numbers.option(name), getattr(arguments, name))
+    numbers.SOME_SECONDS.check("--stage-seconds", arguments.stage_seconds)
+    # 0 is no limit; next to it times are beyond all numbers.
+    megabits = numbers.LEAST_MEGABITS if (arguments.bandwidth or 0) > 0 else numbers.MEGABITS
+    megabits.check("--bandwidth", arguments.bandwidth)
     for name in ("plateau", "width"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}; it must be at least 1")
+        numbers.COUNT.check(numbers.option(name), getattr(arguments, name))
     if arguments.jitter is not None and not 0 <= arguments.jitter < 1:
         raise UserError(f"--jitter is {arguments.jitter:g}; it must be 0 or more and below 1")
 
@@ -106,8 +102,7 @@ def _slow(entries: list[str], stages: int) -> dict[int, float]:
             raise UserError(f'--slow {entry} is not RANK=FACTOR, such as "3=2.0"') from None
         if not 1 <= int(rank) <= stages:
             raise UserError(f"--slow {entry}: there is no stage {rank}; there are 1 to {stages}")
-        if not 0 < slow[int(rank)] < math.inf:
-            raise UserError(f"--slow {entry}: the factor must be above 0")
+        numbers.FACTOR.check(f"--slow {entry}: the factor", slow[int(rank)])
     return slow
 
 

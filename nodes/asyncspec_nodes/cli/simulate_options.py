@@ -14,7 +14,7 @@ from asyncspec.sim.coverage import Coverage, harmonic, tabled
 from asyncspec.sim.language import Language
 from asyncspec.sim.recorded import read_language
 from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.cli import simulate_costs
+from asyncspec_nodes.cli import numbers, simulate_costs
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.machines.simulated import Setting
 from asyncspec_nodes.serving.rules import policy_problem
@@ -22,7 +22,7 @@ from asyncspec_nodes.serving.rules import policy_problem
 SYNTHETIC = "synthetic"
 # One synchronous tree of 80 nodes brings 4.86 tokens a round, as in FlowSpec's Table II.
 DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
-MOST_STAGES = 1024
+STAGES = numbers.Bounds(1, 1024)
 
 
 class SimulateOptions(Struct, frozen=True):
@@ -102,15 +102,10 @@ def read_arguments(arguments: argparse.Namespace) -> SimulateOptions:
     """Checked options. Raises ``UserError``."""
     if arguments.sessions is None:
         arguments.sessions = arguments.requests
-    counts = ("stages", "tokens", "prompt_tokens", "requests", "sessions", "window", "batch_rows")
-    for name in counts:
-        value = getattr(arguments, name)
-        if value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
-    if arguments.stages > MOST_STAGES:
-        raise UserError(f"--stages is {arguments.stages}; it must be at most {MOST_STAGES}")
-    if arguments.seed < 0:
-        raise UserError(f"--seed is {arguments.seed}; it must be 0 or more")
+    STAGES.check("--stages", arguments.stages)
+    for name in ("tokens", "prompt_tokens", "requests", "sessions", "window", "batch_rows"):
+        numbers.COUNT.check(numbers.option(name), getattr(arguments, name))
+    numbers.SEED.check("--seed", arguments.seed)
     policies = _policies(arguments.policy)
     if arguments.trace is not None and len(policies) != 1:
         raise UserError("--trace records one run; give one --policy with it")

@@ -32,7 +32,9 @@ class Collector:
         self.lines = 0
 
     async def __aenter__(self) -> Collector:
-        self._writer.begin()
+        # Of what was, there may be nothing; then the file stays as it is.
+        if self._last <= 0:
+            self._writer.begin()
         self._number = self._client.collect(self._last, self._take)
         return self
 

@@ -152,7 +152,8 @@ def draft_actor(
         policies=policies,
         prefill_rows=setting.prefill_rows,
         max_sessions=setting.sessions or setting.requests,
-        # The accounts may take as long as the slowest link makes them.
+        # Links and accounts may take as long as the slowest link makes them.
+        rejoin_seconds=1e9,
         account_seconds=1e9,
         first_session=first_session(rank),
     )

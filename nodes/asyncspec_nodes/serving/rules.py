@@ -14,9 +14,12 @@ from msgspec import Struct
 from asyncspec.actor.machine import Request
 from asyncspec.policy import POLICIES
 from asyncspec.sampling import Defaults, Sampling
+from asyncspec_protocol.limits import LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
 from asyncspec_protocol.messages import Submit
 
 MOST_PROMPT_BYTES = 4 * 1024 * 1024
+# Of tokens: what every part of the service can count.
+MOST_COUNT = 2**31 - 1
 # Every token of an answer is looked at for each of them.
 MOST_STOPS = 16
 MOST_STOP_LENGTH = 1024
@@ -63,14 +66,18 @@ class Refusal(Struct, frozen=True):
 def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
     """Numbers out of their range."""
     repetition, presence = how.repetition_penalty, how.presence_penalty
+    low, high = LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
     checks = (
         (max_new_tokens >= 1, "max-new-tokens", max_new_tokens, "at least 1"),
+        (max_new_tokens <= MOST_COUNT, "max-new-tokens", max_new_tokens, f"at most {MOST_COUNT}"),
         (0 <= how.temperature < math.inf, "temperature", how.temperature, "0 (greedy) or more"),
         (0 < how.top_p <= 1, "top-p", how.top_p, "above 0 and at most 1"),
         (how.top_k >= 0, "top-k", how.top_k, "0 (no limit) or more"),
+        (how.top_k <= MOST_COUNT, "top-k", how.top_k, f"at most {MOST_COUNT}"),
         (0 <= how.min_p < 1, "min-p", how.min_p, "0 or more and below 1"),
         (0 <= how.seed < 1 << 63, "seed", how.seed, "0 or more and below 2**63"),
-        (0 < repetition < math.inf, "repetition-penalty", repetition, "above 0 (1: none)"),
+        (repetition > 0, "repetition-penalty", repetition, "above 0 (1: none)"),
+        (low <= repetition <= high, "repetition-penalty", repetition, f"{low:g} to {high:g}"),
         (-2 <= presence <= 2, "presence-penalty", presence, "-2 to 2"),
         (-2 <= how.frequency_penalty <= 2, "frequency-penalty", how.frequency_penalty, "-2 to 2"),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,22 @@ from asyncspec.dipsd import presets
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.noise import Noise
 from asyncspec.errors import UserError
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.plan import config
 from asyncspec_nodes.client import remote
 
 METHODS = ("ours", "algorithm1")
-# Options of the preset alone, and their least values.
+CHANCE = numbers.Bounds(0.0, 1.0)
+# Options of the preset alone.
 PRESET = {
-    "users": 1,
-    "alpha": 0.0,
-    "token_ms": 0.0,
-    "link_ms": 0.0,
-    "prefix": 1,
-    "stages": 1,
-    "hop_ms": 0.0,
+    "users": numbers.Bounds(1, config.MOST_USERS),
+    "alpha": CHANCE,
+    "token_ms": numbers.SOME_MILLISECONDS,
+    "link_ms": numbers.MILLISECONDS,
+    "prefix": numbers.POSITIONS,
+    "stages": numbers.Bounds(1, presets.TARGET.layers),
+    "hop_ms": numbers.MILLISECONDS,
 }
 
 
@@ -71,9 +72,8 @@ def check_source(arguments: argparse.Namespace) -> None:
         )
     if arguments.preset is None and (given := _preset_options(arguments)):
         where = "cluster" if running else "file"
-        raise UserError(
-            f"{_option(next(iter(given)))} goes with --preset; the {where} says what it is here"
-        )
+        name = numbers.option(next(iter(given)))
+        raise UserError(f"{name} goes with --preset; the {where} says what it is here")
     if not running and arguments.save is not None:
         raise UserError("--save goes with --connect: it writes what a running cluster measures")
 
@@ -88,14 +88,7 @@ def read_deployment(arguments: argparse.Namespace) -> Deployment:
         return config.load(arguments.devices)
     given = _preset_options(arguments)
     for name, value in given.items():
-        if not (math.isfinite(value) and value >= PRESET[name]):
-            raise UserError(f"{_option(name)} is {value:g}; it must be at least {PRESET[name]:g}")
-    for name, most in (("users", config.MOST_USERS), ("stages", presets.TARGET.layers)):
-        if given.get(name, 0) > most:
-            raise UserError(f"{_option(name)} is {given[name]}; it must be at most {most}")
-    _chance("--alpha", given.get("alpha"))
-    if given.get("token_ms") == 0:
-        raise UserError("--token-ms is 0; it must be above 0")
+        PRESET[name].check(numbers.option(name), value)
     return presets.paper(**given)
 
 
@@ -104,19 +97,9 @@ def read_noise(arguments: argparse.Namespace, deployment: Deployment) -> Noise |
     jitter, true = arguments.jitter, arguments.true_alpha
     if jitter is not None and not 0 <= jitter <= 2:
         raise UserError(f"--jitter is {jitter:g}; it must be between 0 and 2")
-    if arguments.seed < 0:
-        raise UserError(f"--seed is {arguments.seed}; it must be 0 or more")
-    _chance("--true-alpha", true)
+    numbers.SEED.check("--seed", arguments.seed)
+    CHANCE.check("--true-alpha", true)
     if jitter is None and true is None:
         return None
     alphas = None if true is None else (true,) * len(deployment.users)
     return Noise(jitter or 0.0, arguments.seed, alphas)
-
-
-def _chance(option: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:
-        raise UserError(f"{option} is {value:g}; it must be between 0 and 1")
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
