@@ -96,7 +96,7 @@ def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFix
     [
         (["--stages", "0"], "--stages is 0"),
         (["--stages", "99"], "more than the target's"),
-        (["--context", "0"], "--context must be at least 1"),
+        (["--context", "0"], "--context is 0; it must be at least 1"),
         (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
         (["--policy", "flowspek"], "unknown policy 'flowspek'"),
         (["--policy", "pipedec:width=0"], "policy pipedec: width"),

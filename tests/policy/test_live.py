@@ -122,7 +122,7 @@ def test_what_a_shape_bounds_need_not_be_held(
 ) -> None:
     policies: Any = {"it": Says(policy, MOST_LIVE)}
     costs = InOrder if in_order else Shaken
-    cluster = data.draw(clusters(policies=policies, costs=costs, slots=0))
+    cluster = data.draw(clusters(policies=policies, costs=costs, slots=0, source_slots=0))
     run(cluster, asked, policy, in_order=in_order)
 
 
