@@ -127,10 +127,9 @@ def affine(rows: Sequence[float], seconds: Sequence[float], most: float) -> tupl
     return max(0.0, mean_s - slope * mean_r), slope
 
 
-def cheap_rows(seconds: Seconds, share: float, most: int) -> int:
-    """The most rows, up to ``most``, with which a pass takes no more than ``share`` longer than
-    with one."""
-    bound = (1 + share) * seconds(1)
+def cheap_rows(seconds: Seconds, bound: float, most: int) -> int:
+    """The most rows, up to ``most``, with which a pass takes no longer than ``bound``; at least
+    one."""
     return max(1, bisect_right(range(1, most + 1), bound, key=seconds))
 
 

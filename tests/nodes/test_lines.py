@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Effect, Joined, Received, Send
 from asyncspec.pass_cost import KEEP_UP
 from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
-from asyncspec_nodes.machines.draft.lines import SHARE, Lines, most_rows
-from asyncspec_nodes.machines.draft.width import slowest
+from asyncspec_nodes.machines.draft.lines import SHARE, Lines, most_rows, slowest
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage

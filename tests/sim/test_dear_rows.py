@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-import asyncspec_nodes.machines.draft.machine as machine
+import asyncspec_nodes.machines.draft.lines as lines
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.coverage import harmonic
@@ -23,7 +23,7 @@ FREE = StageCost(plateau=MOST_ROWS)
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on nobody cares what rows cost."""
-    return lambda: monkeypatch.setattr(machine, "alone", lambda times: MOST_ROWS)
+    return lambda: monkeypatch.setattr(lines, "alone", lambda times, way: MOST_ROWS)
 
 
 def run(policy: str, stage: StageCost) -> Outcome:

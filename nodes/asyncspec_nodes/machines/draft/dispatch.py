@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Send
 from asyncspec_nodes.machines.draft import sending
-from asyncspec_nodes.machines.draft.lines import Opener
+from asyncspec_nodes.machines.draft.lines import Opener, slowest
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
     DraftState,
@@ -15,7 +15,7 @@ from asyncspec_nodes.machines.draft.state import (
     starving,
     without,
 )
-from asyncspec_nodes.machines.draft.width import narrowed, prompt_rows, slowest
+from asyncspec_nodes.machines.draft.width import narrowed, prompt_rows
 from asyncspec_protocol.messages import Segment
 
 
@@ -49,7 +49,7 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
                 session = replace(session, opener=opener)
             most = state.lines.rows
             if len(decoding) <= 1 and session.policy.narrows:
-                most = min(most, state.alone)
+                most = min(most, state.lines.alone)
             session = narrowed(session, message.ids, len(decoding), seconds, most)
             if session.policy.planned:
                 session = replace(session, sent_at=now)

@@ -1,9 +1,10 @@
-"""How many rows of a session the lines carry without holding up its verdicts. Pure.
+"""How many rows of a session lines and passes carry without holding up its verdicts. Pure.
 
 A segment's rows travel from stage to stage, and their features back to the draft node. Where lines
 are slow every row makes its verdict come later, so that more of what is drafted meanwhile is for
 nothing; and a line that takes longer than the slowest stage holds up everything behind it. Fast
-lines bound nothing that a policy asks for.
+lines bound nothing that a policy asks for. A session that is alone pays for the rows of passes too,
+beyond those that are free.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.pass_cost import KEEP_UP, NEWS
+from asyncspec.pass_cost import KEEP_UP, NEWS, Seconds, cheap_rows, interpolated
 from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
 from asyncspec_protocol.ids import Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
@@ -23,6 +24,11 @@ Times = Mapping[Rank, PassTimes]
 SHARE = 0.4
 """Of a segment's way: so much may its rows add to it on all lines. Tokens a second are almost the
 same from .25 to .5 (docs/efficiency.md)."""
+
+EXTRA = 0.25
+"""Of the way through a stage and on to the next, at least of a pass of one row: so much longer may
+the passes of a session be that is alone. From a tenth to a third tokens a second are almost the
+same (docs/policies.md)."""
 
 _MEMORY = 0.125
 
@@ -47,13 +53,16 @@ class Lines(Struct, frozen=True):
     way: float = 0.0
     # Rows that a segment should have at most.
     rows: int = MOST_ROWS
+    # Where the session is alone and its policy narrows.
+    alone: int = MOST_ROWS
     # The way in turns, as policies are told it.
     loop: Loop = UNKNOWN
 
     def told(self, times: Times) -> Lines:
         """A stage has told what its passes and its line take."""
         rows = most_rows(times, self.back, self.way)
-        return replace(self, rows=rows, loop=_loop(times, self.back, self.way))
+        loop = _loop(times, self.back, self.way)
+        return replace(self, rows=rows, alone=alone(times, self.way), loop=loop)
 
     def featured(self, times: Times, row_seconds: float) -> Lines:
         """The features of some rows have come, each in so many seconds; 0: who knows."""
@@ -80,6 +89,26 @@ def most_rows(times: Times, back: float, way: float) -> int:
     if together and way:
         most = min(most, SHARE * way / together)
     return max(1, int(most))
+
+
+def slowest(times: Times) -> Seconds | None:
+    """What a pass over so many rows takes at the stage where it takes longest, or on the line where
+    its rows do: a line is a stage too. None where no stage has said anything yet."""
+    stages = [interpolated(told.rows, told.seconds) for told in times.values()]
+    if not stages:
+        return None
+    line = max(told.row_seconds for told in times.values())
+    return lambda rows: max([line * rows, *(seconds(rows) for seconds in stages)])
+
+
+def alone(times: Times, way: float) -> int:
+    """Rows of a segment of a session that is alone; ``way`` as for ``most_rows``."""
+    seconds = slowest(times)
+    if seconds is None:
+        return MOST_ROWS
+    shortest = seconds(1)
+    extra = EXTRA * max(shortest, way / len(times))
+    return cheap_rows(seconds, shortest + extra, MOST_ROWS)
 
 
 def pass_seconds(times: Times) -> float:

@@ -32,7 +32,6 @@ from asyncspec_nodes.machines.draft.lines import pass_seconds
 from asyncspec_nodes.machines.draft.peers import above, broken, complete, joined, lost
 from asyncspec_nodes.machines.draft.requests import cancelled, fired, stopped, submitted
 from asyncspec_nodes.machines.draft.state import FIRST, DraftConfig, DraftState, Effects, put
-from asyncspec_nodes.machines.draft.width import alone
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import (
@@ -110,8 +109,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
             return broken(down, now, stood=state.up, echo=echo)
         case PassTimes(rank) if peer == rank:
             times = {**state.times, peer: message}
-            lines = state.lines.told(times)
-            state = replace(state, times=times, alone=alone(times), lines=lines)
+            state = replace(state, times=times, lines=state.lines.told(times))
             return state, measuring.pass_on(state, message)
         case Schedule() if peer == FIRST:
             return measuring.scheduled(state, message), ()

@@ -11,7 +11,6 @@ from asyncspec.actor.machine import Effect, Request
 from asyncspec.dipsd.measured import Measured
 from asyncspec.jobs import Rows
 from asyncspec.policy import POLICIES, Policy
-from asyncspec.policy.base import MOST_ROWS
 from asyncspec_nodes.machines.draft.counters import Counters
 from asyncspec_nodes.machines.draft.lines import Lines
 from asyncspec_nodes.machines.draft.session import DraftSession
@@ -107,8 +106,6 @@ class DraftState(Struct, frozen=True):
     slots: Mapping[Rank, int] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
-    # Rows of a segment where a session is alone and its policy narrows, by these times.
-    alone: int = MOST_ROWS
     # What lines add to the way of a segment.
     lines: Lines = Lines()
     # What this node is, by the sessions whose policy may be planned.

@@ -8,40 +8,18 @@ Where they are not, each makes all verdicts come later, on the way through every
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.pass_cost import Seconds, best_width, cheap_rows, interpolated
+from asyncspec.pass_cost import Seconds, best_width
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec_nodes.machines.draft.session import DraftSession
-from asyncspec_protocol.ids import NodeId, Rank
-from asyncspec_protocol.messages import PassTimes
+from asyncspec_protocol.ids import NodeId
 
 SLOWER = 2.0
 FEWEST = 8
 """Rows of a piece of a prompt: fewer would read the weights too often for it."""
-
-
-EXTRA = 0.25
-"""Of a pass of one row: so much longer may those of a session be that is alone. From a tenth to a
-third tokens a second are almost the same (docs/efficiency.md)."""
-
-
-def slowest(times: Mapping[Rank, PassTimes]) -> Seconds | None:
-    """What a pass over so many rows takes at the stage where it takes longest, or on the line where
-    its rows do: a line is a stage too. None where no stage has said anything yet."""
-    stages = [interpolated(told.rows, told.seconds) for told in times.values()]
-    if not stages:
-        return None
-    line = max(told.row_seconds for told in times.values())
-    return lambda rows: max([line * rows, *(seconds(rows) for seconds in stages)])
-
-
-def alone(times: Mapping[Rank, PassTimes]) -> int:
-    """Rows of a segment of a session that is alone."""
-    seconds = slowest(times)
-    return MOST_ROWS if seconds is None else cheap_rows(seconds, EXTRA, MOST_ROWS)
 
 
 def narrowed(
