@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Effect, Joined, Received, Send
 from asyncspec.pass_cost import KEEP_UP
 from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
-from asyncspec_nodes.machines.draft.lines import SHARE, Lines, most_rows, slowest
+from asyncspec_nodes.machines.draft.lines import EXTRA, SHARE, Lines, alone, most_rows, slowest
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage
@@ -61,6 +61,19 @@ def test_a_way_is_what_openers_took_without_their_rows(
     ways = [way for _, way in openers]
     assert min(ways) * 0.999 - 1e-9 <= lines.way <= max(ways) * 1.001 + 1e-9
     assert lines.rows == most_rows(times, back, lines.way)
+
+
+@given(tables, st.just(0.0) | seconds, st.floats(1, 100))
+def test_who_is_alone_has_rows_that_add_little_to_its_way(
+    times: dict[Rank, PassTimes], way: float, factor: float
+) -> None:
+    rows, at = alone(times, way), slowest(times)
+    assert at is not None
+    bound = at(1) + EXTRA * max(at(1), way / len(times))
+    assert rows == 1 or at(rows) <= bound
+    assert rows == MOST_ROWS or at(rows + 1) > bound
+    assert alone(times, way * factor) >= rows
+    assert alone({}, way) == MOST_ROWS
 
 
 def test_a_loop_is_a_way_in_turns_of_the_slowest_stage() -> None:
