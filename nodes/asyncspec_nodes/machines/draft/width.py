@@ -1,8 +1,7 @@
-"""How many rows of a session are worth sending: when others share its passes (SpecPipe 4.4), and
-when it is alone.
+"""How many rows of a session are worth sending, when others share its passes (SpecPipe 4.4).
 
-Alone a session is as wide as its policy says where rows are free, and as lines allow (``lines``).
-Where they are not, each makes all verdicts come later, on the way through every stage.
+Alone a session is as wide as its policy says where rows are free, and else as lines and passes
+allow (``lines``).
 """
 
 from __future__ import annotations
