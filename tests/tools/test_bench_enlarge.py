@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from asyncspec.errors import UserError
-from tools.bench.enlarge import Size, enlarge
+from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -40,6 +40,15 @@ def test_the_logits_stay(small: Path, tmp_path: Path, size: Size) -> None:
     assert models[1].config.num_hidden_layers == size.layers
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert models[1].num_parameters() > models[0].num_parameters()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_weights_are_stored_as_they_are_to_be(
+    small: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    enlarge(small, tmp_path / "large", Size(64, 64, 4), dtype)
+    assert stored_dtype(tmp_path / "large") == dtype
+    assert stored_dtype(small) == torch.float32
 
 
 def test_nothing_gets_smaller_and_layers_come_in_whole_rounds(small: Path, tmp_path: Path) -> None:

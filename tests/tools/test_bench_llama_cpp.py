@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import stat
 import sys
 from contextlib import AsyncExitStack
@@ -85,7 +86,7 @@ def test_the_bundled_models_are_converted_with_the_pretokenizer_they_have(
 ) -> None:
     made = llama_cpp.converted(sources, BUNDLED_TARGET, BUNDLED_DRAFT, tmp_path)
     for file, model in ((made.target, BUNDLED_TARGET), (made.draft, BUNDLED_DRAFT)):
-        assert json.loads(file.read_text()) == ["smollm", str(model), "--outtype", "f32"]
+        assert json.loads(file.read_text()) == ["smollm", str(model), "--outtype", "f16"]
 
 
 def test_what_the_converter_does_not_know_is_the_users_to_solve(
@@ -93,7 +94,7 @@ def test_what_the_converter_does_not_know_is_the_users_to_solve(
 ) -> None:
     tokenizer = json.loads((BUNDLED_TARGET / "tokenizer.json").read_text())
     tokenizer["pre_tokenizer"]["pretokenizers"].reverse()
-    (tmp_path / "other").mkdir()
+    shutil.copytree(BUNDLED_TARGET, tmp_path / "other")
     (tmp_path / "other/tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match=r"cannot convert .*other: .*unknown pre-tokenizer"):
         llama_cpp.converted(sources, tmp_path / "other", BUNDLED_DRAFT, tmp_path)

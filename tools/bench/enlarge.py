@@ -29,10 +29,13 @@ from msgspec import Struct
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from asyncspec.backend.hf.weights import list_tensors, main_dtype
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
+}
 FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 SPREAD = 0.02
 """Standard deviation of random weights."""
@@ -100,6 +103,11 @@ def enlarge(source: Path, out: Path, size: Size, dtype: torch.dtype = torch.bflo
         if (source / name).exists():
             shutil.copyfile(source / name, out / name)
     return sum(tensor.nbytes for tensor in grown.values())
+
+
+def stored_dtype(source: Path) -> torch.dtype:
+    """The type most of a checkpoint's weights are stored in. Raises ``CheckpointError``."""
+    return DTYPES[main_dtype(list_tensors(source))]
 
 
 def read_config(source: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -20,6 +21,9 @@ from rich.progress import Progress
 from asyncspec.errors import AsyncSpecError, UserError
 from tools.bench.chosen import chosen_parts
 from tools.bench.limits.progress import Tick
+
+if TYPE_CHECKING:
+    import torch
 
 Figures = dict[str, float | str | list[str]]
 
@@ -98,15 +102,25 @@ def _plain(tick: Tick, folder: Path) -> Figures:
 
 
 def _bound(tick: Tick, folder: Path) -> Figures:
+    """With float32 weights; and with float16 ones, as the model had them before."""
+    import torch
+
+    figures: Figures = {}
+    for stored, suffix in ((torch.float32, ""), (torch.float16, "_float16")):
+        figures |= _bound_of(stored, suffix, tick, folder / f"enlarged{suffix}")
+    return figures
+
+
+def _bound_of(stored: torch.dtype, suffix: str, tick: Tick, folder: Path) -> Figures:
     from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
     from tools.bench.limits import bound, plain
 
-    found = bound.measure(BUNDLED_TARGET, folder, tick)
+    found = bound.measure(BUNDLED_TARGET, folder, stored, tick)
     compared = asyncio.run(plain.measure(folder, "exact", tick))
     return {
-        "fast_over_memory_bound": found.share,
-        "pipeline_cpu_over_generate_enlarged": compared.ratio,
-        "enlarged_mib": found.nbytes / 2**20,
+        f"fast_over_memory_bound{suffix}": found.share,
+        f"pipeline_cpu_over_generate_enlarged{suffix}": compared.ratio,
+        f"enlarged_mib{suffix}": found.nbytes / 2**20,
     }
 
 

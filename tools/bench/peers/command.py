@@ -18,7 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -30,7 +29,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_target,
 )
 from asyncspec_nodes.cluster.layout import check_stages
-from tools.bench.enlarge import Size, enlarge
+from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
 from tools.bench.peers.generate import WAYS
@@ -50,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hidden", type=int, default=SIZE.hidden, metavar="N", help="enlarged to")
     add("--feed-forward", type=int, default=SIZE.feed_forward, metavar="N", help="enlarged to")
     add("--layers", type=int, default=SIZE.layers, metavar="N", help="enlarged to")
+    dtypes = ("auto", *DTYPES)
+    add("--dtype", choices=dtypes, default="auto", help="to store enlarged weights in")
     add("--stages", type=int, default=4, metavar="N", help="verify stages, a device each")
     add("--cpu", type=float, default=0.4, metavar="CORES", help="of each device, also the draft's")
     add("--repeats", type=int, default=3, metavar="N")
@@ -107,6 +108,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         target=target,
         draft=draft,
         size=size,
+        stored=DTYPES.get(options.dtype),
         stages=options.stages,
         cpu=options.cpu,
         repeats=options.repeats,
@@ -131,7 +133,8 @@ def compare(comparison: Comparison, *, as_object: bool) -> str:
         task = progress.add_task("peers", total=peers * answers)
         if comparison.size is not None:
             target = folder / comparison.target.name
-            nbytes = enlarge(comparison.target, target, comparison.size, torch.float32)
+            stored = comparison.stored or stored_dtype(comparison.target)
+            nbytes = enlarge(comparison.target, target, comparison.size, stored)
         found = asyncio.run(measure(comparison, target, folder, lambda: progress.advance(task)))
     if as_object:
         return json.dumps(as_json(comparison, found, nbytes), indent=1)

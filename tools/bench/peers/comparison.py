@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from msgspec import Struct
 
 from asyncspec.errors import UserError
@@ -34,6 +35,8 @@ class Comparison(Struct, frozen=True):
     draft: Path
     # What the target is enlarged to first; None: it stays as it is.
     size: Size | None
+    # The type its weights are stored in then; None: the one they are stored in before.
+    stored: torch.dtype | None = None
     stages: int = 4
     # Cores of each device, the draft device too.
     cpu: float = 0.4

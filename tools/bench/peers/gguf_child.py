@@ -1,7 +1,7 @@
-"""A process that converts a checkpoint to GGUF, float32, by llama.cpp's own converter.
+"""A process that converts a checkpoint to GGUF by llama.cpp's own converter.
 
-Arguments: folder of llama.cpp's sources, directory of the model, file to write. It is run as a
-file, not imported.
+Arguments: folder of llama.cpp's sources, directory of the model, file to write, type of the weights
+as llama.cpp names it. It is run as a file, not imported.
 
 The converter knows pre-tokenizers by what they make of one text, with one vocabulary each. The
 bundled models have one that it knows (every digit alone, then GPT-2's words) with a vocabulary that
@@ -22,13 +22,13 @@ DIGITS_THEN_WORDS = [("Digits", "individual_digits"), ("ByteLevel", "use_regex")
 
 def main() -> None:
     """Convert."""
-    sources, model, output = sys.argv[1:]
+    sources, model, output, kind = sys.argv[1:]
     sys.path[:0] = [sources, f"{sources}/gguf-py"]
     converter: Any = importlib.import_module("convert_hf_to_gguf")
     if _digits_then_words(Path(model)):
         base: Any = importlib.import_module("conversion.base")
         base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "smollm"
-    sys.argv = [converter.__file__, model, "--outfile", output, "--outtype", "f32"]
+    sys.argv = [converter.__file__, model, "--outfile", output, "--outtype", kind]
     converter.main()
 
 

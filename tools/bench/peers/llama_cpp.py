@@ -17,10 +17,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
+import torch
 from msgspec import Struct
 
 from asyncspec.errors import ClusterError, UserError
 from asyncspec_nodes.local.processes import said_last
+from tools.bench.enlarge import stored_dtype
 from tools.bench.peers.comparison import Comparison, Engine
 from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, ONE
@@ -41,6 +43,9 @@ _ASK_AGAIN_SECONDS = 0.1
 _LOAD_SECONDS = 300.0
 
 
+KINDS_OF_WEIGHTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
 class Models(Struct, frozen=True):
     """GGUF files."""
 
@@ -59,11 +64,12 @@ def check(sources: Path) -> None:
 
 
 def converted(sources: Path, target: Path, draft: Path, folder: Path) -> Models:
-    """Both checkpoints as GGUF files of float32 in ``folder``. Raises ``UserError`` with what the
-    converter says."""
+    """Both checkpoints as GGUF files in ``folder``, weights in the type they are stored in. Raises
+    ``UserError`` with what the converter says."""
     made = Models(folder / "target.gguf", folder / "draft.gguf")
     for model, file in ((target, made.target), (draft, made.draft)):
-        command = [sys.executable, "-P", str(CONVERT), str(sources), str(model), str(file)]
+        kind = KINDS_OF_WEIGHTS[stored_dtype(model)]
+        command = [sys.executable, "-P", str(CONVERT), str(sources), str(model), str(file), kind]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode or not file.is_file():
             said = done.stderr.strip().splitlines()
