@@ -263,14 +263,14 @@ def test_a_pass_attends_to_its_own_session_only(
 ) -> None:
     """Every layer attends once for every session with the session's own cache and rows."""
     draft = next(models)
-    attend, seen = TreeAttention.attend, list[tuple[int, int]]()
+    mix, seen = TreeAttention.mix, list[tuple[int, int]]()
 
     def watched(self: TreeAttention, layer: int, query: torch.Tensor, *rest: Any) -> Any:
         seen.append((id(self.cache), query.shape[1]))
         assert query.shape[1] == len(self.rows)
-        return attend(self, layer, query, *rest)
+        return mix(self, layer, query, *rest)
 
-    monkeypatch.setattr(TreeAttention, "attend", watched)
+    monkeypatch.setattr(TreeAttention, "mix", watched)
     draft.run(Drafting((Expand(0, 0, 0, (1, 2), 1, 2, 4), Expand(1, 0, 0, (3,), 1, 2, 4))))
     layers = len(draft.shard.layers)
     assert sorted(rows for _, rows in seen) == [1] * layers + [2] * layers

@@ -18,7 +18,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.recipe import FAST, Recipe
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, dots, in_long_strips
@@ -42,7 +42,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[RowwiseLinear]:
     made: list[RowwiseLinear] = [WidenedLinear(weight, bias, Recipe())]
-    return [*made, HalfLinear(weight, bias, weight.dtype)] if cpu.reads_half() else made
+    return [*made, HalfLinear(weight, bias, weight.dtype, Recipe())] if cpu.reads_half() else made
 
 
 @pytest.fixture
@@ -63,13 +63,23 @@ def test_long_strips_never_take_rows_away(rows: int) -> None:
 
 
 @fbgemm
+def test_no_row_is_added_where_rows_need_not_be_blind() -> None:
+    weight = random(70, 250).bfloat16()
+    quick, blind = (HalfLinear(weight, None, weight.dtype, each) for each in (FAST, Recipe()))
+    assert [quick.padded(rows) for rows in range(1, MOST)] == [*range(1, MOST)]
+    assert blind.padded(1) == 3
+    x = random(7, 250, seed=1).bfloat16()
+    torch.testing.assert_close(quick(x), blind(x))
+
+
+@fbgemm
 def test_in_long_strips_rows_are_blind_to_each_other() -> None:
     weight, x = random(70, 250).bfloat16(), random(MOST, 250, seed=1).bfloat16()
-    linear = HalfLinear(weight, random(70, seed=2).bfloat16(), torch.bfloat16)
+    linear = HalfLinear(weight, random(70, seed=2).bfloat16(), torch.bfloat16, Recipe())
     whole = linear(x)
     for count in range(1, MOST):
         assert torch.equal(linear(x[:count]), whole[:count])
-        assert torch.equal(linear.product(x[-count:]), whole[-count:])
+        assert torch.equal(linear(x[-count:]), whole[-count:])
         assert torch.equal(linear(x[None, :count])[0], whole[:count])
 
 
@@ -94,7 +104,9 @@ def test_weights_are_kept(values: list[float]) -> None:
     # The identity asks for one weight at a time.
     weight = torch.tensor([values]).bfloat16()
     largest = float(weight.abs().max())
-    got = HalfLinear(weight, None, torch.bfloat16)(torch.eye(len(values)).bfloat16())[:, 0]
+    got = HalfLinear(weight, None, torch.bfloat16, Recipe())(torch.eye(len(values)).bfloat16())[
+        :, 0
+    ]
     for kept, wanted in zip(got.tolist(), weight[0].tolist(), strict=True):
         if abs(wanted) >= largest * 2.0**-32:
             assert kept == wanted
@@ -125,7 +137,7 @@ def test_dots_are_float32s(old_cpu: Callable[[bool], None]) -> None:
 @example([65504.0, 2.0**-24, -(2.0**-14)])
 def test_float16_weights_are_kept_whole(values: list[float]) -> None:
     weight = torch.tensor([values]).half()
-    got = HalfLinear(weight, None, torch.float32)(torch.eye(len(values)))[:, 0]
+    got = HalfLinear(weight, None, torch.float32, Recipe())(torch.eye(len(values)))[:, 0]
     assert got.tolist() == weight[0].tolist()
 
 

@@ -16,6 +16,7 @@ import torch
 
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.cpu import product_type
+from asyncspec.backend.hf.linear import with_rows
 from asyncspec.backend.hf.recipe import BLOCK, ROW_MULTIPLE
 from asyncspec.backend.hf.widened import dots
 from asyncspec.jobs import Row
@@ -28,25 +29,14 @@ class Abandoned(Exception):
     """Nobody waits for the result of this pass any more."""
 
 
-class TreeAttention:
-    """A segment's rows, their slots and who sees what. Subclasses are the kernels."""
+class Tree:
+    """Whom the rows of a pass see. Subclasses say how it is computed."""
 
-    def __init__(self, cache: TreeCache, committed: int, rows: Sequence[Row]) -> None:
-        slots = np.array([row.slot for row in rows], np.int64)
-        # The end of what this pass looks at, in whole blocks.
-        self.end = -(-(int(slots.max()) + 1) // BLOCK) * BLOCK
-        cache.reserve(self.end)
-        self.cache = cache
+    def __init__(self, count: int) -> None:
+        # Rows of the pass. Models may be given more: repeats of the last one (``with_rows``).
+        self.count = count
         # Asked before every layer: True ends the pass, all of whose rows have died meanwhile.
         self.stop: Callable[[], bool] = lambda: False
-        self.committed = committed
-        self.rows = rows
-        self.row_positions = np.array([row.position for row in rows], np.int64)
-        cache.positions[slots] = self.row_positions
-        first, count = int(slots[0]), len(rows)
-        dense = bool((slots == np.arange(first, first + count)).all())
-        self.slots = slice(first, first + count) if dense else torch.from_numpy(slots)
-        self._masks: dict[int | None, tuple[int, torch.Tensor]] = {}
 
     def attend(
         self,
@@ -58,12 +48,64 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv.
+        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n is
+        ``count`` or more: what is more is not looked at, and is repeats in the result.
 
         Raises ``Abandoned`` where ``stop`` says so.
         """
         if self.stop():
             raise Abandoned
+        given = query.shape[1]
+        if given > self.count:
+            query, key, value = (x[:, : self.count] for x in (query, key, value))
+        out = self.mix(layer, query, key, value, scaling, window, softcap)
+        return with_rows(out, given)
+
+    def mix(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """As ``attend``, of ``count`` rows."""
+        raise NotImplementedError
+
+
+class TreeAttention(Tree):
+    """A segment's rows, their slots and who sees what. Subclasses are the kernels."""
+
+    def __init__(self, cache: TreeCache, committed: int, rows: Sequence[Row]) -> None:
+        super().__init__(len(rows))
+        slots = [row.slot for row in rows]
+        # The end of what this pass looks at, in whole blocks.
+        self.end = -(-(max(slots) + 1) // BLOCK) * BLOCK
+        cache.reserve(self.end)
+        self.cache = cache
+        self.committed = committed
+        self.rows = rows
+        self.row_positions = np.array([row.position for row in rows], np.int64)
+        self.last_position = int(self.row_positions.max())
+        cache.positions[slots] = self.row_positions
+        first, end = slots[0], slots[0] + len(rows)
+        dense = slots == list(range(first, end))
+        self.slots = slice(first, end) if dense else torch.tensor(slots)
+        self._masks: dict[int | None, tuple[int, torch.Tensor]] = {}
+
+    def mix(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See ``Tree``."""
         self.cache.write(layer, self.slots, key, value)
         heads, count, width = query.shape
         kv_heads = key.shape[0]
@@ -104,7 +146,7 @@ class TreeAttention:
 
     def _effective(self, window: int | None) -> int | None:
         """None where every visible slot is inside the window of every row."""
-        return window if window is not None and self.row_positions.max() >= window else None
+        return window if window is not None and self.last_position >= window else None
 
     def _mask(self, window: int | None, groups: int) -> tuple[int, torch.Tensor]:
         if window not in self._masks:
@@ -114,9 +156,9 @@ class TreeAttention:
                 age = self.row_positions[:, None] - self.cache.positions[None, start : self.end]
                 seen &= age < window
             rows = groups * len(self.rows)
-            mask = torch.zeros(self.padded(rows), self.end - start)
-            mask[:rows] = torch.from_numpy(np.where(seen, np.float32(0), -np.inf)).repeat(groups, 1)
-            self._masks[window] = (start, mask)
+            mask = np.zeros((self.padded(rows), self.end - start), np.float32)
+            mask[:rows].reshape(groups, *seen.shape)[:, ~seen] = -np.inf
+            self._masks[window] = (start, torch.from_numpy(mask))
         return self._masks[window]
 
 
@@ -162,7 +204,7 @@ def tree_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    tree: TreeAttention | None = None,
+    tree: Tree | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, H, n, D] -> [1, n, H, D]."""

@@ -128,9 +128,15 @@ class TreeCache:
         self, layer: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Store keys and values [kv_heads, n, D] of one layer in ``slots`` (n of them)."""
-        width = self.shape.head_dim
-        self.keys[layer][:, slots] = keys
-        self.values[layer][:, slots, :width] = values.to(self.shape.value_dtype)
+        # Views by name: subscripts take several times as long, and layers do this in every pass.
+        stored = self.values[layer].narrow(2, 0, self.shape.head_dim)
+        if isinstance(slots, slice):
+            start, count = slots.start, slots.stop - slots.start
+            self.keys[layer].narrow(1, start, count).copy_(keys)
+            stored.narrow(1, start, count).copy_(values)
+        else:
+            self.keys[layer].index_copy_(1, slots, keys)
+            stored.index_copy_(1, slots, values.to(self.shape.value_dtype))
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` takes what slot ``keep[i]`` holds; ``keep`` ascends."""

@@ -32,7 +32,7 @@ def dense_linear(
         return RowLinear(weight, bias, recipe, shared=shared)
     # FBGEMM would make numbers of what is none.
     if reads_half() and not shared and math.isfinite(magnitude(weight)):
-        return HalfLinear(weight, bias, dtype)
+        return HalfLinear(weight, bias, dtype, recipe)
     if weight.dtype == dtype:
         return WidenedLinear(weight, bias, recipe, shared=shared)
     return RowLinear(weight.to(dtype), bias, recipe)

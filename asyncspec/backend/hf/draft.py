@@ -15,7 +15,7 @@ from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.proposals import best_successors
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.recipe import FAST
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.jobs import Drafted, Drafting, Release, Row, SourceJob
@@ -217,7 +217,7 @@ def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None
             layers,
             resolve_dtype(checkpoint, dtype),
             "fast",
-            Recipe(min_rows=1),
+            FAST,
             # A draft is to be quick: a tied head gets a packed copy.
             share_tied=False,
         )

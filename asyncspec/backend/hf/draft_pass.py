@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncspec.backend.hf.attention import FastAttention, TreeAttention
+from asyncspec.backend.hf.attention import FastAttention, Tree
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.together import TogetherAttention, slices
 from asyncspec.jobs import Row
@@ -32,9 +32,7 @@ class SharedPass:
     def __init__(self, parts: Sequence[DraftPass]) -> None:
         trees = [FastAttention(part.cache, part.committed, part.rows) for part in parts]
         self.count = sum(len(part.rows) for part in parts)
-        self.tree: TreeAttention | TogetherAttention = (
-            trees[0] if len(trees) == 1 else TogetherAttention(trees)
-        )
+        self.tree: Tree = trees[0] if len(trees) == 1 else TogetherAttention(trees)
         self.positions = torch.tensor([row.position for part in parts for row in part.rows])
         # The rows whose successors are wanted.
         self.wanted: list[int] = []

@@ -39,11 +39,11 @@ class ExactAttention(TreeAttention):
         self.gathers = self.end - self.tail > recipe.reach
         self._selectors: list[torch.Tensor | None] = []
         self._lines: list[torch.Tensor] = []
-        seen = self.visible(self.tail)
         if self.gathers:
-            self._lines = [torch.from_numpy(line) for line in self._gather_lines(seen)]
+            lines = self._gather_lines(self.visible(self.tail))
+            self._lines = [torch.from_numpy(line) for line in lines]
         else:
-            self._selectors = self._block_selectors(seen)
+            self._selectors = self._block_selectors()
 
     def mask_start(self) -> int:
         """See ``TreeAttention``."""
@@ -67,35 +67,42 @@ class ExactAttention(TreeAttention):
         short = mask.shape[0] - count
         if short:
             query = torch.nn.functional.pad(query, (0, 0, 0, short))
-        keys = self.cache.keys[layer][:, : self.end]
-        values = self.cache.values[layer][:, : self.end]
+        keys = self.cache.keys[layer].narrow(1, 0, self.end)
+        values = self.cache.values[layer].narrow(1, 0, self.end)
         scores = dots(query, keys).mul_(scaling)
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
-        scores[..., start:] += mask
+        scores.narrow(2, start, self.end - start).add_(mask)
         weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])
         for i in range(0, self.tail, BLOCK):
-            total.baddbmm_(weights[..., i : i + BLOCK], values[:, i : i + BLOCK])
+            total.baddbmm_(weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
         if self.gathers:
             total = self._add_gathered(total, weights, values, count)
         else:
             self._add_masked(total, weights, values)
-        out = total[:, :count, :width] / total[:, :count, width : width + 1]
-        return out.to(query.dtype)
+        if short:
+            total = total.narrow(1, 0, count)
+        out = total.narrow(2, 0, width) / total.narrow(2, width, 1)
+        return out if out.dtype == query.dtype else out.to(query.dtype)
 
     def _add_masked(self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor) -> None:
-        tail, tail_values = weights[..., self.tail :], values[:, self.tail :]
+        length = self.end - self.tail
+        tail, tail_values = (
+            weights.narrow(2, self.tail, length),
+            values.narrow(1, self.tail, length),
+        )
         for selector in self._selectors:
             total.baddbmm_(tail if selector is None else tail * selector, tail_values)
 
-    def _block_selectors(self, seen: npt.NDArray[np.bool_]) -> list[torch.Tensor | None]:
+    def _block_selectors(self) -> list[torch.Tensor | None]:
         """Per position block of the tail, oldest first, ones at its slots; None for all slots."""
-        blocks = self.cache.positions[self.tail : self.end] // BLOCK
-        present = np.unique(blocks[seen.any(0)])
+        # A row sees a slot of every position up to its own.
+        present = range(self.tail // BLOCK, self.last_position // BLOCK + 1)
         if len(present) == 1:
             # Whatever lies in other blocks is seen by nobody: its weight is zero already.
             return [None]
+        blocks = self.cache.positions[self.tail : self.end] // BLOCK
         return [torch.from_numpy((blocks == block).astype(np.float32)) for block in present]
 
     def _gather_lines(self, seen: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:

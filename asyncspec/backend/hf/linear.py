@@ -34,6 +34,12 @@ def rounded(rows: int) -> int:
     return rows if rows <= ANY_ROWS else -(-rows // STEP) * STEP
 
 
+def with_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """x [n, ...] with its last row repeated: [rows, ...]."""
+    short = rows - len(x)
+    return torch.cat([x, *[x[-1:]] * short]) if short else x
+
+
 class RowwiseLinear(nn.Module):
     """``x @ weight.T + bias`` for x [..., K], computed on at least ``min_rows`` rows. Subclasses
     are the products."""
@@ -58,8 +64,7 @@ class RowwiseLinear(nn.Module):
         wanted = self.padded(rows)
         if rows == wanted:
             return self.product(x)
-        flat = x.reshape(rows, self.in_features)
-        padded = torch.cat([flat, flat[-1:].expand(wanted - rows, -1)])
+        padded = with_rows(x.reshape(rows, self.in_features), wanted)
         return self.product(padded)[:rows].view(*x.shape[:-1], self.out_features)
 
     def padded(self, rows: int) -> int:

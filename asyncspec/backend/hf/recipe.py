@@ -28,7 +28,12 @@ class Recipe(Struct, frozen=True):
     reach: int = REACH
     # Linear layers never see fewer rows.
     min_rows: int = 2
-    # False: no number of rows was found from which on linear layers are blind to it.
+    # False: no number of rows was found from which on linear layers are blind to it, or none is
+    # wanted.
     blind_rows: bool = True
     # False: the private oneDNN operators are not to be used.
     packed: bool = True
+
+
+FAST = Recipe(min_rows=1, blind_rows=False)
+"""Whatever is quick: of ``fast`` mode and of drafts."""

@@ -12,6 +12,7 @@ import torch
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.noise import noise
 from asyncspec.backend.hf.recipe import BLOCK, REACH, ROW_MULTIPLE, Guarantee, Recipe
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.jobs import Row
@@ -23,7 +24,13 @@ _BIG_WEIGHT = 1 << 22
 """Elements; a larger weight is tried with fewer row counts, to keep the start short."""
 
 _PREFIX = BLOCK - 3
-_PATH = 6
+_SIBLINGS = (2, 1, 4, 3, 6, 2)
+"""Of each row of the path."""
+
+_LEVELS = ((0,), (1, 2), (3,), (4, 5))
+"""Of the path, pass by pass."""
+
+_PATH = len(_SIBLINGS)
 
 
 def choose_recipe(shard: Shard) -> Recipe:
@@ -65,7 +72,7 @@ def row_floor(linears: list[RowwiseLinear]) -> int | None:
     agreed = {rows for rows in _SWEEP if rows >= fewest}
     for (width, height, _), linear in by_shape.items():
         sweep = _SWEEP if width * height <= _BIG_WEIGHT else _SHORT_SWEEP
-        x = _random(max(sweep), width).to(linear.dtype)
+        x = noise(max(sweep), width).to(linear.dtype)
         want = linear.sums(x[:16])
         for rows in agreed.intersection(sweep):
             common = min(rows, 16)
@@ -91,8 +98,8 @@ def chain_reach(kv_heads: int, groups: int, columns: int) -> int:
 
 def _blind(kv_heads: int, rows: int, length: int, columns: int) -> bool:
     terms = BLOCK - 3
-    weights = _random(kv_heads, rows, terms).exp_()
-    values = _random(kv_heads, terms, columns, seed=1)
+    weights = noise(kv_heads, rows, terms).exp_()
+    values = noise(kv_heads, terms, columns, seed=1)
     # The same terms as a dense block for eight rows, and spread among zeros for all rows.
     dense = weights.new_zeros(kv_heads, ROW_MULTIPLE, BLOCK)
     dense[..., :terms] = weights[:, :ROW_MULTIPLE]
@@ -102,9 +109,9 @@ def _blind(kv_heads: int, rows: int, length: int, columns: int) -> bool:
     places = torch.randperm(length, generator=generator)[:terms].sort().values
     spread = weights.new_zeros(kv_heads, rows, length)
     spread[..., places] = weights
-    spread_values = _random(kv_heads, length, columns, seed=2)
+    spread_values = noise(kv_heads, length, columns, seed=2)
     spread_values[:, places] = values
-    start = _random(kv_heads, rows, columns, seed=3)
+    start = noise(kv_heads, rows, columns, seed=3)
     want = torch.baddbmm(start[:, :ROW_MULTIPLE], dense, dense_values)
     got = torch.baddbmm(start, spread, spread_values)
     return torch.equal(got[:, :ROW_MULTIPLE], want)
@@ -114,7 +121,7 @@ def confirm(shard: Shard, recipe: Recipe) -> Guarantee:
     """Run the layers themselves over a short path, one row per pass, and again inside a tree."""
     if not recipe.blind_rows:
         return "tolerance"
-    inputs = _probe_inputs(shard, 2 * _PATH)
+    inputs = shard.noise(2 * _PATH)
     alone = _path_alone(shard, recipe, inputs)
     in_tree = _path_in_tree(shard, recipe, inputs)
     return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
@@ -132,35 +139,36 @@ def _path_alone(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.Ten
 
 
 def _path_in_tree(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.Tensor:
-    """The same rows, each beside a sibling, in two passes; siblings keep their slots."""
+    """The same rows, each after siblings, in few passes; siblings keep their slots. The path's row
+    is the last of a pass wherever a level is: what comes last is where vectors are ragged."""
     cache = _made_up(shard)
-    rows: list[Row] = []
-    order: list[int] = []
     line: list[int] = []
-    for i in range(_PATH):
-        slot = _PREFIX + 2 * i
-        rows.append(Row(slot, _PREFIX + i, (*line, slot)))
-        line.append(slot + 1)
-        rows.append(Row(slot + 1, _PREFIX + i, tuple(line)))
-        order += [_PATH + i, i]
-    tree = inputs[order]
-    cut = _PATH - 1
-    outputs = torch.cat(
-        [
-            _outputs(shard, recipe, cache, _PREFIX, rows[:cut], tree[:cut]),
-            _outputs(shard, recipe, cache, _PREFIX, rows[cut:], tree[cut:]),
-        ]
-    )
-    return outputs[1::2]
+    slot, outputs = _PREFIX, []
+    for levels in _LEVELS:
+        rows: list[Row] = []
+        given: list[int] = []
+        own: list[int] = []
+        for i in levels:
+            for sibling in range(_SIBLINGS[i]):
+                rows.append(Row(slot, _PREFIX + i, (*line, slot)))
+                given.append(_PATH + (i + sibling) % _PATH)
+                slot += 1
+            line.append(slot)
+            own.append(len(rows))
+            rows.append(Row(slot, _PREFIX + i, tuple(line)))
+            given.append(i)
+            slot += 1
+        outputs.append(_outputs(shard, recipe, cache, _PREFIX, rows, inputs[given])[own])
+    return torch.cat(outputs)
 
 
 def _made_up(shard: Shard) -> TreeCache:
     """A cache with a committed path of noise: quicker than computing one, and as telling."""
     shape = shard.cache_shape("exact")
-    cache = TreeCache(shape, _PREFIX + 2 * _PATH)
+    cache = TreeCache(shape, _PREFIX + _PATH + sum(_SIBLINGS))
     cache.reserve(_PREFIX)
     path = (shape.layers, shape.kv_heads, _PREFIX, shape.head_dim)
-    keys, values = _random(*path), _random(*path, seed=1)
+    keys, values = noise(*path), noise(*path, seed=1)
     for layer in range(shape.layers):
         cache.write(layer, slice(0, _PREFIX), keys[layer], values[layer])
     cache.positions[:_PREFIX] = range(_PREFIX)
@@ -181,15 +189,3 @@ def _outputs(
     if shard.judges:
         return shard.logits(inputs, positions, tree, torch.arange(len(rows)))
     return shard.hidden(inputs, positions, tree)
-
-
-def _probe_inputs(shard: Shard, count: int) -> torch.Tensor:
-    if shard.embeds:
-        generator = torch.Generator().manual_seed(7)
-        return torch.randint(shard.facts.vocab_size, (count,), generator=generator)
-    return _random(count, shard.facts.hidden_size).to(shard.dtype)
-
-
-def _random(*size: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal numbers that leave the process's generator alone."""
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))

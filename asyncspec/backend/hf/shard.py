@@ -12,18 +12,22 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from asyncspec.backend.hf.attention import NAME, TreeAttention, register
+from asyncspec.backend.hf.attention import NAME, Tree, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.lean.fit import make_lean
+from asyncspec.backend.hf.linear import RowwiseLinear, with_rows
 from asyncspec.backend.hf.matrices import Wanted, fill
+from asyncspec.backend.hf.noise import noise, noise_tokens
 from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
 from asyncspec.backend.hf.quiet import quiet_transformers
 from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
-from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.errors import CheckpointError, UserError
+
+_POSITIONS = (3, 4, 4, 5, 9)
+"""Of rows that a loaded shard is tried with."""
 
 
 class Shard:
@@ -40,20 +44,20 @@ class Shard:
         self.dtype = dtype
         # The layers whose products are ours, in the model's order; filled by ``load_shard``.
         self.linears: list[RowwiseLinear] = []
+        # Whether its layers run in fewer operations than by the family's own code (lean/).
+        self.lean = False
 
-    def hidden(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
-    ) -> torch.Tensor:
+    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Tree) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
         Returns hidden states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
-        return cast("torch.Tensor", out.last_hidden_state[0])
+        return cast("torch.Tensor", out.last_hidden_state[0, : len(inputs)])
 
     def logits(
         self,
         inputs: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention | TogetherAttention,
+        tree: Tree,
         rows: torch.Tensor,
     ) -> torch.Tensor:
         """As ``hidden``, but the logits [len(rows), vocab] of some rows, by the family's own
@@ -66,16 +70,26 @@ class Shard:
         out = self.model(**self._inputs(inputs, positions, tree), logits_to_keep=rows)
         return cast("torch.Tensor", out.logits[0, :count])
 
-    def _inputs(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
-    ) -> dict[str, Any]:
+    def _inputs(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Tree) -> dict[str, Any]:
+        # Once for all layers, so that none has to (``RowwiseLinear.padded``).
+        rows = self._padded(len(inputs))
         name = "input_ids" if self.embeds else "inputs_embeds"
         return {
-            name: inputs.unsqueeze(0),
-            "position_ids": positions.unsqueeze(0),
+            name: with_rows(inputs, rows).unsqueeze(0),
+            "position_ids": with_rows(positions, rows).unsqueeze(0),
             "use_cache": False,
             "tree": tree,
         }
+
+    def _padded(self, rows: int) -> int:
+        """Rows that the layers' products take as they are, where ``rows`` are asked for."""
+        return self.linears[0].padded(rows)
+
+    def noise(self, count: int) -> torch.Tensor:
+        """Inputs of that many rows, to try this shard with."""
+        if self.embeds:
+            return noise_tokens(count, self.facts.vocab_size)
+        return noise(count, self.facts.hidden_size).to(self.dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -89,6 +103,12 @@ class Shard:
         layers = " and ".join(sorted({x.words for x in self.linears if x is not head}))
         same = not self.judges or head.words == layers
         return layers if same else f"{layers}, head {head.words}"
+
+    def in_words(self) -> str:
+        """What a user should know of this shard."""
+        words = self.weights_in_words()
+        # A release of transformers may compute something else; passes take longer then.
+        return words if self.lean else f"{words}, layers by transformers' own code"
 
     def cache_shape(self, mode: Mode) -> Shape:
         """What a slot of this shard's cache holds."""
@@ -132,6 +152,10 @@ def load_shard(
     shard.linears = fill(shard.model, pieces.matrices, wanted)
     if mode == "exact":
         swap_elementwise(shard.model)
+    probe, positions = shard.noise(len(_POSITIONS)), torch.tensor(_POSITIONS)
+    shard.lean = make_lean(
+        shard.model, lambda tree: shard.hidden(probe, positions, tree), len(_POSITIONS)
+    )
     return shard
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.attention import Abandoned, FastAttention, TreeAttention
+from asyncspec.backend.hf.attention import Abandoned, FastAttention, Tree, TreeAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.quantized import check_quantize
-from asyncspec.backend.hf.recipe import Guarantee, Mode, Quantize, Recipe
+from asyncspec.backend.hf.recipe import FAST, Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage_session import Output, StageSession
@@ -129,8 +129,7 @@ class HFStage:
         carried = [rows[:, 1:].unbind(1) if rows.dim() == 3 else () for rows in inputs]
         inputs = [rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs]
         trees = [self._attention(s.cache, one) for s, one in zip(sessions, passes, strict=True)]
-        tree: TreeAttention | TogetherAttention
-        tree = trees[0] if len(trees) == 1 else TogetherAttention(trees)
+        tree: Tree = trees[0] if len(trees) == 1 else TogetherAttention(trees)
         tree.stop = lambda: self._useless is job
         depths = sorted({depth for session in sessions for depth in session.depths}, key=_late)
         try:
@@ -152,7 +151,7 @@ class HFStage:
         passes: Sequence[Forward],
         sessions: Sequence[StageSession],
         inputs: torch.Tensor,
-        tree: TreeAttention | TogetherAttention,
+        tree: Tree,
     ) -> Sequence[Output]:
         """For each session hidden states [n, H], or on the last stage the tokens that are drawn,
         and the likeliest ones where they are wanted."""
@@ -225,7 +224,7 @@ def load_stage(
     check_quantize(quantize)
     torch_dtype = resolve_dtype(checkpoint, dtype)
     with torch.inference_mode():
-        start = Recipe(min_rows=1) if mode == "fast" else recipe or Recipe()
+        start = FAST if mode == "fast" else recipe or Recipe()
         shard = load_shard(checkpoint, first, last, torch_dtype, mode, start, quantize=quantize)
         Freed().add(shard.weight_bytes)
         if mode == "fast":

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from asyncspec.backend.hf.attention import Abandoned, TreeAttention
+from asyncspec.backend.hf.attention import Tree, TreeAttention
 
 
-class TogetherAttention:
+class TogetherAttention(Tree):
     """The rows of several sessions, one after the other, each with its own cache. Every session's
     rows get the very computation they would get alone, so they get the same bits."""
 
     def __init__(self, parts: Sequence[TreeAttention]) -> None:
+        super().__init__(sum(part.count for part in parts))
         self.parts = parts
-        # See ``TreeAttention``: here True where the rows of all sessions have died.
-        self.stop: Callable[[], bool] = lambda: False
 
-    def attend(
+    def mix(
         self,
         layer: int,
         query: torch.Tensor,
@@ -28,11 +27,9 @@ class TogetherAttention:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """See ``TreeAttention.attend``; n are the rows of all sessions."""
-        if self.stop():
-            raise Abandoned
+        """See ``Tree``; n are the rows of all sessions."""
         found = [
-            part.attend(layer, query[:, own], key[:, own], value[:, own], scaling, window, softcap)
+            part.mix(layer, query[:, own], key[:, own], value[:, own], scaling, window, softcap)
             for part, own in zip(self.parts, slices(self.parts), strict=True)
         ]
         return torch.cat(found)
@@ -42,6 +39,6 @@ def slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
     """Where each session's rows are."""
     start = 0
     for part in parts:
-        end = start + len(part.rows)
+        end = start + part.count
         yield slice(start, end)
         start = end

@@ -12,12 +12,18 @@ are float32, and rounded to the rows' type once, as oneDNN does it.
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 
-from asyncspec.backend.hf.cpu import product_type
-from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear, product_of, type_words
+from asyncspec.backend.hf.cpu import half_product, product_type
+from asyncspec.backend.hf.linear import (
+    RowLinear,
+    RowwiseLinear,
+    product_of,
+    type_words,
+    with_rows,
+)
+from asyncspec.backend.hf.recipe import Recipe
 
 _TOP = 16
 """Weights are scaled to less than 2^16: float16 ends at 65,504, and bfloat16's last number before
@@ -47,27 +53,35 @@ class HalfLinear(RowwiseLinear):
     a float32 sum.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        recipe: Recipe,
+    ) -> None:
         super().__init__(tuple(weight.shape), dtype, bias, self.fewest_rows)
+        self._blind = recipe.blind_rows
         self._kept = weight.dtype
         self._slices = [_HalfSlice(part) for part in _split(weight, _PACKED)]
 
     def padded(self, rows: int) -> int:
         """See ``RowwiseLinear``. FBGEMM has no code for each number of rows."""
-        return rows
+        return in_long_strips(rows) if self._blind else rows
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
-        flat = x.reshape(-1, self.in_features).float()
+        """See ``RowwiseLinear``; of any number of rows."""
+        flat = x.reshape(-1, self.in_features)
         rows = len(flat)
-        short = in_long_strips(rows) - rows
-        if short:
-            flat = torch.cat([flat, flat[-1:].expand(short, -1)])
-        return _side_by_side([part.product(flat)[:rows] for part in self._slices])
+        return self._sums(with_rows(flat, self.padded(rows)))[:rows]
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        return _finished(self.sums(x), self._bias, x)
+        return _finished(self._sums(x), self._bias, x.dtype)
+
+    def _sums(self, x: torch.Tensor) -> torch.Tensor:
+        wide = _wide(x)
+        return _side_by_side([part.product(wide) for part in self._slices])
 
     @property
     def words(self) -> str:
@@ -88,13 +102,12 @@ class _HalfSlice:
         half = weight.dtype == torch.float16
         exponent = 0 if half else _scale_exponent(magnitude(weight))
         self._scale = 2.0**-exponent
-        scaled = weight.float().mul_(2.0**exponent)
-        self._packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
+        self._multiply = half_product(weight.float().mul_(2.0**exponent))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n, K] float32 -> [n, N] float32."""
-        y = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-        return cast("torch.Tensor", y if self._scale == 1 else y.mul_(self._scale))
+        """x [..., K] float32 -> [..., N] float32."""
+        y = self._multiply(x)
+        return y if self._scale == 1 else y.mul_(self._scale)
 
 
 class WidenedLinear(RowLinear):
@@ -106,13 +119,13 @@ class WidenedLinear(RowLinear):
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        flat = x.reshape(-1, self.in_features).float()
+        rows = _wide(x)
         parts = (part.float() for part in _split(self._weight, _WIDENED))
-        return _side_by_side([product_of(flat, wide, None, onednn=self.packed) for wide in parts])
+        return _side_by_side([product_of(rows, wide, None, onednn=self.packed) for wide in parts])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        return _finished(self.sums(x), self._bias, x)
+        return _finished(self.sums(x), self._bias, x.dtype)
 
 
 def magnitude(weight: torch.Tensor) -> float:
@@ -137,7 +150,7 @@ def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
     kind = product_type(query.dtype)
     if kind == query.dtype:
-        return torch.bmm(query, keys.transpose(1, 2)).float()
+        return _wide(torch.bmm(query, keys.transpose(1, 2)))
     wide = query.to(kind)
     parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
     pieces = [torch.bmm(wide, part.to(kind).transpose(1, 2)) for part in parts]
@@ -155,12 +168,16 @@ def _scale_exponent(largest: float) -> int:
     return max(-_MOST, min(_TOP - math.frexp(largest)[1], _MOST))
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float32 else x.float()
+
+
 def _side_by_side(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _finished(sums: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    """Sums [n, N] float32, with the bias, in the type and shape of ``x``."""
+def _finished(sums: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """float32 sums [..., N] with the bias, in a type."""
     if bias is not None:
         sums = sums + bias
-    return sums.to(x.dtype).view(*x.shape[:-1], -1)
+    return sums if sums.dtype == dtype else sums.to(dtype)

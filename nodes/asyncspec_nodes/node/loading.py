@@ -126,7 +126,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
         abandon_job=stage.abandon,
         tensors=stage,
         guarantee=stage.guarantee,
-        weights=stage.shard.weights_in_words(),
+        weights=stage.shard.in_words(),
     )
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import torch
 
-from asyncspec.backend.hf.attention import TreeAttention
+from asyncspec.backend.hf.attention import Tree
 from asyncspec.backend.hf.cache import Shape
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.layer import HeadLayer
 from asyncspec.backend.hf.eagle.weights import Weights
 from asyncspec.backend.hf.proposals import best_successors
-from asyncspec.backend.hf.together import TogetherAttention
 from asyncspec.source.grow import Proposal
 
 
@@ -49,7 +48,7 @@ class EagleHead:
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention | TogetherAttention,
+        tree: Tree,
     ) -> torch.Tensor:
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
         guesses, ``tokens`` [n] what follows them."""
@@ -90,7 +89,7 @@ class Eagle3Head(EagleHead):
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention | TogetherAttention,
+        tree: Tree,
     ) -> torch.Tensor:
         """See ``EagleHead``."""
         normed = self._norm_feature(features)

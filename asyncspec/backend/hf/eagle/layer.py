@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.hf.attention import TreeAttention
+from asyncspec.backend.hf.attention import Tree
 from asyncspec.backend.hf.eagle.geometry import Geometry
 from asyncspec.backend.hf.eagle.weights import Weights
-from asyncspec.backend.hf.together import TogetherAttention
+from asyncspec.backend.hf.lean.rotary import signed, turn
+from asyncspec.backend.hf.linear import with_rows
 from asyncspec.errors import CheckpointError
 
 
@@ -39,28 +40,27 @@ class HeadLayer:
         x: torch.Tensor,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        tree: TreeAttention | TogetherAttention,
+        tree: Tree,
     ) -> torch.Tensor:
         """x [n, what attention takes], residual [n, H], positions [n] -> [n, H]."""
+        count, rows = len(x), self._query.padded(len(x))
+        x, residual, positions = (with_rows(part, rows) for part in (x, residual, positions))
         hidden = residual + self._attend(x, positions, tree)
         normed = self._norm(hidden)
         gated = self._activation(self._gate(normed)) * self._up(normed)
         out: torch.Tensor = hidden + self._down(gated)
-        return out
+        return out[:count]
 
-    def _attend(
-        self, x: torch.Tensor, positions: torch.Tensor, tree: TreeAttention | TogetherAttention
-    ) -> torch.Tensor:
-        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
+    def _attend(self, x: torch.Tensor, positions: torch.Tensor, tree: Tree) -> torch.Tensor:
         rows = len(x)
-        query = self._query(x).view(1, rows, self._heads, -1).transpose(1, 2)
-        key = self._key(x).view(1, rows, self._kv_heads, -1).transpose(1, 2)
-        value = self._value(x).view(rows, self._kv_heads, -1).transpose(0, 1)
-        cos, sin = self._rotary(x, positions.unsqueeze(0))
-        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        query = self._query(x).view(rows, self._heads, -1)
+        key = self._key(x).view(rows, self._kv_heads, -1)
+        value = self._value(x).view(rows, self._kv_heads, -1)
+        turns = signed(*self._rotary(x, positions.unsqueeze(0)))
+        query, key = turn(query, turns), turn(key, turns)
         scale = float(query.shape[-1]) ** -0.5
-        mixed = tree.attend(0, query[0], key[0], value, scale, None, None)
+        heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        mixed = tree.attend(0, *heads, scale, None, None)
         out: torch.Tensor = self._output(mixed.flatten(1))
         return out
 

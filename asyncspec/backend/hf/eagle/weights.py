@@ -17,7 +17,7 @@ from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.geometry import LAYER
 from asyncspec.backend.hf.eagle.layout import EMBEDDING, HEAD
 from asyncspec.backend.hf.linear import RowwiseLinear
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.recipe import FAST
 from asyncspec.backend.hf.weights import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.weights import HEAD as TARGET_HEAD
 from asyncspec.backend.hf.weights import TensorInfo
@@ -85,7 +85,7 @@ class Weights:
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
         # Guesses need not be blind to the number of rows.
-        return dense_linear(weight, bias, Recipe(min_rows=1), self.dtype)
+        return dense_linear(weight, bias, FAST, self.dtype)
 
     def _info(self, name: str) -> TensorInfo:
         """A matrix of the target that is as large as its embedding."""

@@ -1,0 +1,58 @@
+"""A model's layers from embedding to last norm, in place of a family's own loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from asyncspec.backend.hf.attention import Tree
+from asyncspec.backend.hf.lean.attention import Asked
+from asyncspec.backend.hf.lean.layer import LeanLayer
+from asyncspec.backend.hf.lean.norm import lean_norm
+from asyncspec.backend.hf.lean.rotary import LeanRotary, has_kinds
+
+
+class Output:
+    """What transformers' heads read of a body's result."""
+
+    past_key_values = hidden_states = attentions = router_logits = None
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+
+class LeanBody(nn.Module):
+    """Made of the modules of a family's own body. Raises ``AttributeError`` where it has others."""
+
+    def __init__(self, family: Any, asked: Sequence[Asked]) -> None:
+        super().__init__()
+        self.embed_tokens = family.embed_tokens
+        self.rotary_emb = family.rotary_emb
+        self.layers = nn.ModuleList(map(LeanLayer, family.layers, asked))
+        self.norm = lean_norm(family.norm)
+        self._scale = getattr(family, "embedding_multiplier", 1.0)
+        typed = has_kinds(family.rotary_emb)
+        kinds = [layer.self_attn.layer_type if typed else None for layer in family.layers]
+        self._kinds: list[str | None] = kinds
+        self._rotary = {kind: LeanRotary(family.rotary_emb, kind) for kind in kinds}
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        *,
+        position_ids: torch.Tensor,
+        tree: Tree,
+        **_: Any,
+    ) -> Output:
+        """Tokens [1, n] or hidden states [1, n, H]; positions [1, n]."""
+        hidden: Any = inputs_embeds if input_ids is None else self.embed_tokens(input_ids)
+        if self._scale != 1:
+            hidden = hidden * self._scale
+        turns = {kind: each.turns(hidden, position_ids) for kind, each in self._rotary.items()}
+        for kind, layer in zip(self._kinds, self.layers, strict=True):
+            hidden = layer(hidden, turns[kind], tree)
+        return Output(self.norm(hidden))

@@ -1,0 +1,177 @@
+"""Modules in fewer operations: every family's fit, and have the bits of its own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import shard as shards
+from asyncspec.backend.hf.attention import Tree
+from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
+from asyncspec.backend.hf.elementwise import WholeRotary
+from asyncspec.backend.hf.lean.rotary import LeanRotary, signed, turn
+from asyncspec.backend.hf.linear import with_rows
+from asyncspec.backend.hf.noise import noise
+from asyncspec.backend.hf.recipe import Mode, Recipe
+from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.stage import load_stage
+from backend.tiny import FAMILIES
+
+pytestmark = pytest.mark.torch
+
+MakeTiny = Callable[..., Path]
+FIRST, LAST = 1, 4
+
+
+class Mixing(Tree):
+    """Attention that is none, but shows a change in anything it is given."""
+
+    def mix(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        groups = query.shape[0] // key.shape[0]
+        weight = scaling + (layer + 1) / 8 + (window or 0) / 256 + (softcap or 0) / 512
+        mixed = query * weight + (key + value.cumsum(1)).repeat_interleave(groups, 0)
+        return mixed.transpose(0, 1)
+
+
+def load(path: Path, dtype: str, mode: Mode) -> Shard:
+    checkpoint = open_checkpoint(path)
+    with torch.inference_mode():
+        return load_shard(checkpoint, FIRST, LAST, resolve_dtype(checkpoint, dtype), mode, Recipe())
+
+
+def load_as_it_is(path: Path, dtype: str, mode: Mode, patch: pytest.MonkeyPatch) -> Shard:
+    with patch.context() as patched:
+        patched.setattr(shards, "make_lean", lambda *_: False)
+        return load(path, dtype, mode)
+
+
+def outputs(shard: Shard, rows: int) -> torch.Tensor:
+    positions = torch.arange(rows) // 2 + 7
+    with torch.inference_mode():
+        return shard.hidden(shard.noise(rows), positions, Mixing(rows))
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_made_lean_and_keeps_its_bits(
+    family: str, dtype: str, mode: Mode, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean = load(tiny(family), dtype, mode)
+    own = load_as_it_is(tiny(family), dtype, mode, monkeypatch)
+    assert lean.lean
+    assert "own code" not in lean.in_words()
+    for rows in (1, 2, 7, 35):
+        assert torch.equal(outputs(lean, rows), outputs(own, rows)), rows
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_layers_are_made_lean_too(quantize: Any, tiny: MakeTiny) -> None:
+    stage = load_stage(open_checkpoint(tiny()), 0, 2, quantize=quantize)
+    assert stage.shard.lean
+
+
+@pytest.mark.parametrize("kind", ["norm", "attention", "one attention"])
+def test_what_computes_something_else_keeps_its_own_code(
+    kind: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another release of transformers might."""
+    from transformers.models.llama import modeling_llama as llama
+
+    if kind == "norm":
+        norm = llama.LlamaRMSNorm.forward
+        monkeypatch.setattr(llama.LlamaRMSNorm, "forward", lambda self, x: norm(self, x) * 1.01)
+    else:
+        attend = llama.LlamaAttention.forward
+
+        def other(self: Any, **kwargs: Any) -> Any:
+            if kind == "attention" or self.layer_idx == 1:
+                kwargs["hidden_states"] = kwargs["hidden_states"] * 1.01
+            return attend(self, **kwargs)
+
+        monkeypatch.setattr(llama.LlamaAttention, "forward", other)
+    changed = load(tiny(), "float32", "exact")
+    own = load_as_it_is(tiny(), "float32", "exact", monkeypatch)
+    assert torch.equal(outputs(changed, 5), outputs(own, 5))
+    if kind == "norm":
+        assert isinstance(changed.model.model.layers[0].norms[0], llama.LlamaRMSNorm)
+    else:
+        assert not changed.lean
+        assert "own code" in changed.in_words()
+
+
+@given(
+    heads=st.integers(1, 3),
+    rows=st.integers(1, 9),
+    half=st.integers(1, 20),
+    rest=st.sampled_from([0, 4]),
+    wide=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_turned_as_transformers_turns(
+    heads: int, rows: int, half: int, rest: int, wide: bool, seed: int
+) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import apply_rotary_pos_emb as in_float32
+    from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as a_part
+
+    x = noise(1, heads, rows, 2 * half + rest, seed=seed)
+    cos, sin = noise(1, rows, half, seed=seed + 1), noise(1, rows, half, seed=seed + 2)
+    # All families give both halves the same angles; ``signed`` need not know.
+    cos, sin = torch.cat([cos, cos + 1], -1), torch.cat([sin, sin - 1], -1)
+    if wide and not rest:
+        x = x.bfloat16()
+        want, _ = in_float32(x, x, cos, sin)
+    else:
+        want, _ = a_part(x, x, cos, sin)
+    got = turn(x[0].transpose(0, 1), signed(cos, sin))
+    assert got.dtype == x.dtype
+    assert torch.equal(got.transpose(0, 1), want[0])
+
+
+@given(
+    passes=st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=5), max_size=6),
+    near=st.booleans(),
+)
+def test_turns_are_those_of_the_family_in_any_order(passes: list[list[int]], near: bool) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    # An odd width: without whole vectors bits would depend on what is made together.
+    own = WholeRotary(LlamaRotaryEmbedding(LlamaConfig(head_dim=24)))
+    lean, hidden = LeanRotary(own, None), torch.empty(0)
+    for asked in passes:
+        close = [asked[0] + at % 40 for at in asked]
+        positions = torch.tensor([close if near else asked])
+        want = signed(*own(hidden, positions))
+        assert all(map(torch.equal, lean.turns(hidden, positions), want))
+
+
+@given(rows=st.integers(1, 9), more=st.integers(0, 20))
+def test_rows_beyond_a_pass_repeat_its_last(rows: int, more: int) -> None:
+    heads = [noise(count, rows, 8, seed=count) for count in (4, 2, 2)]
+    tree = Mixing(rows)
+    want = attended(tree, heads)
+    longer = [with_rows(x.transpose(0, 1), rows + more).transpose(0, 1) for x in heads]
+    got = attended(tree, longer)
+    assert torch.equal(got, with_rows(want, rows + more))
+    assert torch.equal(got[rows:], want[-1:].expand(more, -1, -1))
+
+
+def attended(tree: Tree, heads: list[torch.Tensor]) -> torch.Tensor:
+    query, key, value = heads
+    return tree.attend(0, query, key, value, 0.5, None, None)
