@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.deviation import Deviation
 
@@ -59,15 +60,27 @@ class PassCost(Struct, frozen=True):
     # How far passes are from what those before them of about as many rows say.
     off: Deviation = Deviation()
     jitter_told: float = 0.0
+    # Passes of a size after which its average is one to differ from.
+    settled: int = _SOON
+
+    @staticmethod
+    def tried(rows: Sequence[int], seconds: Sequence[float]) -> PassCost:
+        """Of passes that were tried before there was any work: worth as much as a few, and nothing
+        to measure the steadiness of real ones by."""
+        sizes = {
+            _size(count): Average(_SOON, float(count), taken)
+            for count, taken in zip(rows, seconds, strict=True)
+        }
+        return PassCost(sizes, settled=2 * _SOON) if sizes else PassCost()
 
     def observe(self, rows: int, seconds: float) -> PassCost:
         """A pass has ended."""
-        size = (rows - 1).bit_length()
+        size = _size(rows)
         average, off = self.sizes.get(size, Average()), self.off
-        if average.passes >= _SOON:
+        if average.passes >= self.settled:
             off = off.with_time(seconds, interpolated(*self.averages())(rows))
         sizes = {**self.sizes, size: average.with_pass(rows, seconds)}
-        return PassCost(sizes, self.told, off, self.jitter_told)
+        return replace(self, sizes=sizes, off=off)
 
     def news(self) -> PassCost | None:
         """The same, told; None where nobody would learn anything."""
@@ -79,11 +92,11 @@ class PassCost(Struct, frozen=True):
             if steady:
                 return None
         known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= _SOON}
-        return PassCost(self.sizes, known, self.off, self.off.relative)
+        return replace(self, told=known, jitter_told=self.off.relative)
 
     def untold(self) -> PassCost:
         """The same to somebody who knows nothing of it."""
-        return PassCost(self.sizes, off=self.off)
+        return replace(self, told={}, jitter_told=0.0)
 
     def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they are now."""
@@ -95,6 +108,10 @@ class PassCost(Struct, frozen=True):
         sizes = sorted(self.told)
         rows = tuple(self.sizes[n].rows for n in sizes)
         return rows, tuple(self.told[n] for n in sizes)
+
+
+def _size(rows: int) -> int:
+    return (rows - 1).bit_length()
 
 
 def interpolated(rows: Sequence[float], seconds: Sequence[float]) -> Seconds:

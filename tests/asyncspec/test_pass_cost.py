@@ -50,6 +50,32 @@ def test_what_is_known_is_no_news(measured: list[tuple[int, float]]) -> None:
             cost = told
 
 
+tried = st.dictionaries(st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0), min_size=1)
+
+
+@given(tried)
+def test_what_was_tried_is_told_at_once(times: dict[int, float]) -> None:
+    sizes = sorted(times)
+    told = PassCost.tried(sizes, [times[size] for size in sizes]).news()
+    assert told is not None
+    assert told.table() == (tuple(map(float, sizes)), tuple(times[size] for size in sizes))
+    assert told.news() is None
+    assert PassCost.tried((), ()) == PassCost()
+
+
+@given(tried, st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0))
+def test_passes_soon_count_for_more_than_what_was_tried(
+    times: dict[int, float], size: int, seconds: float
+) -> None:
+    cost = PassCost.tried(list(times), list(times.values()))
+    for _ in range(8):
+        cost = cost.observe(size, seconds)
+        assert cost.off.relative == 0.0, "tries say nothing of how steady passes are"
+    table = dict(zip(*cost.averages(), strict=True))
+    first = times.get(size, seconds)
+    assert abs(table[size] - seconds) <= abs(first - seconds) / 2 + 1e-9
+
+
 @given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.floats(0.0, 0.6), st.integers(0, 9))
 def test_jitter_is_how_far_passes_are_from_others_as_large(
     fixed: float, row: float, share: float, seed: int

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Effect, Joined, Received, Send
+from asyncspec.actor.machine import Effect, Joined, Received
 from asyncspec.pass_cost import KEEP_UP
 from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
 from asyncspec_nodes.machines.draft.lines import EXTRA, SHARE, Lines, alone, most_rows, slowest
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage
@@ -144,9 +146,17 @@ def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
     last = second()
     serve(last, 3, 0.25)
     other = Rank(1001)
-    last.feed(Joined(other))
-    told = [e.message for e in serve(last, 1, 0.25) if isinstance(e, Send) and e.to == other]
-    assert [one.row_seconds for one in told if isinstance(one, PassTimes)] == [0.25]
+    told = sent(last.feed(Joined(other)), PassTimes, other)
+    assert [one.row_seconds for one in told] == [0.25]
+    assert times_of(serve(last, 1, 0.25)) == []
+
+
+def test_a_draft_node_that_comes_first_is_told_what_was_tried() -> None:
+    config = VerifyConfig(Rank(1), 1, tried_rows=(1, 16), tried_microseconds=(250000, 750000))
+    told = sent(Driven(VerifyMachine(config)).feed(Joined(DRAFT)), PassTimes, DRAFT)
+    assert told == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75))]
+    untried = Driven(VerifyMachine(VerifyConfig(Rank(1), 1)))
+    assert sent(untried.feed(Joined(DRAFT)), PassTimes, DRAFT) == []
 
 
 # --- a draft node -------------------------------------------------------------------------------

@@ -85,12 +85,16 @@ def _paced(loaded: Loaded, pace: PaceTable) -> Loaded:
         loaded.run_job,
         loaded.abandon_job,
         Pace(
-            StageCost(pace.seconds, pace.plateau, pace.row_seconds),
+            _stage_cost(pace),
             DraftCost(pace.level_seconds, pace.call_seconds),
             layers=max(1, end - first),
         ),
     )
     return replace(loaded, run_job=device.run, abandon_job=device.abandon)
+
+
+def _stage_cost(pace: PaceTable) -> StageCost:
+    return StageCost(pace.seconds, pace.plateau, pace.row_seconds)
 
 
 def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
@@ -105,6 +109,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     stage = load_stage(
         checkpoint, *span, dtype=target.dtype, mode=target.mode, quantize=target.quantize
     )
+    rows, seconds = _tried(config, rank, stage)
     machine = VerifyMachine(
         VerifyConfig(
             rank=Rank(rank),
@@ -116,6 +121,8 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             first_layer=span[0],
             end_layer=span[1],
             layers=checkpoint.facts.layers,
+            tried_rows=rows,
+            tried_microseconds=tuple(round(1e6 * each) for each in seconds),
         )
     )
     return Loaded(
@@ -128,6 +135,16 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
         guarantee=stage.guarantee,
         weights=stage.shard.in_words(),
     )
+
+
+def _tried(config: Config, rank: int, stage: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Rows of some passes of an ``HFStage``, and the seconds they take here."""
+    from asyncspec.backend.hf.pass_times import SIZES, pass_seconds
+
+    if rank in config.pace:
+        cost = _stage_cost(config.pace[rank])
+        return SIZES, tuple(map(cost.seconds, SIZES))
+    return SIZES, pass_seconds(stage)
 
 
 def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:

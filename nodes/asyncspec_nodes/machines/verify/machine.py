@@ -26,6 +26,7 @@ from asyncspec.actor.machine import (
     Submitted,
 )
 from asyncspec.jobs import Batch, Forward
+from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning, question, turns
 from asyncspec_nodes.machines.verify.arrivals import arrived, by_line
@@ -62,7 +63,8 @@ class VerifyMachine:
 
     def initial(self) -> VerifyState:
         """A stage that has met nobody yet."""
-        return VerifyState(config=self.config)
+        seconds = [microseconds / 1e6 for microseconds in self.config.tried_microseconds]
+        return VerifyState(self.config, cost=PassCost.tried(self.config.tried_rows, seconds))
 
     def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""

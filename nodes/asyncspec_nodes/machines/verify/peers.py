@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Compute, Effect, Send
 from asyncspec.jobs import Release
+from asyncspec_nodes.machines.verify.costs import tell_costs
 from asyncspec_nodes.machines.verify.credit import grant, put
 from asyncspec_nodes.machines.verify.prunes import abandon_dead
 from asyncspec_nodes.machines.verify.sessions import report
@@ -25,10 +26,11 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         state, granted = grant(put(state, peer, Inflow()), (peer,))
         effects.extend(granted)
     if is_draft(peer):
-        # Told once more, to all of them: it is little, and this one knows nothing yet.
-        state = replace(state, cost=state.cost.untold())
         news = state.drafts if config.slots else (peer,)  # all shares are smaller now
         effects.extend(_ready(state, draft) for draft in news)
+        # Told once more, to all of them: it is little, and this one knows nothing yet.
+        state, told = tell_costs(replace(state, cost=state.cost.untold()))
+        effects.extend(told)
     elif peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)
         effects.extend(_ready(state, draft) for draft in state.drafts)

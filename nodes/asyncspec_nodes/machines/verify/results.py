@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect, Send
 from asyncspec.jobs import Batch, Forward, Judged, Rows
-from asyncspec.pass_cost import NEWS
+from asyncspec_nodes.machines.verify.costs import tell_costs
 from asyncspec_nodes.machines.verify.session import (
     Part,
     Running,
@@ -23,10 +23,7 @@ from asyncspec_nodes.machines.verify.sessions import report
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
-from asyncspec_protocol.messages import PassTimes, Verdict
-
-TINY_SHARE = 0.005
-"""Of a pass: a line that takes less for a row bounds no segment, however fast it is."""
+from asyncspec_protocol.messages import Verdict
 
 
 def computed(
@@ -66,30 +63,9 @@ def computed(
         state, running=None, sessions=sessions, closing=closing, parked=(*state.parked, *parked)
     )
     if not running.abandoned:
-        state, told = _observe(state, rows, seconds)
+        state, told = tell_costs(replace(state, cost=state.cost.observe(rows, seconds)))
         effects.extend(told)
     return state, (*_together(verdicts), *effects)
-
-
-def _observe(state: VerifyState, rows: int, seconds: float) -> tuple[VerifyState, Effects]:
-    """A pass has taken so long; the draft nodes are told what they do not know."""
-    cost, drafts = state.cost.observe(rows, seconds), state.drafts
-    news = cost.news() if drafts else None
-    state = replace(state, cost=news or cost)
-    if news is None and not (drafts and _line_changed(state)):
-        return state, ()
-    state = replace(state, row_seconds_told=state.row_seconds)
-    # A slow line is told of at once, with what is known of passes: segments queue before it.
-    table = state.cost.table() if state.cost.told else state.cost.averages()
-    times = PassTimes(state.config.rank, *table, state.row_seconds, state.cost.off.relative)
-    return state, tuple([Send(draft, times) for draft in drafts])
-
-
-def _line_changed(state: VerifyState) -> bool:
-    """Whether draft nodes should hear of the line now."""
-    told = state.row_seconds_told
-    change = abs(state.row_seconds - told)
-    return change > NEWS * told and change > TINY_SHARE * min(state.cost.averages()[1])
 
 
 def _results(running: Running, result: object) -> Sequence[object]:

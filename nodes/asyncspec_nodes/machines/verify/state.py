@@ -38,6 +38,9 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     slots: int = 0
     # Rows of a pass over segments of several sessions.
     batch_rows: int = 256
+    # Passes that were tried before there was any work: rows of each, and microseconds it took.
+    tried_rows: tuple[int, ...] = ()
+    tried_microseconds: tuple[int, ...] = ()
 
     @cached_property
     def last(self) -> bool:

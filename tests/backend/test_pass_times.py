@@ -1,0 +1,34 @@
+"""What a stage's passes take is tried when it is loaded, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.pass_times import SIZES, pass_seconds
+from asyncspec.backend.hf.recipe import Mode
+from backend.probe import cut, same_bits
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_stage_says_what_passes_take(
+    mode: Mode, dtype: str, tiny: Callable[..., Path]
+) -> None:
+    for stage in cut(open_checkpoint(tiny()), 3, dtype=dtype, mode=mode):
+        taken = pass_seconds(stage)
+        assert len(taken) == len(SIZES)
+        assert min(taken) > 0
+        assert stage.cache_bytes_held == 0
+
+
+def test_a_stage_is_as_before(tiny: Callable[..., Path]) -> None:
+    stages = cut(open_checkpoint(tiny()), 2)
+    for stage in stages:
+        pass_seconds(stage)
+    same_bits(stages, "after")
