@@ -265,10 +265,10 @@ def test_a_pass_attends_to_its_own_session_only(
     draft = next(models)
     mix, seen = TreeAttention.mix, list[tuple[int, int]]()
 
-    def watched(self: TreeAttention, layer: int, query: torch.Tensor, *rest: Any) -> Any:
+    def watched(self: TreeAttention, asked: Any, query: torch.Tensor, *rest: Any) -> Any:
         seen.append((id(self.cache), query.shape[1]))
         assert query.shape[1] == len(self.rows)
-        return mix(self, layer, query, *rest)
+        return mix(self, asked, query, *rest)
 
     monkeypatch.setattr(TreeAttention, "mix", watched)
     draft.run(Drafting((Expand(0, 0, 0, (1, 2), 1, 2, 4), Expand(1, 0, 0, (3,), 1, 2, 4))))

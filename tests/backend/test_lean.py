@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.attention import Tree
+from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
 from asyncspec.backend.hf.elementwise import WholeRotary
 from asyncspec.backend.hf.lean.rotary import LeanRotary, signed, turn
@@ -33,17 +33,11 @@ class Mixing(Tree):
     """Attention that is none, but shows a change in anything it is given."""
 
     def mix(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         groups = query.shape[0] // key.shape[0]
-        weight = scaling + (layer + 1) / 8 + (window or 0) / 256 + (softcap or 0) / 512
+        weight = asked.scaling + (asked.layer + 1) / 8
+        weight += (asked.window or 0) / 256 + (asked.softcap or 0) / 512
         mixed = query * weight + (key + value.cumsum(1)).repeat_interleave(groups, 0)
         return mixed.transpose(0, 1)
 
@@ -174,4 +168,4 @@ def test_rows_beyond_a_pass_repeat_its_last(rows: int, more: int) -> None:
 
 def attended(tree: Tree, heads: list[torch.Tensor]) -> torch.Tensor:
     query, key, value = heads
-    return tree.attend(0, query, key, value, 0.5, None, None)
+    return tree.attend(Asked(0, 0.5), query, key, value)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Struct
 
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.cpu import product_type
@@ -29,6 +30,17 @@ class Abandoned(Exception):
     """Nobody waits for the result of this pass any more."""
 
 
+class Asked(Struct, frozen=True):
+    """Which layer attends, and how its family does."""
+
+    layer: int
+    scaling: float
+    # Positions a row looks back; None: all.
+    window: int | None = None
+    # Scores are bent to stay below it; None: they are not.
+    softcap: float | None = None
+
+
 class Tree:
     """Whom the rows of a pass see. Subclasses say how it is computed."""
 
@@ -39,14 +51,7 @@ class Tree:
         self.stop: Callable[[], bool] = lambda: False
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n is
         ``count`` or more: what is more is not looked at, and is repeats in the result.
@@ -58,18 +63,11 @@ class Tree:
         given = query.shape[1]
         if given > self.count:
             query, key, value = (x[:, : self.count] for x in (query, key, value))
-        out = self.mix(layer, query, key, value, scaling, window, softcap)
+        out = self.mix(asked, query, key, value)
         return with_rows(out, given)
 
     def mix(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """As ``attend``, of ``count`` rows."""
         raise NotImplementedError
@@ -96,33 +94,20 @@ class TreeAttention(Tree):
         self._masks: dict[int | None, tuple[int, torch.Tensor]] = {}
 
     def mix(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``Tree``."""
-        self.cache.write(layer, self.slots, key, value)
+        self.cache.write(asked.layer, self.slots, key, value)
         heads, count, width = query.shape
         kv_heads = key.shape[0]
         # The query heads that share a key head become rows: faster than repeating keys.
         packed = query.reshape(kv_heads, heads // kv_heads * count, width)
-        mask = self._mask(self._effective(window), heads // kv_heads)
-        out = self.kernel(layer, packed, scaling, softcap, *mask)
+        mask = self._mask(self._effective(asked.window), heads // kv_heads)
+        out = self.kernel(asked, packed, *mask)
         return out.reshape(heads, count, width).transpose(0, 1)
 
     def kernel(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        scaling: float,
-        softcap: float | None,
-        start: int,
-        mask: torch.Tensor,
+        self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
     ) -> torch.Tensor:
         """query [Hkv, G*n, D] -> [Hkv, G*n, D]. ``mask`` [rows, end - start] is added to the
         scores of slots from ``start`` on; slots before are visible to every row."""
@@ -166,30 +151,30 @@ class FastAttention(TreeAttention):
     """Whatever is quick: torch's fused kernel, or plain operations where scores are capped."""
 
     def kernel(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        scaling: float,
-        softcap: float | None,
-        start: int,
-        mask: torch.Tensor,
+        self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
     ) -> torch.Tensor:
         """See ``TreeAttention.kernel``."""
-        keys = self.cache.keys[layer][:, : self.end]
-        values = self.cache.values[layer][:, : self.end]
+        keys = self.cache.keys[asked.layer][:, : self.end]
+        values = self.cache.values[asked.layer][:, : self.end]
         kind = product_type(query.dtype)
         values = values.to(kind)
-        if softcap is None:
+        if asked.softcap is None:
             full = torch.nn.functional.pad(mask, (start, 0)).to(kind)
             out = torch.nn.functional.scaled_dot_product_attention(
                 query.to(kind)[None],
                 keys.to(kind)[None],
                 values[None],
                 attn_mask=full,
-                scale=scaling,
+                scale=asked.scaling,
             )[0]
         else:
-            scores = dots(query, keys).mul_(scaling).div_(softcap).tanh_().mul_(softcap)
+            scores = (
+                dots(query, keys)
+                .mul_(asked.scaling)
+                .div_(asked.softcap)
+                .tanh_()
+                .mul_(asked.softcap)
+            )
             scores[..., start:] += mask
             out = torch.bmm(scores.softmax(-1).to(kind), values)
         return out.to(query.dtype)
@@ -211,7 +196,8 @@ def tree_attention(
     if tree is None:
         raise TypeError("this model runs only inside a stage")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = tree.attend(module.layer_idx, query[0], key[0], value[0], scale, sliding_window, softcap)
+    asked = Asked(module.layer_idx, scale, sliding_window, softcap)
+    out = tree.attend(asked, query[0], key[0], value[0])
     return out.unsqueeze(0), None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncspec.backend.hf.attention import TreeAttention, pad_rows
+from asyncspec.backend.hf.attention import Asked, TreeAttention, pad_rows
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.recipe import BLOCK, Recipe
 from asyncspec.backend.hf.widened import dots
@@ -54,24 +54,18 @@ class ExactAttention(TreeAttention):
         return pad_rows(rows)
 
     def kernel(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        scaling: float,
-        softcap: float | None,
-        start: int,
-        mask: torch.Tensor,
+        self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
     ) -> torch.Tensor:
         """See ``TreeAttention.kernel``."""
         count, width = query.shape[1:]
         short = mask.shape[0] - count
         if short:
             query = torch.nn.functional.pad(query, (0, 0, 0, short))
-        keys = self.cache.keys[layer].narrow(1, 0, self.end)
-        values = self.cache.values[layer].narrow(1, 0, self.end)
-        scores = dots(query, keys).mul_(scaling)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        keys = self.cache.keys[asked.layer].narrow(1, 0, self.end)
+        values = self.cache.values[asked.layer].narrow(1, 0, self.end)
+        scores = dots(query, keys).mul_(asked.scaling)
+        if asked.softcap is not None:
+            scores = scores.div_(asked.softcap).tanh_().mul_(asked.softcap)
         scores.narrow(2, start, self.end - start).add_(mask)
         weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from asyncspec.backend.hf.attention import Tree, TreeAttention
+from asyncspec.backend.hf.attention import Asked, Tree, TreeAttention
 
 
 class TogetherAttention(Tree):
@@ -18,18 +18,11 @@ class TogetherAttention(Tree):
         self.parts = parts
 
     def mix(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``Tree``; n are the rows of all sessions."""
         found = [
-            part.mix(layer, query[:, own], key[:, own], value[:, own], scaling, window, softcap)
+            part.mix(asked, query[:, own], key[:, own], value[:, own])
             for part, own in zip(self.parts, slices(self.parts), strict=True)
         ]
         return torch.cat(found)

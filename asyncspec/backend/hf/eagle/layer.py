@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.hf.attention import Tree
+from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.eagle.geometry import Geometry
 from asyncspec.backend.hf.eagle.weights import Weights
 from asyncspec.backend.hf.lean.rotary import signed, turn
@@ -58,9 +58,9 @@ class HeadLayer:
         value = self._value(x).view(rows, self._kv_heads, -1)
         turns = signed(*self._rotary(x, positions.unsqueeze(0)))
         query, key = turn(query, turns), turn(key, turns)
-        scale = float(query.shape[-1]) ** -0.5
+        asked = Asked(layer=0, scaling=float(query.shape[-1]) ** -0.5)
         heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        mixed = tree.attend(0, *heads, scale, None, None)
+        mixed = tree.attend(asked, *heads)
         out: torch.Tensor = self._output(mixed.flatten(1))
         return out
 

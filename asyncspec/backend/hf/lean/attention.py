@@ -5,21 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from msgspec import Struct
 from torch import nn
 
-from asyncspec.backend.hf.attention import Tree
+from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.lean.norm import lean_norm
 from asyncspec.backend.hf.lean.rotary import Turns, turn
-
-
-class Asked(Struct, frozen=True):
-    """What a family's own code asks of ``Tree.attend`` beside the tensors."""
-
-    layer: int
-    scaling: float
-    window: int | None
-    softcap: float | None
 
 
 class LeanAttention(nn.Module):
@@ -51,16 +41,8 @@ class LeanAttention(nn.Module):
         query, key, value = self._heads(x)
         if self._turns:
             query, key = turn(query, turns), turn(key, turns)
-        asked = self._asked
-        out = tree.attend(
-            asked.layer,
-            query.transpose(0, 1),
-            key.transpose(0, 1),
-            value.transpose(0, 1),
-            asked.scaling,
-            asked.window,
-            asked.softcap,
-        )
+        heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        out = tree.attend(self._asked, *heads)
         mixed: torch.Tensor = self.o_proj.forward(out.flatten(1).unsqueeze(0))
         return mixed
 

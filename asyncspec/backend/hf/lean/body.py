@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asyncspec.backend.hf.attention import Tree
-from asyncspec.backend.hf.lean.attention import Asked
+from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.lean.layer import LeanLayer
 from asyncspec.backend.hf.lean.norm import lean_norm
 from asyncspec.backend.hf.lean.rotary import LeanRotary, has_kinds

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.hf.attention import Tree
-from asyncspec.backend.hf.lean.attention import Asked
+from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.lean.body import LeanBody
 
 
@@ -26,17 +25,10 @@ class Listening(Tree):
         self.heard: list[torch.Tensor] = []
 
     def mix(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``Tree``."""
-        self.asked.append(Asked(layer, scaling, window, softcap))
+        self.asked.append(asked)
         self.heard += (query, key, value)
         return query.transpose(0, 1)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from asyncspec.backend.hf.attention import Tree
-from asyncspec.backend.hf.lean.attention import Asked, LeanAttention
+from asyncspec.backend.hf.attention import Asked, Tree
+from asyncspec.backend.hf.lean.attention import LeanAttention
 from asyncspec.backend.hf.lean.norm import lean_norm
 from asyncspec.backend.hf.lean.rotary import Turns
 
