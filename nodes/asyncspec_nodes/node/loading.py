@@ -141,10 +141,13 @@ def _tried(config: Config, rank: int, stage: Any) -> tuple[tuple[int, ...], tupl
     """Rows of some passes of an ``HFStage``, and the seconds they take here."""
     from asyncspec.backend.hf.pass_times import SIZES, pass_seconds
 
+    taken = pass_seconds(stage)
     if rank in config.pace:
-        cost = _stage_cost(config.pace[rank])
-        return SIZES, tuple(map(cost.seconds, SIZES))
-    return SIZES, pass_seconds(stage)
+        pace = _stage_cost(config.pace[rank])
+        taken = tuple(
+            max(pace.seconds(rows), real) for rows, real in zip(SIZES, taken, strict=True)
+        )
+    return SIZES, taken
 
 
 def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
