@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncspec.backend.hf.attention import TreeAttention
+from asyncspec.backend.hf.attention import Asked, TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft import load_draft
 from asyncspec.backend.hf.stage import HFStage
@@ -53,10 +53,10 @@ def _abandon_in_layer(stage: HFStage, last: int, monkeypatch: pytest.MonkeyPatch
     layers: list[int] = []
     attend = TreeAttention.attend
 
-    def watched(self: TreeAttention, layer: int, *rest: torch.Tensor) -> torch.Tensor:
-        out = attend(self, layer, *rest)  # type: ignore[arg-type]
-        layers.append(layer)
-        if layer == last:
+    def watched(self: TreeAttention, asked: Asked, *rest: torch.Tensor) -> torch.Tensor:
+        out = attend(self, asked, *rest)  # type: ignore[arg-type]
+        layers.append(asked.layer)
+        if asked.layer == last:
             stop = self.stop
             self.stop = lambda: True
             assert not stop()
