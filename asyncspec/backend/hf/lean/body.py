@@ -29,7 +29,6 @@ class LeanBody(nn.Module):
     def __init__(self, family: Any, asked: Sequence[Asked]) -> None:
         super().__init__()
         self.embed_tokens = family.embed_tokens
-        self.rotary_emb = family.rotary_emb
         self.layers = nn.ModuleList(map(LeanLayer, family.layers, asked))
         self.norm = lean_norm(family.norm)
         self._scale = getattr(family, "embedding_multiplier", 1.0)
