@@ -17,7 +17,7 @@ from asyncspec.backend.hf.lean.body import LeanBody
 
 
 class Listening(Tree):
-    """Instead of attention: remembers what layers give it, and mixes a little of all."""
+    """Instead of attention: remembers what layers give it, and answers with the queries."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)

@@ -34,6 +34,8 @@ class LeanLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, turns: Turns, tree: Tree) -> torch.Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
+        # ``forward`` throughout: a module that is called looks for hooks, and only whole layers and
+        # the last norm ever have any (``tapped.py``).
         before, after, before_block, after_block = self.norms
         out: torch.Tensor = after.forward(
             self.attention.forward(before.forward(hidden), turns, tree)
