@@ -22,9 +22,14 @@ def test_every_stage_says_what_passes_take(
 ) -> None:
     for stage in cut(open_checkpoint(tiny()), 3, dtype=dtype, mode=mode):
         taken = pass_seconds(stage)
-        assert len(taken) == len(SIZES)
-        assert min(taken) > 0
+        assert list(taken) == sorted(SIZES)
+        assert min(taken.values()) > 0
         assert stage.cache_bytes_held == 0
+
+
+def test_a_large_stage_tries_few_sizes(tiny: Callable[..., Path]) -> None:
+    (stage,) = cut(open_checkpoint(tiny()), 1)
+    assert list(pass_seconds(stage, enough=0.0)) == [1, 16]
 
 
 def test_a_stage_is_as_before(tiny: Callable[..., Path]) -> None:

@@ -14,11 +14,12 @@ from asyncspec.jobs import Admit, Forward, Release, Row, Rows
 from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
-SIZES = (1, 4, 16, 64)
-"""Rows; between them costs are about linear."""
+SIZES = (1, 16, 4, 64)
+"""Rows, first those that say most; between them costs are about linear."""
 
-CONTEXT = 16
-"""Tokens before a pass."""
+ENOUGH = 1.0
+"""Seconds: after them no further size is tried, but always two. A large stage should not take
+longer to be tried than to be read; its passes will be few at first and tell the rest."""
 
 _NOBODY = SessionId(-1)
 _LONG = 0.2
@@ -27,14 +28,20 @@ _LONG = 0.2
 _TIMES = 3
 
 
-def pass_seconds(stage: HFStage) -> tuple[float, ...]:
-    """Of a pass of each of ``SIZES`` rows the least time of a few. The stage is as before."""
-    stage.run(Admit(_NOBODY, CONTEXT + SIZES[-1], Sampling()))
+def pass_seconds(stage: HFStage, enough: float = ENOUGH) -> dict[int, float]:
+    """By rows, ascending, the least time of a few passes of each of ``SIZES``, or of the first of
+    them. The stage is as before."""
+    stage.run(Admit(_NOBODY, 1 + max(SIZES), Sampling()))
+    taken: dict[int, float] = {}
+    end = time.perf_counter() + enough
     try:
-        stage.run(_chain(stage, 0, CONTEXT))
-        return tuple([_least(stage, _chain(stage, CONTEXT, rows)) for rows in SIZES])
+        stage.run(_chain(stage, 0, 1))
+        for rows in SIZES:
+            if len(taken) < 2 or time.perf_counter() < end:
+                taken[rows] = _least(stage, _chain(stage, 1, rows))
     finally:
         stage.run(Release(_NOBODY))
+    return dict(sorted(taken.items()))
 
 
 def _least(stage: HFStage, job: Forward) -> float:

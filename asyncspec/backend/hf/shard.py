@@ -7,11 +7,14 @@ Driving the layers by hand would break with every second release of transformers
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from asyncspec.backend.hf.alike import fewest_of_all_kinds
 from asyncspec.backend.hf.attention import NAME, Tree, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
@@ -29,6 +32,9 @@ from asyncspec.errors import CheckpointError, UserError
 _POSITIONS = (3, 4, 4, 5, 9)
 """Of rows that a loaded shard is tried with."""
 
+_FEWEST = 4
+"""Layers that a shard is tried with: what one of them rounds otherwise, few more make visible."""
+
 
 class Shard:
     """Layers [first, last) of a model; the first shard embeds, the last has norm and head."""
@@ -44,6 +50,8 @@ class Shard:
         self.dtype = dtype
         # The layers whose products are ours, in the model's order; filled by ``load_shard``.
         self.linears: list[RowwiseLinear] = []
+        # So many of the first layers are enough to try it with; set by ``load_shard``.
+        self.telling = last - first
         # Whether its layers run in fewer operations than by the family's own code (lean/).
         self.lean = False
 
@@ -90,6 +98,18 @@ class Shard:
         if self.embeds:
             return noise_tokens(count, self.facts.vocab_size)
         return noise(count, self.facts.hidden_size).to(self.dtype)
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Inside, passes go through a few first layers with one of each kind among them: a stage
+        of many layers is tried in the time that those take."""
+        body = self.model.model
+        whole = body.layers
+        body.layers = whole[: self.telling]
+        try:
+            yield
+        finally:
+            body.layers = whole
 
     @property
     def weight_bytes(self) -> int:
@@ -152,6 +172,7 @@ def load_shard(
     shard.linears = fill(shard.model, pieces.matrices, wanted)
     if mode == "exact":
         swap_elementwise(shard.model)
+    shard.telling = max(_FEWEST, fewest_of_all_kinds(inner.layers))
     probe, positions = shard.noise(len(_POSITIONS)), torch.tensor(_POSITIONS)
     shard.lean = make_lean(
         shard.model, lambda tree: shard.hidden(probe, positions, tree), len(_POSITIONS)

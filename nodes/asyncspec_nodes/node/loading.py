@@ -109,7 +109,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     stage = load_stage(
         checkpoint, *span, dtype=target.dtype, mode=target.mode, quantize=target.quantize
     )
-    rows, seconds = _tried(config, rank, stage)
+    tried = _tried(config, rank, stage)
     machine = VerifyMachine(
         VerifyConfig(
             rank=Rank(rank),
@@ -121,8 +121,8 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             first_layer=span[0],
             end_layer=span[1],
             layers=checkpoint.facts.layers,
-            tried_rows=rows,
-            tried_microseconds=tuple(round(1e6 * each) for each in seconds),
+            tried_rows=tuple(tried),
+            tried_microseconds=tuple(round(1e6 * seconds) for seconds in tried.values()),
         )
     )
     return Loaded(
@@ -137,17 +137,15 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     )
 
 
-def _tried(config: Config, rank: int, stage: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Rows of some passes of an ``HFStage``, and the seconds they take here."""
-    from asyncspec.backend.hf.pass_times import SIZES, pass_seconds
+def _tried(config: Config, rank: int, stage: Any) -> dict[int, float]:
+    """By rows, the seconds that some passes of an ``HFStage`` take here."""
+    from asyncspec.backend.hf.pass_times import pass_seconds
 
     taken = pass_seconds(stage)
     if rank in config.pace:
         pace = _stage_cost(config.pace[rank])
-        taken = tuple(
-            max(pace.seconds(rows), real) for rows, real in zip(SIZES, taken, strict=True)
-        )
-    return SIZES, taken
+        taken = {rows: max(pace.seconds(rows), real) for rows, real in taken.items()}
+    return taken
 
 
 def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:

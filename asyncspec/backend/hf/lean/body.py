@@ -51,6 +51,7 @@ class LeanBody(nn.Module):
         if self._scale != 1:
             hidden = hidden * self._scale
         turns = {kind: each.turns(hidden, position_ids) for kind, each in self._rotary.items()}
-        for kind, layer in zip(self._kinds, self.layers, strict=True):
+        # Of a shortened shard there are more kinds than layers.
+        for kind, layer in zip(self._kinds, self.layers, strict=False):
             hidden = layer(hidden, turns[kind], tree)
         return Output(self.norm(hidden))
