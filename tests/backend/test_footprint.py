@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.footprint import footprint
@@ -52,10 +53,11 @@ def test_specpipes_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
 def test_a_loaded_stage_has_what_was_foretold(
-    family: str, mode: str, tiny: Callable[..., Path]
+    family: str, mode: str, stored: torch.dtype, tiny: Callable[..., Path]
 ) -> None:
-    path = tiny(family)
+    path = tiny(family, dtype=stored)
     checkpoint = open_checkpoint(path)
     layers = checkpoint.facts.layers
     for span in ((0, 2), (2, layers), (0, layers)):

@@ -11,6 +11,7 @@ from msgspec import Struct
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import named_dtype
 from asyncspec.backend.hf.dense import kept_type
+from asyncspec.backend.hf.embedding import only_looks_up
 from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.inspect import Facts
 from asyncspec.backend.hf.matrices import kind_of
@@ -85,9 +86,11 @@ def footprint(
 
 
 def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bool) -> int:
-    """Bytes of a model, from those of a dense number and of one in a linear layer. ``tied``: its
-    head is its embedding, and a dense one is held once."""
+    """Bytes of a model, from those of a dense number and of one in a linear layer, which are those
+    of an embedding that is kept as it is stored. ``tied``: its head is its embedding, and a dense
+    one is held once, where both want the same numbers."""
     item, in_linear = items
+    kept = in_linear != item and only_looks_up(model.model.embed_tokens)
     total = 0
     for name, module in model.named_modules():
         numbers = sum(p.numel() for p in module.parameters(recurse=False))
@@ -97,7 +100,7 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
             kind = kind_of(name, quantize)
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
-            elif not (tied and name == "lm_head"):
+            elif kept or not (tied and name == "lm_head"):
                 total += height * width * in_linear
-        total += numbers * item
+        total += numbers * (in_linear if kept and isinstance(module, torch.nn.Embedding) else item)
     return total

@@ -17,6 +17,7 @@ from torch import nn
 
 from asyncspec.backend.hf.checkpoint import read_rows, read_tensor, stored_type
 from asyncspec.backend.hf.dense import dense_linear, kept_type
+from asyncspec.backend.hf.embedding import KeptEmbedding, only_looks_up
 from asyncspec.backend.hf.experts import ROUTER
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
@@ -51,8 +52,7 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
             _check_shape(name, sources[name], linears[owner])
             _set(model, owner, _linear(model, owner, sources[name], wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
-            weight = read_tensor(sources[name], wanted.dtype)
-            model.model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+            _embed(model.model, sources[name], wanted.dtype)
         freed.add(sources[name].size)
     found = [model.get_submodule(name) for name in linears]
     for name, linear in zip(linears, found, strict=True):
@@ -91,7 +91,18 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
     return dense_linear(read_tensor(info, kept), bias, wanted.recipe, wanted.dtype)
 
 
+def _embed(body: Any, info: TensorInfo, dtype: torch.dtype) -> None:
+    """Give a model's body its embedding."""
+    kept = kept_type(stored_type(info), dtype)
+    if kept != dtype and only_looks_up(body.embed_tokens):
+        body.embed_tokens = KeptEmbedding(read_tensor(info, kept), dtype)
+    else:
+        weight = read_tensor(info, dtype)
+        body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+
+
 def _tied_here(model: Any) -> bool:
+    """Whether the head can be multiplied by as the embedding lies there."""
     embedding = model.model.embed_tokens
     return bool(model.config.tie_word_embeddings) and isinstance(embedding, nn.Embedding)
 

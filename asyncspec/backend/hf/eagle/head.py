@@ -62,7 +62,7 @@ class EagleHead:
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [n] -> [n, H]."""
-        return torch.nn.functional.embedding(tokens, self._embedding)
+        return self._embedding.forward(tokens)
 
     def judged(self, guesses: torch.Tensor) -> torch.Tensor:
         """What ``lm_head`` sees of guesses [n, H]: a guessed feature is normed already."""

@@ -16,6 +16,7 @@ from asyncspec.backend.hf.dense import dense_linear, kept_type
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.geometry import LAYER
 from asyncspec.backend.hf.eagle.layout import EMBEDDING, HEAD
+from asyncspec.backend.hf.embedding import KeptEmbedding
 from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.recipe import FAST
 from asyncspec.backend.hf.weights import EMBEDDING as TARGET_EMBEDDING
@@ -58,11 +59,14 @@ class Weights:
 
         return apply
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> KeptEmbedding:
         """The head's own embedding, or else its target's: [vocab, hidden]."""
         if self._has(EMBEDDING):
-            return self._read(EMBEDDING)
-        return read_tensor(self._info(TARGET_EMBEDDING), self.dtype)
+            own = self._head.tensors[EMBEDDING]
+            return KeptEmbedding(own.read(kept_type(own.dtype, self.dtype)), self.dtype)
+        info = self._info(TARGET_EMBEDDING)
+        kept = kept_type(stored_type(info), self.dtype)
+        return KeptEmbedding(read_tensor(info, kept), self.dtype)
 
     def judge(self) -> RowwiseLinear:
         """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
