@@ -297,6 +297,7 @@ def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     ("argv", "says"),
     [
         (["--role", "verify", "--rank", "0"], "rank 0 is not a verify node"),
+        (["--role", "verify", "--rank", "1", "--threads", "0"], "--threads is 0; it must be at"),
         (["--role", "draft", "--rank", "1"], "rank 1 is not a draft node"),
         (["--role", "draft", "--rank", "7"], "where draft node 7 listens: give --listen HOST:PORT"),
         (["--role", "draft", "--rank", "1024"], "--rank is 1024; draft nodes are 0 to 1023"),

@@ -43,7 +43,8 @@ def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]
     """FBGEMM's product of float32 rows [..., K] with float32 ``weight`` [N, K], which it packs as
     float16. Asks for ``reads_half``."""
     pack, multiply = (getattr(torch, name, None) for name in _PLAIN_HALF)
-    if pack is None or multiply is None:
+    # The operators share a product among threads, and the plain functions do not; same bits.
+    if pack is None or multiply is None or torch.get_num_threads() > 1:
         packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
         return lambda x: cast("torch.Tensor", torch.ops.quantized.linear_dynamic_fp16(x, packed))
     with warnings.catch_warnings():

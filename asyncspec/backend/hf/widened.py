@@ -12,6 +12,7 @@ are float32, and rounded to the rows' type once, as oneDNN does it.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -34,6 +35,9 @@ _MOST = 126
 
 _PACKED = 1 << 23
 """Weights packed at a time: their float32 form lies beside them."""
+
+_PACKERS = 4
+"""Slices packed side by side, where there are threads for it."""
 
 _WIDENED = 1 << 19
 """Weights widened at a time: 2 MiB, which the product finds in the cache."""
@@ -63,7 +67,7 @@ class HalfLinear(RowwiseLinear):
         super().__init__(tuple(weight.shape), dtype, bias, self.fewest_rows)
         self._blind = recipe.blind_rows
         self._kept = weight.dtype
-        self._slices = [_HalfSlice(part) for part in _split(weight, _PACKED)]
+        self._slices = _packed(_split(weight, _PACKED))
 
     def padded(self, rows: int) -> int:
         """See ``RowwiseLinear``. FBGEMM has no code for each number of rows."""
@@ -155,6 +159,15 @@ def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
     pieces = [torch.bmm(wide, part.to(kind).transpose(1, 2)) for part in parts]
     return _side_by_side(pieces)
+
+
+def _packed(parts: list[torch.Tensor]) -> list[_HalfSlice]:
+    """FBGEMM takes 5 s for a GB and one thread for a slice: most of a stage's start."""
+    count = min(torch.get_num_threads(), _PACKERS)
+    if count == 1:
+        return list(map(_HalfSlice, parts))
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(_HalfSlice, parts))
 
 
 def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:

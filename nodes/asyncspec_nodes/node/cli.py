@@ -12,19 +12,26 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config import load
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
-from asyncspec_nodes.node import listen, place
+from asyncspec_nodes.node import cores, listen, place
 from asyncspec_nodes.node.reports import Reporter
 
 
 def _parser() -> Parser:
     parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
     place.add_arguments(parser)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads for products (default: OMP_NUM_THREADS, else this machine's cores, shared "
+        "with what other nodes the cluster file puts on it)",
+    )
     parser.add_argument(
         "--supervised",
         action="store_true",
@@ -45,7 +52,6 @@ def _parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 stopped by a signal, 2 a user's mistake, 1 anything else."""
-    one_quiet_thread()
     arguments = _parser().parse_args(argv)
     reporter = Reporter(place.rank(arguments), sys.stdout if arguments.supervised else None)
     try:
@@ -64,13 +70,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
+    if arguments.threads is not None and arguments.threads < 1:
+        raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
     at = place.take(arguments, load(arguments.config))
     http = None if arguments.http is None else _http(arguments, arguments.role)
+    _set_threads(arguments, at)
     from asyncspec.actor.loop import run
     from asyncspec_nodes.node.process import serve
 
     supervised = arguments.supervised
     run(serve(at.config, at.rank, at.sock, reporter, supervised=supervised, http=http))
+
+
+def _set_threads(arguments: argparse.Namespace, at: place.Place) -> None:
+    count = arguments.threads
+    if count is None and not arguments.supervised and not any(name in os.environ for name in COUNT):
+        count = cores.share(at.config, at.rank, at.host)
+    if count is None:
+        one_quiet_thread()
+    else:
+        quiet_threads(count)
 
 
 def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:

@@ -31,6 +31,12 @@ class Place(Struct, frozen=True):
     rank: Rank
     sock: socket.socket
 
+    @property
+    def host(self) -> str:
+        """The address it listens on; as the cluster file says it, if it does."""
+        known = self.config.find(self.rank)
+        return str(self.sock.getsockname()[0]) if known is None else known.host
+
 
 def add_arguments(parser: Parser) -> None:
     """``--role``, ``--rank`` and what says where to listen."""

@@ -19,6 +19,7 @@ from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine
 from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
+from asyncspec.backend.hf.threads import threads
 from asyncspec.errors import ClusterError
 from asyncspec.trace import records
 from asyncspec.trace.courier import Courier
@@ -118,8 +119,9 @@ async def serve(
     runtime, engine = _runtime(config, loaded, sock, security, reporter)
     running = asyncio.create_task(runtime.run())
     seconds = round(time.monotonic() - started, 2)
+    me, weights = loaded.me, loaded.weights
     reporter.serving(
-        Serving(rank, loaded.me.layers, loaded.me.dtype, loaded.guarantee, seconds, loaded.weights)
+        Serving(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, threads())
     )
     if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
         reporter.log.info("requests get what the target recommends", unless_they_say=defaults)

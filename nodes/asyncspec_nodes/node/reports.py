@@ -29,6 +29,8 @@ class Serving(Struct, frozen=True, tag="ready", tag_field="event"):
     seconds: float
     # On a stage, how its weights are kept: "bfloat16", "int8", "int4 in groups of 64, head int8".
     weights: str = ""
+    # That share its products.
+    threads: int = 1
 
 
 class Trouble(Struct, frozen=True, tag="fault", tag_field="event"):
@@ -39,7 +41,7 @@ class Trouble(Struct, frozen=True, tag="fault", tag_field="event"):
     text: str
 
 
-_READY = ("layers", "dtype", "guarantee", "weights", "seconds")
+_READY = ("layers", "dtype", "guarantee", "weights", "threads", "seconds")
 Report = Loading | Serving | Trouble
 
 _DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)

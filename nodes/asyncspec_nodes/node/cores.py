@@ -1,0 +1,67 @@
+"""How many of its machine's cores a node's products may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from asyncspec_nodes.cluster.config_tables import Config
+
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def share(config: Config, rank: int, host: str) -> int:
+    """Threads for a node that listens at ``host``: its part of what this machine's nodes have, as
+    far as the cluster file knows them; at least one."""
+    others = sum(node.host == host and node.rank != rank for node in config.nodes)
+    return max(1, cores() // (1 + others))
+
+
+def cores() -> int:
+    """Whole cores that this process may use. Threads of one core have one unit for products, so
+    they count once."""
+    threads = psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
+    whole = allowed * (psutil.cpu_count(logical=False) or threads) / threads
+    return max(1, round(min([whole, *quotas()])))
+
+
+def quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
+    """Cores that control groups leave this process: of each of them, version 1 or 2, that bounds
+    its processor. Inside a container the path may be one of outside; its own group is the root
+    there."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if names == [""]:
+            mounted = root
+        elif "cpu" in names:
+            mounted = root / ("cpu" if (root / "cpu").exists() else controllers)
+        else:
+            continue
+        group = mounted / path.lstrip("/")
+        inside = (x for x in (group, *group.parents) if x.is_relative_to(mounted))
+        yield from (quota for folder in inside for quota in _quota(folder))
+
+
+def _quota(group: Path) -> Iterator[float]:
+    """Of one group, where it has one."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = (
+                (group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
+    except (OSError, ValueError):
+        return
+    if quota != "max" and int(quota) > 0:
+        yield int(quota) / int(period)

@@ -1,0 +1,54 @@
+"""Nodes with cores of their own: several threads share a product."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncspec.backend.hf import cpu, widened
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.threads import COUNT, quiet_threads
+from asyncspec.backend.hf.widened import HalfLinear
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_trees_have_the_bits_of_sequences(dtype: str, tiny: Callable[..., Path]) -> None:
+    """Wide enough that products are shared."""
+    path = tiny("llama", dtype=getattr(torch, dtype), hidden_size=256, intermediate_size=704)
+    child = Path(__file__).with_name("threads_child.py")
+    done = subprocess.run(
+        [sys.executable, str(child), str(path)],
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == dtype
+
+
+def test_asked_for_they_are_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*COUNT, "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "1")
+    quiet_threads(6)
+    assert [os.environ[name] for name in (*COUNT, "GOMP_SPINCOUNT")] == ["6", "6", "1"]
+
+
+@pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")
+def test_slices_are_packed_side_by_side_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widened, "_PACKED", 1 << 12)
+    weight, x = torch.randn(640, 64).half(), torch.randn(7, 64)
+    one = HalfLinear(weight, None, torch.float32, Recipe())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    three = HalfLinear(weight, None, torch.float32, Recipe())
+    assert len(three._slices) == 10
+    assert torch.equal(one(x), three(x))

@@ -1,0 +1,78 @@
+"""How many threads a node's products get."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from asyncspec_nodes.cluster.config_tables import Config, NodeTable, SourceTable, TargetTable
+from asyncspec_nodes.node import cores
+
+
+def groups(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quotas"),
+    [
+        ("0::/", {"cgroup.controllers": "cpu"}, []),
+        ("0::/", {"cpu.max": "max 100000"}, []),
+        # Seen from inside a container.
+        ("0::/", {"cpu.max": "150000 100000"}, [1.5]),
+        ("0::/../../outside", {"cpu.max": "150000 100000"}, [1.5]),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "400000 100000"}, [4.0]),
+        ("0::/a/b", {"a/b/cpu.max": "50000 100000", "a/cpu.max": "400000 100000"}, [0.5, 4.0]),
+        (
+            "3:memory:/m\n2:cpuacct:/\n1:cpu:/a",
+            {"cpu/a/cpu.cfs_quota_us": "40000", "cpu/a/cpu.cfs_period_us": "10000"},
+            [4.0],
+        ),
+        (
+            "4:cpu,cpuacct:/a",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            [],
+        ),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "what"}, []),
+    ],
+)
+def test_quotas(own: str, files: Mapping[str, str], quotas: list[float], tmp_path: Path) -> None:
+    (tmp_path / "own").write_text(own + "\n")
+    root = groups(tmp_path / "root", files)
+    assert list(cores.quotas(tmp_path / "own", root)) == quotas
+
+
+def test_systems_without_groups(tmp_path: Path) -> None:
+    assert list(cores.quotas(tmp_path / "none", tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "expected"),
+    [((8, 16, 16), 64.0, 8), ((8, 16, 4), 64.0, 2), ((8, 16, 16), 2.5, 2), ((8, 8, 8), 0.4, 1)],
+)
+def test_cores(
+    found: tuple[int, int, int], limit: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, threads, allowed = found
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: threads if logical else whole)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(allowed), raising=False)
+    monkeypatch.setattr(cores, "quotas", lambda: [limit])
+    assert cores.cores() == expected
+
+
+def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "cores", lambda: 8)
+    nodes = (NodeTable(0, "a", 1), NodeTable(1, "a", 2), NodeTable(2, "b", 1))
+    config = Config(TargetTable(path="x"), nodes, source=SourceTable("a", 3))
+    assert [cores.share(config, node.rank, node.host) for node in config.nodes] == [2, 2, 8, 2]
+    # Draft nodes that come are in no file; and as many nodes as there are cores have one each.
+    assert cores.share(config, 1001, "c") == 8
+    assert cores.share(config, 1001, "a") == 2
+    monkeypatch.setattr(cores, "cores", lambda: 2)
+    assert cores.share(config, 1, "a") == 1
