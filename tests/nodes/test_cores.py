@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from asyncspec_nodes.cluster.config_tables import Config, NodeTable, SourceTable, TargetTable
