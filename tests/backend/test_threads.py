@@ -13,7 +13,7 @@ import torch
 
 from asyncspec.backend.hf import cpu, widened
 from asyncspec.backend.hf.recipe import Recipe
-from asyncspec.backend.hf.threads import COUNT, quiet_threads
+from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
 from asyncspec.backend.hf.widened import HalfLinear
 
 pytestmark = pytest.mark.torch
@@ -41,6 +41,18 @@ def test_asked_for_they_are_what_the_environment_says(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, "1")
     quiet_threads(6)
     assert [os.environ[name] for name in (*COUNT, "GOMP_SPINCOUNT")] == ["6", "6", "1"]
+
+
+@pytest.mark.parametrize(("count", "spins"), [(1, 0), (4, 10_000)])
+def test_several_wait_awake_for_a_moment(
+    count: int, spins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in COUNT:
+        monkeypatch.setenv(name, str(count))
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")
+    del os.environ["GOMP_SPINCOUNT"]
+    one_quiet_thread()
+    assert os.environ["GOMP_SPINCOUNT"] == str(spins)
 
 
 @pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")

@@ -45,6 +45,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--api-key-file", "/nowhere"], "cannot read the API keys in /nowhere: No such file"),
         (["--chat-template", "/nowhere"], "cannot read the chat template /nowhere: No such file"),
         (["--connect", "h:1", "--stages", "2"], "--stages is the running cluster's choice"),
+        (["--connect", "h:1", "--threads", "2"], "--threads is the running cluster's choice"),
+        (["--threads", "0"], "--threads is 0; it must be at least 1"),
         (["--connect", "h:1", "--chat-template", "plain"], "--chat-template is the running"),
         (["--connect", "nowhere"], "--connect nowhere is not HOST:PORT"),
         (["--connect", "10.0..1:7700"], "--connect 10.0..1:7700 is not HOST:PORT"),

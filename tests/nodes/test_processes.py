@@ -227,9 +227,8 @@ def command(*argv: str) -> list[str]:
 
 def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
     argv = ["--stages", "1", "--prompt", PROMPTS[1], "--max-new-tokens", "16", "--check", "--json"]
-    done = subprocess.run(
-        command(*argv, "--log-dir", str(tmp_path)), capture_output=True, text=True, timeout=START
-    )
+    argv += ["--threads", "2", "--log-dir", str(tmp_path)]
+    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     answer = json.loads(done.stdout)
@@ -241,7 +240,7 @@ def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
     needed += " hit_rate wasted_rows bytes_sent turns passes"
     assert set(needed.split()) <= answer["stats"].keys()
     logs = "".join(file.read_text() for file in tmp_path.iterdir())
-    assert "ready" in logs
+    assert logs.count("threads=2") == logs.count("ready") == 2
     assert "Tom and Lily" not in logs
 
 

@@ -13,7 +13,6 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "0",
     # oneDNN keeps half a MiB of code for every pair of a weight's shape and a number of rows.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     # Rust tokenizers would otherwise start a pool of their own and warn after a fork.
@@ -31,8 +30,6 @@ than it takes to wake up, so it costs little where a core is shared after all.""
 def quiet_threads(count: int) -> None:
     """So many threads share this process's products, whatever its environment says of it."""
     os.environ.update(dict.fromkeys(COUNT, str(count)))
-    if count > 1:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
     one_quiet_thread()
 
 
@@ -40,6 +37,8 @@ def one_quiet_thread() -> None:
     """Set the environment of this process and its children. The user's own settings win."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    alone = os.environ[COUNT[0]] == "1"
+    os.environ.setdefault("GOMP_SPINCOUNT", "0" if alone else str(_SPINS))
 
 
 def threads() -> int:

@@ -47,6 +47,12 @@ def add_arguments(parser: Parser) -> None:
     add("--dtype", choices=DTYPES, help="default: the checkpoint's")
     add("--mode", choices=MODES, help="default: exact")
     add("--quantize", choices=QUANTIZE, help="the target's weights; default: none")
+    add(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads for the products of each node (default: OMP_NUM_THREADS, else 1)",
+    )
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
     pace_options.add_arguments(parser)
 
@@ -56,6 +62,7 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
     numbers.COUNT.check("--stages", arguments.stages)
+    numbers.THREADS.check("--threads", arguments.threads)
     bundled = arguments.target is None
     source = arguments.draft or (str(BUNDLED_DRAFT) if bundled else "ngram")
     policy = arguments.policy or (DEFAULT_POLICY if source != "none" else "autoregressive")
@@ -89,7 +96,7 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
 
 def refuse(arguments: argparse.Namespace) -> None:
     """What a running cluster has decided already. Raises ``UserError``."""
-    for name in ("target", "draft", "stages", "dtype", "mode", "quantize"):
+    for name in ("target", "draft", "stages", "dtype", "mode", "quantize", "threads"):
         if getattr(arguments, name) is not None:
             raise UserError(f"--{name} is the running cluster's choice; leave it out")
     if arguments.source_apart:

@@ -46,6 +46,7 @@ SOME_SECONDS = Bounds(0.0, 1e6, above=True)
 MILLISECONDS = Bounds(0.0, 1e9)
 SOME_MILLISECONDS = Bounds(0.0, 1e9, above=True)
 COUNT = Bounds(1, LARGE)
+THREADS = Bounds(1, 1024)
 POSITIONS = Bounds(1, 1_000_000_000)
 """Of a context."""
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from asyncspec.backend.hf.threads import quiet_threads
 from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.arguments import say
@@ -78,6 +79,8 @@ class Run:
         return 0 if all(comparison.equal for comparison in checks) else 1
 
     async def _local(self, config: Config) -> None:
+        if self._options.threads is not None:
+            quiet_threads(self._options.threads)  # children inherit it
         async with AsyncExitStack() as stack:
             with watched(config.stages) as progress:
                 cluster = await stack.enter_async_context(

@@ -40,6 +40,8 @@ class RunOptions(Struct, frozen=True):
     many: bool
     check: bool
     logs: Path | None
+    # For the products of each node of a cluster that is started here; None: as it is set.
+    threads: int | None
     # Where the trace goes, if anywhere.
     trace: Path | None
 
@@ -86,6 +88,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         many=arguments.prompts is not None,
         check=arguments.check,
         logs=local_options.folder(arguments.log_dir),
+        threads=arguments.threads,
         trace=arguments.trace,
     )
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from functools import partial
 
+from asyncspec.backend.hf.threads import quiet_threads
 from asyncspec.errors import AsyncSpecError
 from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.serve_options import ServeOptions
@@ -27,6 +28,8 @@ from asyncspec_nodes.serving.defaults import in_words
 
 def serve(options: ServeOptions) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
+    if options.threads is not None:
+        quiet_threads(options.threads)  # children inherit it
     sock = listen.bind(options.host, options.port, whose="--host and --port")
     with sock:
         return asyncio.run(_serve(options, sock))

@@ -32,6 +32,8 @@ class ServeOptions(Struct, frozen=True):
     # A cluster to start here, or one to connect to.
     where: Config | Remote
     logs: Path | None
+    # For the products of each node of a cluster that is started here; None: as it is set.
+    threads: int | None
 
 
 def add_arguments(parser: Parser) -> None:
@@ -68,6 +70,7 @@ def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
         http=replace(http, model=http.model or _hub_name(arguments.target)),
         where=_remote(arguments) if remote.wanted(arguments) else _local(arguments),
         logs=local_options.folder(arguments.log_dir),
+        threads=arguments.threads,
     )
 
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
 from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config import load
 from asyncspec_nodes.http import options as http_options
@@ -70,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UserError(f"--threads is {arguments.threads}; it must be at least 1")
+    numbers.THREADS.check("--threads", arguments.threads)
     at = place.take(arguments, load(arguments.config))
     http = None if arguments.http is None else _http(arguments, arguments.role)
     _set_threads(arguments, at)
