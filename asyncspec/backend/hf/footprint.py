@@ -91,6 +91,7 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
     one is held once, where both want the same numbers."""
     item, in_linear = items
     kept = in_linear != item and only_looks_up(model.model.embed_tokens)
+    once = tied and not kept
     total = 0
     for name, module in model.named_modules():
         numbers = sum(p.numel() for p in module.parameters(recurse=False))
@@ -100,7 +101,7 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
             kind = kind_of(name, quantize)
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
-            elif kept or not (tied and name == "lm_head"):
+            elif not (once and name == "lm_head"):
                 total += height * width * in_linear
         total += numbers * (in_linear if kept and isinstance(module, torch.nn.Embedding) else item)
     return total

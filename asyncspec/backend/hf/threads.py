@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 
+COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
 SETTINGS = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    **dict.fromkeys(COUNT, "1"),
     "OMP_WAIT_POLICY": "passive",
     # oneDNN keeps half a MiB of code for every pair of a weight's shape and a number of rows.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     # Rust tokenizers would otherwise start a pool of their own and warn after a fork.
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _SPINS = 10_000
 """Rounds of some nanoseconds that several threads wait awake for each other's next product: less

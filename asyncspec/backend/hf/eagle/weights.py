@@ -61,21 +61,16 @@ class Weights:
 
     def embedding(self) -> KeptEmbedding:
         """The head's own embedding, or else its target's: [vocab, hidden]."""
-        if self._has(EMBEDDING):
-            own = self._head.tensors[EMBEDDING]
-            return KeptEmbedding(own.read(kept_type(own.dtype, self.dtype)), self.dtype)
-        info = self._info(TARGET_EMBEDDING)
-        kept = kept_type(stored_type(info), self.dtype)
-        return KeptEmbedding(read_tensor(info, kept), self.dtype)
+        own = self._has(EMBEDDING)
+        weight = self._kept(EMBEDDING) if own else self._kept_of_target(TARGET_EMBEDDING)
+        return KeptEmbedding(weight, self.dtype)
 
     def judge(self) -> RowwiseLinear:
         """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
         if self._has(HEAD):
             return self._matrix(HEAD, None)
         tied = head_is_embedding(self._target, self.dtype)
-        info = self._info(TARGET_EMBEDDING if tied else TARGET_HEAD)
-        kept = kept_type(stored_type(info), self.dtype)
-        return self._linear(read_tensor(info, kept), None)
+        return self._linear(self._kept_of_target(TARGET_EMBEDDING if tied else TARGET_HEAD), None)
 
     def _has(self, name: str) -> bool:
         return name in self._head.tensors
@@ -83,9 +78,18 @@ class Weights:
     def _read(self, name: str) -> torch.Tensor:
         return self._head.tensors[name].read(self.dtype)
 
-    def _matrix(self, name: str, bias: torch.Tensor | None) -> RowwiseLinear:
+    def _kept(self, name: str) -> torch.Tensor:
+        """A matrix of the head's own, in the type it is kept in."""
         stored = self._head.tensors[name]
-        return self._linear(stored.read(kept_type(stored.dtype, self.dtype)), bias)
+        return stored.read(kept_type(stored.dtype, self.dtype))
+
+    def _kept_of_target(self, name: str) -> torch.Tensor:
+        """As ``_kept``, of the target."""
+        info = self._info(name)
+        return read_tensor(info, kept_type(stored_type(info), self.dtype))
+
+    def _matrix(self, name: str, bias: torch.Tensor | None) -> RowwiseLinear:
+        return self._linear(self._kept(name), bias)
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
         # Guesses need not be blind to the number of rows.
