@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asyncspec.backend.hf.threads import COUNT
 from asyncspec_nodes.cluster.config_tables import Config, NodeTable, SourceTable, TargetTable
 from asyncspec_nodes.node import cores
 
@@ -77,3 +78,20 @@ def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores.share(config, 1001, "a") == 2
     monkeypatch.setattr(cores, "cores", lambda: 2)
     assert cores.share(config, 1, "a") == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "expected"),
+    [(None, None, "4"), ("7", None, "7"), (None, 3, "3"), ("7", 3, "3")],
+)
+def test_threads_are_asked_for_said_or_shared(
+    said: str | None, asked: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*COUNT, "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, said or "")
+        if said is None:
+            del os.environ[name]
+    monkeypatch.setattr(cores, "cores", lambda: 8)
+    config = Config(TargetTable(path="x"), (NodeTable(0, "a", 1), NodeTable(1, "a", 2)))
+    cores.set_threads(config, 1, "a", asked)
+    assert [os.environ[name] for name in COUNT] == [expected] * len(COUNT)

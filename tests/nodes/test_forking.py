@@ -15,9 +15,12 @@ from typing import IO
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
+from asyncspec.backend.hf.threads import COUNT
 from asyncspec.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import load, to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local import cluster
 from asyncspec_nodes.local.cluster_file import local_config
@@ -25,6 +28,7 @@ from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
 from asyncspec_nodes.local.launch import FILE, Loopback
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.cores import cores
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
 from nodes.background import no_process_left
 
@@ -70,12 +74,21 @@ def cluster_file(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def serving(forking: Forking, file: Path, log: IO[bytes]) -> AsyncIterator[Forked]:
     """A stage that serves."""
+    async with reporting(forking, file, log) as (node, _):
+        yield node
+
+
+@asynccontextmanager
+async def reporting(
+    forking: Forking, file: Path, log: IO[bytes]
+) -> AsyncIterator[tuple[Forked, Serving]]:
+    """A stage that serves, and what it said then."""
     with listen.loopback() as sock:
         node = await forking.fork(arguments(file, "--supervised"), [sock.fileno()], log)
     with closing(node):
         async for line in node.stdout:
-            if isinstance(read_report(line), Serving):
-                yield node
+            if isinstance(report := read_report(line), Serving):
+                yield node, report
 
 
 def test_a_node_that_finds_a_mistake_says_so_and_has_its_exit_code(tmp_path: Path) -> None:
@@ -124,6 +137,25 @@ def test_nodes_end_with_their_server_and_the_next_gets_another(
         async with serving(forking, cluster_file, stderr) as node:
             await forking.close()
             assert await node.wait() == -signal.SIGKILL
+
+    forked_by(cluster_file, tmp_path / "log", act)
+
+
+def test_nodes_share_the_cores(
+    cluster_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in COUNT:
+        monkeypatch.delenv(name, raising=False)
+    # The draft node is elsewhere.
+    config = load(cluster_file)
+    away = replace(config.at(0), host="127.0.0.2")
+    cluster_file.write_text(to_toml(replace(config, node=(config.at(1), away))))
+
+    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+        async with reporting(forking, cluster_file, stderr) as (node, said):
+            assert said.threads == cores()
+            node.terminate()
+            assert await node.wait() == 0
 
     forked_by(cluster_file, tmp_path / "log", act)
 

@@ -51,7 +51,8 @@ def add_arguments(parser: Parser) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="threads for the products of each node (default: OMP_NUM_THREADS, else 1)",
+        help="threads for the products of each node (default: OMP_NUM_THREADS, else this machine's "
+        "cores divided by its nodes)",
     )
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
     pace_options.add_arguments(parser)

@@ -26,7 +26,6 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.preload import preload
 
@@ -139,7 +138,6 @@ def _as_node(arguments: list[str], descriptors: Sequence[int]) -> list[str]:
 
 def main() -> None:
     """The process."""
-    one_quiet_thread()
     file, descriptor = sys.argv[1:]
     preload(Path(file))
     arguments = ForkServer(socket.socket(fileno=int(descriptor))).serve()

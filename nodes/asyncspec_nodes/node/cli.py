@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
@@ -74,22 +73,12 @@ def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     numbers.THREADS.check("--threads", arguments.threads)
     at = place.take(arguments, load(arguments.config))
     http = None if arguments.http is None else _http(arguments, arguments.role)
-    _set_threads(arguments, at)
+    cores.set_threads(at.config, at.rank, at.host, arguments.threads)
     from asyncspec.actor.loop import run
     from asyncspec_nodes.node.process import serve
 
     supervised = arguments.supervised
     run(serve(at.config, at.rank, at.sock, reporter, supervised=supervised, http=http))
-
-
-def _set_threads(arguments: argparse.Namespace, at: place.Place) -> None:
-    count = arguments.threads
-    if count is None and not arguments.supervised and not any(name in os.environ for name in COUNT):
-        count = cores.share(at.config, at.rank, at.host)
-    if count is None:
-        one_quiet_thread()
-    else:
-        quiet_threads(count)
 
 
 def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:

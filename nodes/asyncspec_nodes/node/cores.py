@@ -8,10 +8,22 @@ from pathlib import Path
 
 import psutil
 
+from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
 from asyncspec_nodes.cluster.config_tables import Config
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
+
+
+def set_threads(config: Config, rank: int, host: str, asked: int | None = None) -> None:
+    """Before torch is imported: ``asked`` threads, else as many as the environment says, else the
+    share of a node that listens at ``host``."""
+    if asked is None and not any(name in os.environ for name in COUNT):
+        asked = share(config, rank, host)
+    if asked is None:
+        one_quiet_thread()
+    else:
+        quiet_threads(asked)
 
 
 def share(config: Config, rank: int, host: str) -> int:

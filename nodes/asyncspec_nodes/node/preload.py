@@ -9,24 +9,33 @@ import contextlib
 import gc
 from pathlib import Path
 
+from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec.errors import AsyncSpecError
+from asyncspec_nodes.cluster.config import load
+from asyncspec_nodes.node import cores
 
 
 def preload(file: Path) -> None:
-    """Import it. What cannot be found out, as the cluster file is wrong, say, is left to the nodes,
-    who say so themselves."""
+    """Import it, with as many threads as the cluster's nodes have, which share this machine. What
+    cannot be found out, as the cluster file is wrong, say, is left to the nodes, who say so
+    themselves."""
+    config = None
+    with contextlib.suppress(AsyncSpecError):
+        config = load(file)
+        cores.set_threads(config, config.nodes[0].rank, config.nodes[0].host)
+    one_quiet_thread()
     from asyncspec.actor import loop
     from asyncspec.backend.hf import draft, stage
     from asyncspec.backend.hf.inspect import inspect_checkpoint
     from asyncspec.backend.hf.shard import model_class
-    from asyncspec_nodes.cluster.config import load
     from asyncspec_nodes.node import process
     from asyncspec_nodes.serving import tokenizer
 
     loop.loop_factory()
     del draft, stage, process, tokenizer
-    with contextlib.suppress(AsyncSpecError):
-        model_class(inspect_checkpoint(Path(load(file).target.path)).architecture)
+    if config is not None:
+        with contextlib.suppress(AsyncSpecError):
+            model_class(inspect_checkpoint(Path(config.target.path)).architecture)
     # Objects that are looked through for garbage are written to, and pages that are written to
     # are shared no longer.
     gc.collect()

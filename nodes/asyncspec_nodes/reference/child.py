@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import msgspec
 
-from asyncspec.backend.hf.threads import one_quiet_thread
 from asyncspec_nodes.cluster.layout import layout
+from asyncspec_nodes.node import cores
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
 from asyncspec_nodes.serving.rules import Refusal, Rules, prepare
 from asyncspec_nodes.serving.stops import AnswerText
@@ -18,8 +18,10 @@ from asyncspec_nodes.serving.stops import AnswerText
 
 def main() -> NoReturn:
     """Read a ``Task``, write its ``Comparison``s."""
-    one_quiet_thread()
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    # As many as each of the cluster's nodes had: another number of them may round differently.
+    node = task.config.nodes[0]
+    cores.set_threads(task.config, node.rank, node.host)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
     sys.stdout.flush()
