@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Finish, Joined, Received, Submitted
 from asyncspec.policy import POLICIES
 from asyncspec.sim.costs import EqualTurns
-from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.machines.draft.admission import (
     BLOCK,
     slots_in_all,
@@ -18,7 +17,6 @@ from asyncspec_nodes.machines.draft.admission import (
     slots_taken,
     too_large,
 )
-from asyncspec_nodes.machines.draft.width import FEWEST, SLOWER, prompt_rows
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask
@@ -141,21 +139,3 @@ def test_all_are_served_however_little_room_there_is(
     for request in requests:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
     assert slots_taken(cluster.state(0)) == 0
-
-
-@given(
-    st.integers(1, 256), st.integers(0, 128), st.integers(0, 8), st.integers(1, 64),
-    st.floats(0.0, 0.2),
-)  # fmt: skip
-def test_prompts_hold_nobody_up(
-    most: int, decoding: int, prompts: int, plateau: int, row_seconds: float
-) -> None:
-    cost = StageCost(1.0, plateau, row_seconds)
-    rows = prompt_rows(most, decoding, prompts, cost.seconds)
-    assert min(most, FEWEST) <= rows <= most
-    if decoding and prompts and rows > FEWEST:
-        assert cost.seconds(decoding + prompts * rows) <= SLOWER * cost.seconds(decoding)
-    if not decoding or not prompts:
-        assert rows == most
-    assert prompt_rows(most, decoding, prompts, None) == most
-    assert prompt_rows(most, decoding, prompts, replace(cost, row_seconds=0.0).seconds) == most

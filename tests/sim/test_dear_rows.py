@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+import asyncspec_nodes.machines.draft.dispatch as dispatch
 import asyncspec_nodes.machines.draft.lines as lines
 from asyncspec.policy.base import MOST_ROWS
 from asyncspec.sim.cluster_cost import ClusterCost
@@ -26,11 +27,17 @@ def careless(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(lines, "alone", lambda times, way: MOST_ROWS)
 
 
-def run(policy: str, stage: StageCost) -> Outcome:
-    """The text is checked."""
+def run(policy: str, stage: StageCost, requests: int = 1) -> Outcome:
+    """One request after another; the texts are checked."""
     language = Synthetic(coverage=harmonic(0.78), fade=0.95)
     cost = ClusterCost(stage=stage, draft=DraftCost(0.1))
-    return simulate(Setting(language, cost, tokens=150), policy)
+    setting = Setting(language, cost, tokens=150, requests=requests, sessions=1)
+    return simulate(setting, policy)
+
+
+def first_token(outcome: Outcome) -> float:
+    """Of the second request: by then stages have said what their passes take."""
+    return outcome.stats[1]["first_token_seconds"] - outcome.stats[1]["queue_seconds"]
 
 
 def speed(outcome: Outcome) -> float:
@@ -58,3 +65,14 @@ def test_free_rows_and_trees_of_a_round_are_left_alone(
     found = run(policy, stage)
     careless()
     assert found == run(policy, stage)
+
+
+@pytest.mark.parametrize("policy", ["flowspec", "chunked"])
+def test_prompts_are_read_in_pieces_where_rows_are_dear(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, free = run(policy, DEAR, 2), run(policy, FREE, 2)
+    monkeypatch.setattr(dispatch, "piece_rows", lambda length, most, times, back: most)
+    whole = run(policy, DEAR, 2)
+    assert first_token(found) < first_token(whole) / 1.5
+    assert free == run(policy, FREE, 2)

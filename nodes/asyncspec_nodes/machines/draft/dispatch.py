@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Send
 from asyncspec_nodes.machines.draft import sending
 from asyncspec_nodes.machines.draft.lines import Opener, slowest
+from asyncspec_nodes.machines.draft.prompts import piece_rows, shared_rows
+from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
     DraftState,
@@ -15,7 +17,7 @@ from asyncspec_nodes.machines.draft.state import (
     starving,
     without,
 )
-from asyncspec_nodes.machines.draft.width import narrowed, prompt_rows
+from asyncspec_nodes.machines.draft.width import narrowed
 from asyncspec_protocol.messages import Segment
 
 
@@ -28,14 +30,14 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     # The prompt of who is alone is in nobody's way.
     idle, seconds = 0, slowest(state.times) if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.round]
-    rows = prompt_rows(
+    rows = shared_rows(
         state.config.prefill_rows,
         sum([session.rows for session in decoding]),
         len(state.sessions) - len(decoding),
         seconds,
     )
     while state.sent < state.allowed and idle < len(state.sessions):
-        session = next(iter(state.sessions.values()))
+        session = _pieced(state, next(iter(state.sessions.values())))
         cut = sending.next_segment(
             session, prefill_rows=rows, starving=starving(state), loop=state.lines.loop
         )
@@ -59,3 +61,12 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     dry = state.sent >= state.allowed
     state = state if dry == state.dry else replace(state, dry=dry)
     return state, tuple(Send(FIRST, segment) for segment in sending.together(segments))
+
+
+def _pieced(state: DraftState, session: DraftSession) -> DraftSession:
+    """The session, once and for all with the rows of its prompt's pieces."""
+    left = len(session.prefix) - session.prefilled
+    if session.piece or not left:
+        return session
+    most = state.config.prefill_rows
+    return replace(session, piece=piece_rows(left, most, state.times, state.lines.back))

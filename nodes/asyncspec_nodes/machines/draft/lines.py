@@ -72,7 +72,7 @@ class Lines(Struct, frozen=True):
 
     def opened(self, times: Times, rows: int, seconds: float) -> Lines:
         """An opener of so many ``rows`` was ``seconds`` on its way."""
-        way = max(0.0, seconds - rows * sum(_row_seconds(times, self.back)))
+        way = max(0.0, seconds - rows * sum(line_seconds(times, self.back)))
         if self.way < way and self.way:
             way = self.way + _MEMORY * (way - self.way)
         return replace(self, way=way).told(times)
@@ -81,7 +81,7 @@ class Lines(Struct, frozen=True):
 def most_rows(times: Times, back: float, way: float) -> int:
     """Rows that a segment should have at most, where its ``way`` takes so many seconds without the
     transfers of its rows; 0: not known."""
-    row_seconds = _row_seconds(times, back)
+    row_seconds = line_seconds(times, back)
     slowest, together = max(row_seconds), sum(row_seconds)
     most = float(MOST_ROWS)
     if slowest and times:
@@ -91,10 +91,15 @@ def most_rows(times: Times, back: float, way: float) -> int:
     return max(1, int(most))
 
 
+def stage_seconds(times: Times) -> list[Seconds]:
+    """What each stage's passes take."""
+    return [interpolated(told.rows, told.seconds) for told in times.values()]
+
+
 def slowest(times: Times) -> Seconds | None:
     """What a pass over so many rows takes at the stage where it takes longest, or on the line where
     its rows do: a line is a stage too. None where no stage has said anything yet."""
-    stages = [interpolated(told.rows, told.seconds) for told in times.values()]
+    stages = stage_seconds(times)
     if not stages:
         return None
     line = max(told.row_seconds for told in times.values())
@@ -118,8 +123,9 @@ def pass_seconds(times: Times) -> float:
 
 def _loop(times: Times, back: float, way: float) -> Loop:
     slowest = pass_seconds(times)
-    return Loop(way / slowest, sum(_row_seconds(times, back)) / slowest) if slowest else UNKNOWN
+    return Loop(way / slowest, sum(line_seconds(times, back)) / slowest) if slowest else UNKNOWN
 
 
-def _row_seconds(times: Times, back: float) -> list[float]:
+def line_seconds(times: Times, back: float) -> list[float]:
+    """What each line takes for a row; ``back``: the one from the last stage to the draft node."""
     return [back, *(told.row_seconds for told in times.values())]

@@ -20,7 +20,7 @@ def next_segment(
 ) -> tuple[DraftSession, Segment] | None:
     """The next piece of the prompt, or what the policy wants to send."""
     if session.prefilled < len(session.prefix):
-        return _prefill(session, prefill_rows)
+        return _prefill(session, min(session.piece, prefill_rows))
     if not session.round:
         return None
     # Parents come first: what a segment has no room for waits for the next one.

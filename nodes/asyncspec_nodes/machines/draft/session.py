@@ -64,6 +64,8 @@ class DraftSession(Struct, frozen=True):
     committed: tuple[int, ...] = ()
     # Prompt nodes sent so far.
     prefilled: int = 0
+    # Rows that they are sent in at most; 0: not known yet.
+    piece: int = 0
     # Live nodes that were sent, and the verdicts of live nodes.
     sent: frozenset[NodeId] = frozenset()
     judged: Mapping[NodeId, Opinion] = {}

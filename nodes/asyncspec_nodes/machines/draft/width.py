@@ -16,10 +16,6 @@ from asyncspec.policy.base import MOST_ROWS
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_protocol.ids import NodeId
 
-SLOWER = 2.0
-FEWEST = 8
-"""Rows of a piece of a prompt: fewer would read the weights too often for it."""
-
 
 def narrowed(
     session: DraftSession,
@@ -39,18 +35,3 @@ def narrowed(
         if width == len(chances):
             width = min(MOST_ROWS, 2 * max(width, min(session.width, MOST_ROWS // 2)))
     return replace(session, width=min(width, most), rows=len(cut))
-
-
-def prompt_rows(most: int, decoding: int, prompts: int, seconds: Seconds | None) -> int:
-    """Rows of a piece of a prompt, at most ``most``. ``decoding``: rows that sessions with answers
-    have in a pass; so many ``prompts`` are read at a time.
-
-    A pass with pieces of prompts in it takes at most ``SLOWER`` times as long as without: users
-    whose answers are under way wait no longer, and prompts still get what they leave (Sarathi).
-    """
-    if not decoding or not prompts or seconds is None:
-        return most
-    bound, rows = SLOWER * seconds(decoding), most
-    while rows > FEWEST and seconds(decoding + prompts * rows) > bound:
-        rows = max(FEWEST, rows // 2)
-    return rows

@@ -1,0 +1,124 @@
+"""In how many rows at a time prompts are read: soonest, and beside answers so that nobody waits."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Received, Submitted
+from asyncspec.pass_cost import interpolated
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec_nodes.machines.draft.prompts import (
+    FEWEST,
+    SLOWER,
+    WORTH,
+    piece_rows,
+    shared_rows,
+)
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Credit, PassTimes, Segment
+from cluster import ask
+from nodes.drive import draft, sent
+
+SIZES = (1.0, 16.0, 64.0)
+# A CPU's: 64 rows cost almost ten times one.
+DEAR = (0.017, 0.045, 0.161)
+
+seconds = st.floats(1e-5, 1.0)
+line = st.just(0.0) | st.floats(1e-7, 0.01)
+stages = st.lists(
+    st.tuples(seconds, st.floats(0, 0.1), st.floats(0, 0.1), line), min_size=1, max_size=6
+).map(
+    lambda drawn: {
+        Rank(rank): PassTimes(Rank(rank), SIZES, (one, one + 15 * few, one + 63 * many), row)
+        for rank, (one, few, many, row) in enumerate(drawn, 1)
+    }
+)
+
+
+def read(pieces: list[int], times: dict[Rank, PassTimes], back: float) -> float:
+    """When the last piece has come through all stages and lines, each of which takes one at a
+    time, in order."""
+    free = [0.0] * (2 * len(times) + 1)
+    for rows in pieces:
+        at = 0.0
+        takes: list[float] = []
+        for told in times.values():
+            takes += [told.row_seconds * rows, interpolated(told.rows, told.seconds)(rows)]
+        for i, taken in enumerate([*takes, back * rows]):
+            at = free[i] = max(at, free[i]) + taken
+    return free[-1]
+
+
+def cut(length: int, rows: int) -> list[int]:
+    starts = [*range(0, length, rows), length]
+    return [end - start for start, end in pairwise(starts)]
+
+
+@given(st.integers(1, 400), st.integers(1, 80), stages, line)
+def test_a_prompt_is_read_about_as_soon_as_can_be(
+    length: int, most: int, times: dict[Rank, PassTimes], back: float
+) -> None:
+    rows = piece_rows(length, most, times, back)
+    assert min(most, FEWEST) <= rows <= most
+    soon = read(cut(length, rows), times, back)
+    for other in range(min(most, FEWEST), most + 1):
+        if length % other == 0 or other >= length:
+            assert soon <= read(cut(length, other), times, back) / (1 - WORTH) * (1 + 1e-9)
+
+
+@given(st.integers(1, 400), st.integers(1, 80), seconds, st.integers(1, 8))
+def test_where_rows_are_free_pieces_are_as_long_as_they_may_be(
+    length: int, most: int, taken: float, count: int
+) -> None:
+    times = {Rank(r): PassTimes(Rank(r), (1.0, 64.0), (taken, taken)) for r in range(1, count + 1)}
+    assert math.ceil(length / piece_rows(length, most, times, 0.0)) == math.ceil(length / most)
+    assert piece_rows(length, most, {}, 0.0) == most
+
+
+@pytest.mark.parametrize(
+    ("length", "stages", "sooner"), [(64, 4, 2.0), (64, 8, 2.6), (82, 4, 1.8), (200, 4, 1.3)]
+)
+def test_where_rows_are_dear_a_short_prompt_keeps_all_stages_at_work(
+    length: int, stages: int, sooner: float
+) -> None:
+    times = {Rank(r): PassTimes(Rank(r), SIZES, DEAR) for r in range(1, stages + 1)}
+    rows = piece_rows(length, 64, times, 0.0)
+    assert read(cut(length, 64), times, 0.0) > sooner * read(cut(length, rows), times, 0.0)
+
+
+def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:
+    driven = draft(stages=4, credit=2)
+    for rank in range(1, 5):
+        driven.feed(Received(Rank(rank), PassTimes(Rank(rank), SIZES, DEAR)))
+    pieces = sent(driven.feed(Submitted(ask(0, prompt=tuple(range(2, 66))))), Segment)
+    (rows,) = {len(piece.ids) for piece in pieces}
+    assert rows == piece_rows(64, 64, driven.state.times, 0.0) < 20
+    # A stage says that rows are free after all.
+    driven.feed(Received(Rank(1), PassTimes(Rank(1), SIZES, (9.0, 9.0, 9.0))))
+    pieces += sent(driven.feed(Received(Rank(1), Credit(9))), Segment)
+    assert {len(piece.ids) for piece in pieces[:-1]} == {rows}
+    assert sum(len(piece.ids) for piece in pieces) == 64
+
+
+@given(
+    st.integers(1, 256), st.integers(0, 128), st.integers(0, 8), st.integers(1, 64),
+    st.floats(0.0, 0.2),
+)  # fmt: skip
+def test_prompts_hold_nobody_up(
+    most: int, decoding: int, prompts: int, plateau: int, row_seconds: float
+) -> None:
+    cost = StageCost(1.0, plateau, row_seconds)
+    rows = shared_rows(most, decoding, prompts, cost.seconds)
+    assert min(most, FEWEST) <= rows <= most
+    if decoding and prompts and rows > FEWEST:
+        assert cost.seconds(decoding + prompts * rows) <= SLOWER * cost.seconds(decoding)
+    if not decoding or not prompts:
+        assert rows == most
+    assert shared_rows(most, decoding, prompts, None) == most
+    assert shared_rows(most, decoding, prompts, replace(cost, row_seconds=0.0).seconds) == most
