@@ -19,6 +19,10 @@ from tools.bench.__main__ import main
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.comparison import Comparison
 from tools.bench.peers.peer import Answer
+from tools.testbed import host
+
+LACKING = host.lacking()
+namespaces = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 
 CONVERTER = """
 import json, sys
@@ -32,10 +36,14 @@ class TextModel:
     def get_vocab_base_pre(self, tokenizer):
         raise NotImplementedError("unknown pre-tokenizer")
 """
-# Says its own command line, a word a token; not ready when it is asked first.
+# Says its own command line, a word a token; not ready when it is asked first. Ends, as the real one
+# does, where a worker does not listen yet.
 SERVER = """#!{python}
-import http.server, json, sys
-port = int(sys.argv[sys.argv.index("--port") + 1])
+import http.server, json, sys, urllib.request
+host, port = (sys.argv[sys.argv.index(name) + 1] for name in ("--host", "--port"))
+if "--rpc" in sys.argv:
+    for place in sys.argv[sys.argv.index("--rpc") + 1].split(","):
+        urllib.request.urlopen("http://" + place)
 asked = []
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -52,7 +60,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
         self.wfile.write(b"data: [DONE]\\n\\n")
     def log_message(self, *words): pass
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+http.server.HTTPServer((host, int(port)), Handler).serve_forever()
+"""
+# Slower to listen than the server to ask.
+WORKER = """#!/bin/sh
+{python} -c "import asyncio, http.server, json"
+exec {python} -m http.server --bind "$2" "$4"
 """
 FAILING = """#!{python}
 import sys
@@ -68,7 +81,7 @@ def sources(tmp_path: Path) -> Path:
         "conversion/base.py": BASE,
         "conversion/__init__.py": "",
         "build/bin/llama-server": SERVER.format(python=sys.executable),
-        "build/bin/ggml-rpc-server": "#!/bin/sh\nexec sleep 600\n",
+        "build/bin/ggml-rpc-server": WORKER.format(python=sys.executable),
     }
     for name, text in files.items():
         _write(tmp_path / "llama.cpp" / name, text)
@@ -109,12 +122,12 @@ def test_sources_that_are_not_built_are_one_line(
     assert "no build/bin/ggml-rpc-server; build it there" in said
 
 
-def _answers(sources: Path, folder: Path) -> dict[str, Answer]:
+def _answers(sources: Path, folder: Path, network: str = "loopback") -> dict[str, Answer]:
     """Every kind's answer of five tokens."""
 
     async def work() -> dict[str, Answer]:
         comparison = Comparison(
-            BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network="loopback", llama_cpp=sources
+            BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network=network, llama_cpp=sources
         )
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -125,8 +138,11 @@ def _answers(sources: Path, folder: Path) -> dict[str, Answer]:
 
 
 @pytest.mark.processes
-def test_every_kind_is_started_as_it_says_and_answers(sources: Path, tmp_path: Path) -> None:
-    found = _answers(sources, tmp_path)
+@pytest.mark.parametrize("network", [pytest.param("namespaces", marks=namespaces), "loopback"])
+def test_every_kind_is_started_as_it_says_and_answers(
+    network: str, sources: Path, tmp_path: Path
+) -> None:
+    found = _answers(sources, tmp_path, network)
     assert list(found) == [kind.name for kind in llama_cpp.KINDS]
     for name, answer in found.items():
         assert answer.count == 5

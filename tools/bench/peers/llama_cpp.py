@@ -12,8 +12,9 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -175,16 +176,22 @@ async def start(
     for kind in KINDS:
         bed = stack.enter_context(Bed.open(kind.bed(comparison), comparison.network))
         here, workers = bed.devices[kind.device], kind.workers(comparison)
+        # Its server ends where it meets a worker that does not listen yet.
         for device in workers:
-            command = worker_command(sources, bed.devices[device])
-            _start(bed, device, command, folder / f"{kind.name}-{device}.log")
+            at, log = bed.devices[device], folder / f"{kind.name}-{device}.log"
+            await _ready(
+                f"{kind.name}, device {device},",
+                _start(bed, device, worker_command(sources, at), log),
+                log,
+                partial(_listens, at),
+            )
         places = [bed.reach(kind.device, device) for device in workers]
         threads = 1 if workers else math.ceil(kind.cores(comparison))
         command = server_command(sources, models, here, threads, places, drafts=kind.drafts)
         log = folder / f"{kind.name}.log"
-        if not await _loaded(_start(bed, kind.device, command, log), here, session):
-            raise ClusterError(f"{kind.name} does not start{said_last(log)}")
-        engine = Engine(kind.name, f"http://{here[0]}:{here[1]}/v1", "any")
+        server, url = _start(bed, kind.device, command, log), f"http://{here[0]}:{here[1]}"
+        await _ready(kind.name, server, log, partial(_healthy, f"{url}/health", session))
+        engine = Engine(kind.name, f"{url}/v1", "any")
         cores = kind.cores(comparison) if bed.limited else None
         peers.append(LlamaCpp(kind.name, cores, Endpoint(engine, session, SETTINGS)))
     return peers
@@ -195,17 +202,25 @@ def _start(bed: Bed, device: int, command: list[str], log: Path) -> subprocess.P
         return bed.start(device, command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
-async def _loaded(
-    server: subprocess.Popen[bytes], at: Address, session: aiohttp.ClientSession
-) -> bool:
-    """Wait until a server has read its model; whether it has."""
-    host, port = at
+async def _ready(
+    name: str, process: subprocess.Popen[bytes], log: Path, ready: Callable[[], Awaitable[bool]]
+) -> None:
+    """Wait until a process says that it is. Raises ``ClusterError`` where that does not come."""
     start = time.monotonic()
-    while server.poll() is None and time.monotonic() - start < _LOAD_SECONDS:
-        if await _healthy(f"http://{host}:{port}/health", session):
-            return True
+    while process.poll() is None and time.monotonic() - start < _LOAD_SECONDS:
+        if await ready():
+            return
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
-    return False
+    raise ClusterError(f"{name} does not start{said_last(log)}")
+
+
+async def _listens(at: Address) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*at)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _healthy(url: str, session: aiohttp.ClientSession) -> bool:
