@@ -39,6 +39,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--max-concurrent", "0"], "--max-concurrent is 0; it must be at least 1"),
         (["--max-body-bytes", "-1"], "--max-body-bytes is -1; it must be at least 1"),
         (["--drain-seconds", "nan"], "--drain-seconds is nan; it must be above 0"),
+        (["--answer-seconds", "1e300"], "--answer-seconds is 1e+300; it must be at most 1e+06"),
         (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
         (["--stages", "0"], "--stages is 0; it must be at least 1"),
         (["--host", "0.0.0.0"], "give --api-key-file FILE, or --no-api-key on a network you trust"),

@@ -53,6 +53,9 @@ POSITIONS = Bounds(1, 1_000_000_000)
 NODES = Bounds(0, 1_000_000_000)
 """Of trees in flight."""
 
+BYTES = Bounds(1, 1 << 40)
+"""In memory at once."""
+
 SEED = Bounds(0, (1 << 63) - 1)
 MEGABITS = Bounds(0.0, 1e9)
 LEAST_MEGABITS = Bounds(1e-3, 1e9)

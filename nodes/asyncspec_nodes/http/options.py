@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import socket
 import ssl
 from pathlib import Path
@@ -12,11 +11,20 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from asyncspec.errors import UserError
+from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_rules import is_loopback
 from asyncspec_nodes.http.auth import VARIABLE, Keys, read_keys
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.tls import server_context
+
+_BOUNDS = {
+    "max_concurrent": numbers.COUNT,
+    "max_body_bytes": numbers.BYTES,
+    "max_prompt_length": numbers.POSITIONS,
+    "answer_seconds": numbers.SOME_SECONDS,
+    "drain_seconds": numbers.SOME_SECONDS,
+}
 
 
 class HttpOptions(Struct, frozen=True):
@@ -89,15 +97,8 @@ def add_arguments(parser: Parser) -> None:
 
 def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
     """Checked options of a service on ``host``. Raises ``UserError``."""
-    for name in ("max_concurrent", "max_body_bytes", "max_prompt_length"):
-        if getattr(arguments, name) < 1:
-            raise UserError(
-                f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1"
-            )
-    for name in ("answer_seconds", "drain_seconds"):
-        value = getattr(arguments, name)
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
+    for name, bounds in _BOUNDS.items():
+        bounds.check(numbers.option(name), getattr(arguments, name))
     keys = read_keys(arguments.api_key_file)
     if not keys and not arguments.no_api_key and not is_loopback(host):
         raise UserError(
