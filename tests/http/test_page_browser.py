@@ -10,6 +10,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 from PIL import Image
 
+from asyncspec.sampling import Defaults
 from browser import CHROMIUM, Browser
 from toy_service import ENDLESS, RULES, Toy
 
@@ -19,6 +20,7 @@ pytestmark = [
 ]
 
 ANSWER = "[...document.querySelectorAll('.message.assistant .piece')].map((p) => p.textContent)"
+TEMPERATURE = "document.getElementById('temperature').value"
 BUSY = "!document.getElementById('stop').disabled"
 
 
@@ -80,6 +82,24 @@ async def test_type_and_read(tab: Browser) -> None:
     assert sum(bars) == whole["usage"]["completion_tokens"]
     assert max(bars) > 1
     assert "a second" in await tab.run("document.getElementById('rates').textContent")
+
+
+async def test_the_temperature_is_what_the_target_recommends() -> None:
+    """Where it recommends one; and what was typed stays."""
+    rules = replace(RULES, defaults=Defaults(temperature=0.65, top_p=0.9))
+    async with Toy(rules=rules) as toy, Browser() as tab:
+        await tab.open(toy.url)
+        await until(tab, f"{TEMPERATURE} === '0.65'")
+        await tab.run(f"void ({TEMPERATURE} = '0.33')")
+        await set_tokens(tab, 5)
+        await write(tab, "hi")
+        await tab.key("Enter")
+        await until(tab, f"({ANSWER}).length && !({BUSY})")
+        assert await tab.run(TEMPERATURE) == "0.33"
+        await tab.run(f"void ({TEMPERATURE} = '0.65')")
+        await tab.run("document.getElementById('prompt').value = 'hi'")
+        await tab.run("document.getElementById('send').click()")
+        await until(tab, "document.querySelectorAll('.message.assistant').length === 2")
 
 
 async def test_a_conversation_goes_on(tab: Browser) -> None:

@@ -12,12 +12,18 @@ const headers = () => {
 const timeline = new Timeline(at("timeline"));
 const cluster = new Cluster(headers, timeline, {
   model: at("model"), ready: at("ready"), keys: at("keys"), rows: at("nodes").tBodies[0],
-});
+}, recommended);
 const conversation = new Conversation(headers, at("messages"), {
   state: (busy) => { at("send").disabled = busy; at("stop").disabled = !busy; },
   piece: (count) => { bar(count); timeline.tokens(count); },
   end: rates,
 });
+
+// What the target recommends, in place of the page's own; not of what was typed.
+function recommended({ temperature }) {
+  const field = at("temperature");
+  if (temperature !== undefined && field.value === field.defaultValue) field.value = temperature;
+}
 
 function bar(count) {
   const item = document.createElement("li");

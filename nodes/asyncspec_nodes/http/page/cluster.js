@@ -6,11 +6,12 @@ const megabytes = (bytes) => `${Math.round(bytes / 1e6)} MB`;
 const name = (node) => ({ draft: "draft", source: "source" })[node.role] ?? `V${node.rank}`;
 
 export class Cluster {
-  // shown: the elements model, ready, keys, rows.
-  constructor(headers, timeline, shown) {
+  // shown: the elements model, ready, keys, rows; recommended(defaults) is told once.
+  constructor(headers, timeline, shown, recommended) {
     this.headers = headers;
     this.timeline = timeline;
     this.shown = shown;
+    this.recommended = recommended;
     this.model = "";
     this.before = new Map();
   }
@@ -41,6 +42,7 @@ export class Cluster {
   }
 
   show(state) {
+    if (!this.model) this.recommended(state.defaults);
     this.model = state.served_as;
     this.shown.model.textContent = `${state.served_as}, ${state.context_length} tokens of context, `
       + `${state.places.taken} of ${state.places.most} places taken`;
