@@ -41,12 +41,12 @@ stages = st.lists(
 )
 
 
-def read(pieces: list[int], times: dict[Rank, PassTimes], back: float) -> float:
+def read(pieces: list[int], times: dict[Rank, PassTimes], back: float, decoding: int = 0) -> float:
     """When the last piece has come through all stages and lines, each of which takes one at a
-    time, in order."""
+    time, in order, with so many rows of answers beside it."""
     free = [0.0] * (2 * len(times) + 1)
-    for rows in pieces:
-        at = 0.0
+    for piece in pieces:
+        rows, at = piece + decoding, 0.0
         takes: list[float] = []
         for told in times.values():
             takes += [told.row_seconds * rows, interpolated(told.rows, told.seconds)(rows)]
@@ -60,16 +60,17 @@ def cut(length: int, rows: int) -> list[int]:
     return [end - start for start, end in pairwise(starts)]
 
 
-@given(st.integers(1, 400), st.integers(1, 80), stages, line)
+@given(st.integers(1, 400), st.integers(1, 80), stages, line, st.integers(0, 100))
 def test_a_prompt_is_read_about_as_soon_as_can_be(
-    length: int, most: int, times: dict[Rank, PassTimes], back: float
+    length: int, most: int, times: dict[Rank, PassTimes], back: float, decoding: int
 ) -> None:
-    rows = piece_rows(length, most, times, back)
+    rows = piece_rows(length, most, times, back, decoding)
     assert min(most, FEWEST) <= rows <= most
-    soon = read(cut(length, rows), times, back)
+    soon = read(cut(length, rows), times, back, decoding)
     for other in range(min(most, FEWEST), most + 1):
         if length % other == 0 or other >= length:
-            assert soon <= read(cut(length, other), times, back) / (1 - WORTH) * (1 + 1e-9)
+            other_way = read(cut(length, other), times, back, decoding)
+            assert soon <= other_way / (1 - WORTH) * (1 + 1e-9)
 
 
 @given(st.integers(1, 400), st.integers(1, 80), seconds, st.integers(1, 8))
@@ -90,6 +91,18 @@ def test_where_rows_are_dear_a_short_prompt_keeps_all_stages_at_work(
     times = {Rank(r): PassTimes(Rank(r), SIZES, DEAR) for r in range(1, stages + 1)}
     rows = piece_rows(length, 64, times, 0.0)
     assert read(cut(length, 64), times, 0.0) > sooner * read(cut(length, rows), times, 0.0)
+
+
+def test_prompts_that_are_read_at_a_time_keep_stages_at_work_for_each_other() -> None:
+    driven = draft(stages=4, credit=0)
+    for rank in range(1, 5):
+        driven.feed(Received(Rank(rank), PassTimes(Rank(rank), SIZES, DEAR)))
+    for number in range(4):
+        driven.feed(Submitted(ask(number, prompt=tuple(range(2 + number, 66 + number)))))
+    sent(driven.feed(Received(Rank(1), Credit(9))), Segment)
+    together = piece_rows(4 * 64, 64, driven.state.times, 0.0)
+    assert {one.piece for one in driven.state.sessions.values()} == {together}
+    assert together > piece_rows(64, 64, driven.state.times, 0.0)
 
 
 def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:

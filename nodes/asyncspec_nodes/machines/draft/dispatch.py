@@ -8,7 +8,6 @@ from asyncspec.actor.machine import Send
 from asyncspec_nodes.machines.draft import sending
 from asyncspec_nodes.machines.draft.lines import Opener, slowest
 from asyncspec_nodes.machines.draft.prompts import piece_rows, shared_rows
-from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import (
     FIRST,
     DraftState,
@@ -30,14 +29,12 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     # The prompt of who is alone is in nobody's way.
     idle, seconds = 0, slowest(state.times) if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.round]
-    rows = shared_rows(
-        state.config.prefill_rows,
-        sum([session.rows for session in decoding]),
-        len(state.sessions) - len(decoding),
-        seconds,
-    )
+    busy = sum([session.rows for session in decoding])
+    state = _pieced(state, busy)
+    prompts = len(state.sessions) - len(decoding)
+    rows = shared_rows(state.config.prefill_rows, busy, prompts, seconds)
     while state.sent < state.allowed and idle < len(state.sessions):
-        session = _pieced(state, next(iter(state.sessions.values())))
+        session = next(iter(state.sessions.values()))
         cut = sending.next_segment(
             session, prefill_rows=rows, starving=starving(state), loop=state.lines.loop
         )
@@ -63,10 +60,15 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return state, tuple(Send(FIRST, segment) for segment in sending.together(segments))
 
 
-def _pieced(state: DraftState, session: DraftSession) -> DraftSession:
-    """The session, once and for all with the rows of its prompt's pieces."""
-    left = len(session.prefix) - session.prefilled
-    if session.piece or not left:
-        return session
+def _pieced(state: DraftState, busy: int) -> DraftState:
+    """Sessions whose prompts are new, once and for all with the rows of their pieces; ``busy``:
+    rows of sessions that are further on."""
+    new = [one for one in state.sessions.values() if not (one.piece or one.round)]
+    if not new:
+        return state
+    left = sum(len(one.prefix) - one.prefilled for one in state.sessions.values())
     most = state.config.prefill_rows
-    return replace(session, piece=piece_rows(left, most, state.times, state.lines.back))
+    piece = piece_rows(left, most, state.times, state.lines.back, busy)
+    for one in new:
+        state = put(state, replace(one, piece=piece))
+    return state

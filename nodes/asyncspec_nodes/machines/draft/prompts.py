@@ -21,12 +21,13 @@ WORTH = 0.05
 cache more often, and what passes take is measured, and not quite steady."""
 
 
-def piece_rows(length: int, most: int, times: Times, back: float) -> int:
-    """Rows, at most ``most``, of the pieces in which so many tokens of a prompt are read soonest;
-    a row's features take ``back`` seconds to the draft node.
+def piece_rows(length: int, most: int, times: Times, back: float, decoding: int = 0) -> int:
+    """Rows, at most ``most``, of the pieces in which so many tokens of prompts are read soonest; a
+    row's features take ``back`` seconds to the draft node, and passes have so many rows of sessions
+    with answers besides.
 
     The first piece goes all the way, and each further one ends a turn later: what the slowest stage
-    or line takes for it.
+    or line takes for it. Prompts that are read at a time keep stages at work for each other.
     """
     if not times:
         return most
@@ -34,7 +35,8 @@ def piece_rows(length: int, most: int, times: Times, back: float) -> int:
     lines = line_seconds(times, back)
 
     def seconds(rows: int) -> float:
-        way = [*(stage(rows) for stage in stages), *(line * rows for line in lines)]
+        shared = rows + decoding
+        way = [*(stage(shared) for stage in stages), *(line * shared for line in lines)]
         return sum(way) + (math.ceil(length / rows) - 1) * max(way)
 
     sizes = range(most, min(most, FEWEST) - 1, -1)
