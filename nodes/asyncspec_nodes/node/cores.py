@@ -26,6 +26,13 @@ def set_threads(config: Config, rank: int, host: str, asked: int | None = None) 
         quiet_threads(asked)
 
 
+def set_local_threads(config: Config) -> None:
+    """The same for a process that is no node, or not yet: as many as each node of a cluster that
+    ``asyncspec run`` or ``serve`` starts has. All of them share this machine."""
+    node = config.nodes[0]
+    set_threads(config, node.rank, node.host)
+
+
 def share(config: Config, rank: int, host: str) -> int:
     """Threads for a node that listens at ``host``: its part of what this machine's nodes have, as
     far as the cluster file knows them; at least one."""

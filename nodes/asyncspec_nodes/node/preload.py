@@ -22,7 +22,7 @@ def preload(file: Path) -> None:
     config = None
     with contextlib.suppress(AsyncSpecError):
         config = load(file)
-        cores.set_threads(config, config.nodes[0].rank, config.nodes[0].host)
+        cores.set_local_threads(config)
     one_quiet_thread()
     from asyncspec.actor import loop
     from asyncspec.backend.hf import draft, stage

@@ -20,8 +20,7 @@ def main() -> NoReturn:
     """Read a ``Task``, write its ``Comparison``s."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     # As many as each of the cluster's nodes had: another number of them may round differently.
-    node = task.config.nodes[0]
-    cores.set_threads(task.config, node.rank, node.host)
+    cores.set_local_threads(task.config)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
     sys.stdout.flush()

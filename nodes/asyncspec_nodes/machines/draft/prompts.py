@@ -16,6 +16,8 @@ FEWEST = 8
 """Rows of a piece of a prompt: fewer would read the weights too often for it."""
 
 SLOWER = 2.0
+"""Times as long as without it: a pass with pieces of prompts in it, at most."""
+
 WORTH = 0.05
 """Of the time until a prompt is read: shorter pieces must save so much. They read weights and
 cache more often, and what passes take is measured, and not quite steady."""
