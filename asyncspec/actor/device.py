@@ -12,11 +12,20 @@ from typing import Any
 
 from asyncspec.actor.short import ShortJobs
 from asyncspec.jobs import Job
+from asyncspec_protocol.errors import LocalProtocolError
 
 Run = Callable[[Any], object | None]
 Done = Callable[[Job, object, float], None]
 Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]
+
+
+BRIEF_SECONDS = 10e-3
+"""The operations of jobs that take less are tiny. Each of them leaves the interpreter to other
+threads, but the next one has it again before the event loop's has woken up."""
+
+HAND_OVER_SECONDS = 100e-6
+"""Long enough for that: what a brief job has brought is sent before the next one begins."""
 
 
 class Device:
@@ -26,21 +35,38 @@ class Device:
     known to be shorter than that (see ``short``) is run by ``work``, right on the event loop, while
     the thread has nothing to do. Everything else goes to the thread.
 
-    All callbacks are called on the event loop: ``ran`` after every job with its start and its end
-    (seconds of ``time.monotonic``), then ``done`` where there is a result, or ``failed``. A job
-    that raises is our own mistake or a broken device: it is reported, never lost.
+    A job that is over is told of by ``deliver``, which has to be called on the event loop where
+    ``wake`` is called there: ``ran`` after every job with its start and its end (seconds of
+    ``time.monotonic``), then ``done`` where there is a result, or ``failed``. A job that raises is
+    our own mistake or a broken device: it is reported, never lost.
+
+    A job that is known to come next (``go_on``) begins by itself when the one before it ends: the
+    way to the event loop and back, and what is decided there, takes a millisecond of a busy node.
+    Whoever decides holds ``still`` meanwhile and has had all ends delivered, so that what comes
+    next is either open to change or known to have begun.
 
     A thread and a queue of our own, because the way there and back is part of every segment's
     journey and an executor's futures take three times as long.
     """
 
-    def __init__(self, run: Run, ran: Ran, done: Done, failed: Failed) -> None:
+    def __init__(
+        self, run: Run, ran: Ran, done: Done, failed: Failed, wake: Callable[[], None]
+    ) -> None:
         self._run = run
+        self._wake = wake
         self._ran = ran
         self._done = done
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._short = ShortJobs()
+        self.still = threading.Lock()
+        """While it is held, no job begins that was not submitted."""
+        # Jobs that are over, for ``deliver``: whom to tell, and what.
+        self._over: deque[tuple[Any, ...]] = deque()
+        # What begins when ``after`` has ended; what has begun so and was not submitted yet.
+        self._after: Job | None = None
+        self._next: Job | None = None
+        self._begun: Job | None = None
         # Short ones, for ``work``. They come before anything that is submitted after them.
         self._here: deque[Job] = deque()
         # None: there is nothing more to come.
@@ -66,7 +92,16 @@ class Device:
         return len(self._here) + self._away
 
     def submit(self, job: Job) -> None:
-        """Queue a job; the caller has to call ``work`` soon."""
+        """Queue a job; the caller has to call ``work`` soon. One that has begun by itself has to be
+        submitted too, before any other. Raises ``LocalProtocolError`` where it is not."""
+        if self._begun is not None:
+            if self._begun is not job:
+                raise LocalProtocolError("the device went on with what nobody has asked for")
+            self._begun = None
+            self._away += 1
+            return
+        if self._next is job:  # said when the one before it was over already
+            self._after = self._next = None
         if not self._away and self._short.expected(job):
             self._here.append(job)
             return
@@ -74,14 +109,26 @@ class Device:
             self._send_away(self._here.popleft())
         self._send_away(job)
 
+    def go_on(self, after: Job, job: Job | None) -> None:
+        """When ``after`` ends begin with ``job``, behind all that is submitted until then; with
+        nothing if that is None. ``still`` is held."""
+        self._after, self._next = after, job
+
+    def deliver(self) -> bool:
+        """Tell of a job that is over, if there is one."""
+        if not self._over:
+            return False
+        away, tell, *what = self._over.popleft()
+        self._away -= away
+        tell(*what)
+        return True
+
     def work(self) -> bool:
         """Run one short job on the calling thread, the event loop's, if one waits."""
         if not self._here:
             return False
-        job = self._here.popleft()
-        deliver, *outcome = self._perform(job)
-        deliver(*outcome)
-        return True
+        self._over.append((0, *self._perform(self._here.popleft())))
+        return self.deliver()
 
     def _send_away(self, job: Job) -> None:
         self._away += 1
@@ -92,9 +139,21 @@ class Device:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
+            at = time.monotonic()
             outcome = self._perform(job)
-            if not self._closed:  # else nobody waits for it any more
-                self._loop.call_soon_threadsafe(self._back, *outcome)
+            brief = time.monotonic() - at < BRIEF_SECONDS
+            with self.still:
+                self._over.append((1, *outcome))
+                goes_on = self._after is job and self._next is not None
+                if goes_on:
+                    self._begun = self._next
+                    self._after = self._next = None
+                    self._jobs.put(self._begun)
+            if self._closed:  # nobody waits for it any more
+                continue
+            self._loop.call_soon_threadsafe(self._wake)
+            if goes_on and brief:
+                time.sleep(HAND_OVER_SECONDS)
 
     def _perform(self, job: Job) -> tuple[Any, ...]:
         """Run a job; who is to be told of it, and what."""
@@ -106,11 +165,6 @@ class Device:
         until = time.monotonic()
         self._worked, self._since = self._worked + until - at, None
         return self._deliver, job, result, at, until
-
-    def _back(self, deliver: Callable[..., None], *outcome: object) -> None:
-        """A job has come back from the thread."""
-        self._away -= 1
-        deliver(*outcome)
 
     def _deliver(self, job: Job, result: object | None, at: float, until: float) -> None:
         if self._closed:

@@ -130,6 +130,18 @@ class Abandon(Struct, frozen=True):
     job: Job
 
 
+class Next(Struct, frozen=True):
+    """The device goes on with ``job`` by itself when ``after``, which is in service, has ended. In
+    place of what was said before; None: it waits for what it will be asked for.
+
+    Law: the step that is told of the end of ``after`` asks for this very job, before any other.
+    Until then nothing has begun, and something else may be said.
+    """
+
+    after: Job
+    job: Job | None
+
+
 class Emit(Struct, frozen=True):
     """Certain tokens for the user; the first ``hits`` of them were nodes of the tree."""
 
@@ -186,7 +198,7 @@ class Plan(Struct, frozen=True):
     planning: Planning
 
 
-Effect = Send | Compute | Abandon | Emit | Finish | Report | Arm | Plan
+Effect = Send | Compute | Abandon | Next | Emit | Finish | Report | Arm | Plan
 
 S = TypeVar("S")
 

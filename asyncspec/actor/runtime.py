@@ -28,6 +28,7 @@ from asyncspec.actor.machine import (
     Finish,
     Input,
     Machine,
+    Next,
     Plan,
     Planned,
     Received,
@@ -83,6 +84,8 @@ class Runtime(Generic[S]):
         self._tap: Tap | None = None
         self._memo = Memo()
         self._inbox: deque[Input] = deque()
+        # What the device has computed: it may have gone on by then, so this goes first.
+        self._results: deque[Input] = deque()
         self._busy = False
 
     async def run(self) -> None:
@@ -91,7 +94,9 @@ class Runtime(Generic[S]):
         self._loop = loop
         self._end: asyncio.Future[None] = loop.create_future()
         self._timers = Timers(self.feed)
-        self._device = Device(self._run_job, self._ran, self._computed, self._device_failed)
+        self._device = Device(
+            self._run_job, self._ran, self._computed, self._device_failed, self._work
+        )
         await self._mesh.start(self._sock)
         try:
             await self._end
@@ -146,15 +151,16 @@ class Runtime(Generic[S]):
         Inputs that come while another is being worked on wait for their turn.
         """
         self._inbox.append(event)
+        self._work()
+
+    def _work(self) -> None:
+        """Until nothing is left to do."""
         if self._busy or self._end.done():
             return
         self._busy = True
         try:
-            while True:
-                if self._inbox:
-                    self._step(self._inbox.popleft())
-                elif not self._device.work():  # what it gives back goes to the inbox
-                    break
+            while self._one():
+                pass
         except Exception as error:
             error.add_note(f"the last inputs of this node, oldest first:\n{self._memo.story()}")
             if not self._end.done():
@@ -162,6 +168,18 @@ class Runtime(Generic[S]):
         finally:
             self._busy = False
             self._outgoing.flush()
+
+    def _one(self) -> bool:
+        """Do one thing, if there is one: a step, or what brings one."""
+        device = self._device
+        with device.still:
+            if self._results:
+                self._step(self._results.popleft())
+            elif not device.deliver():
+                if not self._inbox:
+                    return device.work()
+                self._step(self._inbox.popleft())
+        return True
 
     def _step(self, event: Input) -> None:
         self._memo.keep(event)
@@ -193,6 +211,8 @@ class Runtime(Generic[S]):
                 self._device.submit(job)
             case Abandon(job):
                 self._abandon_job(job)
+            case Next(after, job):
+                self._device.go_on(after, job)
             case Emit():
                 self._shell.emit(effect)
             case Finish(stats=stats):
@@ -220,7 +240,7 @@ class Runtime(Generic[S]):
             self._tap.ran(job, at, until)
 
     def _computed(self, job: Job, result: object, seconds: float) -> None:
-        self.feed(Computed(job, result, seconds))
+        self._results.append(Computed(job, result, seconds))
 
     def _device_failed(self, job: Job, error: BaseException) -> None:
         error.add_note(f"while the device ran {type(job).__name__}")

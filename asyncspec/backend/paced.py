@@ -48,6 +48,10 @@ class Pace(Struct, frozen=True):
 class Paced:
     """Stands between a node and its device, on the device's thread.
 
+    The real work is done amid the wait. A slow device's operations take milliseconds each, in which
+    the interpreter is the event loop's; a small model's take microseconds, one right behind the
+    other, and would keep it from telling what the job before has brought.
+
     Where the real work takes longer than the pace, the pace is not kept: nothing is hurried.
     """
 
@@ -63,6 +67,8 @@ class Paced:
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         self._levels = KnownLevels()
+        # Of its time, what the real work of a job took last.
+        self._real = 1.0
         # What is in service, a batch tree by tree, and what was given up: maybe before its turn
         # has come. A batch keeps its pace as long as anybody waits for one of its trees.
         self._parts: tuple[Job, ...] = ()
@@ -75,9 +81,13 @@ class Paced:
             self._parts = drafts(job) or (job,)
             self._given_up.clear()
             self._note()
-        result = self._run(job)
         seconds, steps = self._pace.steps(self._to_pay(job))
         step = seconds / steps
+        self._given_up.wait((1 - self._real) / 2 * seconds)
+        at = time.monotonic()
+        result = self._run(job)
+        if seconds:
+            self._real = min(1.0, (time.monotonic() - at) / seconds)
         if seconds and self._given_up.wait(max(0.0, start + seconds - time.monotonic())):
             done = int((time.monotonic() - start) / step) + 1
             time.sleep(max(0.0, start + min(done, steps) * step - time.monotonic()))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct, field
 
-from asyncspec.actor.machine import Machine
+from asyncspec.actor.machine import Compute, Computed, Effect, Input, Machine
 from asyncspec.backend.base import Tensors
 from asyncspec.jobs import Job
+from asyncspec_protocol.errors import LocalProtocolError
 
 
 class Underway(Struct):
@@ -40,3 +41,16 @@ class Actor(Struct):
     underway: deque[Underway] = field(default_factory=deque)
     # Grows when the node is restarted: what its old life had under way is void.
     life: int = 0
+    # As the machine has said with ``Next``.
+    after: Job | None = None
+    job: Job | None = None
+
+    def keep_word(self, event: Input, effects: Iterable[Effect]) -> None:
+        """Raises ``LocalProtocolError`` where a step has not asked for what the machine had said it
+        would: a real device has begun with that by then."""
+        if not isinstance(event, Computed) or event.job is not self.after:
+            return
+        asked = next((effect.job for effect in effects if isinstance(effect, Compute)), None)
+        if self.job is not None and asked is not self.job:
+            raise LocalProtocolError("the device went on with what nobody has asked for")
+        self.after = self.job = None

@@ -22,6 +22,7 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Lost,
+    Next,
     Plan,
     Planned,
     Report,
@@ -79,6 +80,7 @@ class World:
             Send: self._send,
             Compute: self._compute,
             Abandon: self._abandon,
+            Next: self._next,
             Emit: self._emit,
             Finish: self._finish,
             Report: self._report,
@@ -109,6 +111,8 @@ class World:
         self.steps += 1
         if self.watch is not None:
             self.watch(rank, event, effects)
+        if actor.after is not None:
+            actor.keep_word(event, effects)
         perform = self._perform
         sizes = [perform[type(effect)](rank, actor, effect) for effect in effects]
         if rank in self._taps:
@@ -208,6 +212,11 @@ class World:
 
     def _abandon(self, rank: Rank, actor: Actor, effect: Abandon) -> int:
         self._jobs.abandon(rank, actor, effect.job)
+        return 0
+
+    def _next(self, rank: Rank, actor: Actor, effect: Next) -> int:
+        """Nothing to do: here a step takes no time, so the device waits for none."""
+        actor.after, actor.job = effect.after, effect.job
         return 0
 
     def _plan(self, rank: Rank, actor: Actor, effect: Plan) -> int:

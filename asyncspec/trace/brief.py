@@ -71,6 +71,10 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
     match effect:
         case machine.Abandon(job):
             return records.Abandoned(kind_of_job(job), *names(job))
+        case machine.Next(_, job):
+            if job is None:
+                return records.Next()
+            return records.Next(kind_of_job(job), *names(job), rows(job))
         case machine.Emit(request, tokens, hits, session):
             return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):

@@ -193,6 +193,15 @@ class Abandoned(Struct, frozen=True, array_like=True, tag="abandon", gc=False):
     segment: int = -1
 
 
+class Next(Struct, frozen=True, array_like=True, tag="next", gc=False):
+    """The device was told what it goes on with by itself; empty: with nothing."""
+
+    kind: str = ""
+    session: int = -1
+    segment: int = -1
+    rows: int = 0
+
+
 class Armed(Struct, frozen=True, array_like=True, tag="arm", gc=False):
     """A deadline was set, or taken back (None)."""
 
@@ -207,7 +216,7 @@ class Plan(Struct, frozen=True, array_like=True, tag="plan", gc=False):
     check: int
 
 
-Effect = Sent | Issued | Abandoned | Emitted | Finished | Reported | Armed | Plan
+Effect = Sent | Issued | Abandoned | Next | Emitted | Finished | Reported | Armed | Plan
 
 
 # --- what happened ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from asyncspec.actor.machine import (
     Effect,
     Input,
     Joined,
+    Next,
     Received,
     Report,
     Send,
@@ -57,6 +58,11 @@ def sent(effects: list[Effect], kind: type[T], to: int | None = None) -> list[T]
 def passes(effects: list[Effect]) -> list[Forward]:
     """Forward passes that were asked for."""
     return [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward)]
+
+
+def following(effects: list[Effect]) -> list[Job | None]:
+    """What the device was told to go on with by itself."""
+    return [e.job for e in effects if isinstance(e, Next)]
 
 
 def abandoned(effects: list[Effect]) -> list[Job]:

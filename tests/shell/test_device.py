@@ -6,15 +6,18 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.actor.device import Device
 from asyncspec.actor.short import MOST_PROOF, PROOF, SHORT_SECONDS, ShortJobs
 from asyncspec.jobs import Compact, Job, Release
+from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
 
 SHORT, LONG = SHORT_SECONDS / 2, SHORT_SECONDS * 2
@@ -64,7 +67,11 @@ class Log:
         self.failed: list[BaseException] = []
         self.end = asyncio.Event()
         self._busy = threading.Lock()
-        self.device = Device(self._run, self._ran, self._done, self._failed)
+        self.device = Device(self._run, self._ran, self._done, self._failed, self._wake)
+
+    def _wake(self) -> None:
+        while self.device.deliver():
+            pass
 
     def _run(self, some: Job) -> object | None:
         assert self._busy.acquire(blocking=False), "two jobs at a time"
@@ -157,3 +164,148 @@ def test_a_job_that_raises_is_reported(before: int) -> None:
     log = on_a_device([0.0] * before + [-1.0], act)
     assert isinstance(log.failed[0], OSError)
     assert len(log.failed) == 1
+
+
+class Gated:
+    """A device each of whose jobs waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: SimpleQueue[Job] = SimpleQueue()
+        self.gates: dict[Job, threading.Event] = {}
+        self.told: list[Job] = []
+        self.device = Device(self._run, self._ran, self._done, self._failed, lambda: None)
+
+    def submit(self, *jobs: Job) -> None:
+        for some in jobs:
+            self.gates.setdefault(some, threading.Event())
+            with self.device.still:
+                self.device.submit(some)
+
+    def go_on(self, after: Job, some: Job | None) -> None:
+        if some is not None:
+            self.gates.setdefault(some, threading.Event())
+        with self.device.still:
+            self.device.go_on(after, some)
+
+    def began(self) -> Job:
+        return self.begun.get(timeout=30)
+
+    def end(self, some: Job) -> None:
+        self.gates[some].set()
+
+    def deliver(self, until: Job) -> None:
+        while until not in self.told:
+            self.device.deliver()
+
+    def _run(self, some: Job) -> object:
+        self.begun.put(some)
+        until = time.monotonic() + LONG  # so that none is run on the event loop
+        assert self.gates[some].wait(30)
+        while time.monotonic() < until:
+            pass
+        return some
+
+    def _ran(self, some: Job, at: float, until: float) -> None:
+        self.told.append(some)
+
+    def _done(self, some: Job, result: object, seconds: float) -> None:
+        assert result is some
+
+    def _failed(self, some: Job, error: BaseException) -> None:
+        raise error
+
+
+def gated(act: Callable[[Gated], None]) -> None:
+    async def main() -> None:
+        some = Gated()
+        act(some)
+        await some.device.close()
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=6))
+@settings(max_examples=30)
+def test_what_was_said_last_begins_by_itself_behind_what_was_submitted(
+    passes: list[tuple[int, int]],
+) -> None:
+    def act(gate: Gated) -> None:
+        fresh = map(job, count())
+        order = [next(fresh)]
+        gate.submit(order[0])
+        for said, others in passes:
+            running = gate.began()
+            for number in range(said):
+                coming = next(fresh)
+                gate.go_on(running, coming)
+                between = [next(fresh) for _ in range(others if number == 0 else 0)]
+                gate.submit(*between)
+                order += between
+            if not said:
+                gate.go_on(running, None)
+                coming = next(fresh)
+            gate.end(running)
+            for some in order[order.index(running) + 1 :]:
+                assert gate.began() is some
+                gate.end(some)
+            order.append(coming)
+            if said:  # it is at work before anybody has heard of the end of the other
+                assert running not in gate.told
+            gate.deliver(running)
+            gate.submit(coming)
+        assert gate.began() is order[-1]
+        gate.end(order[-1])
+        gate.deliver(order[-1])
+        assert gate.told == order
+        assert gate.device.under_way == 0
+
+    gated(act)
+
+
+def test_what_begins_by_itself_may_change_as_long_as_somebody_thinks() -> None:
+    def act(gate: Gated) -> None:
+        first, one, other = job(0), job(1), job(2)
+        gate.submit(first)
+        gate.go_on(gate.began(), one)
+        gate.gates[other] = threading.Event()
+        with gate.device.still:
+            gate.end(first)
+            gate.device.go_on(first, other)
+        assert gate.began() is other
+        gate.end(other)
+        gate.submit(other)
+        gate.deliver(other)
+        assert gate.told == [first, other]
+
+    gated(act)
+
+
+def test_what_was_said_too_late_is_submitted_as_usual() -> None:
+    def act(gate: Gated) -> None:
+        first, second = job(0), job(1)
+        gate.submit(first)
+        gate.began()
+        gate.end(first)
+        gate.deliver(first)
+        gate.go_on(first, second)
+        gate.submit(second)
+        assert gate.began() is second
+        gate.end(second)
+        gate.deliver(second)
+        assert gate.begun.empty()
+
+    gated(act)
+
+
+def test_whoever_asks_for_something_else_than_has_begun_is_wrong() -> None:
+    def act(gate: Gated) -> None:
+        first, second = job(0), job(1)
+        gate.submit(first)
+        gate.go_on(gate.began(), second)
+        gate.end(first)
+        assert gate.began() is second
+        with pytest.raises(LocalProtocolError, match="nobody has asked for"):
+            gate.submit(job(2))
+        gate.end(second)
+
+    gated(act)

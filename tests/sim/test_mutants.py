@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import asyncspec_nodes.machines.draft.features as feature_books
 import asyncspec_nodes.machines.draft.verdicts as verdicts
+import asyncspec_nodes.machines.verify.following as following
 import asyncspec_nodes.machines.verify.passes as passes
 import asyncspec_nodes.machines.verify.prunes as prunes
 import asyncspec_nodes.machines.verify.results as results
@@ -201,6 +202,19 @@ def first_features_sent(handle: object, rows: Any) -> Rows:
     return Rows(handle, tuple(range(len(rows))))
 
 
+def plan_not_renewed(state: Any) -> Any:
+    """What follows a pass is planned when it begins, and never again."""
+    return (state.running,)
+
+
+def word_not_kept(state: Any, now: float) -> Any:
+    """The next pass is planned once more when it begins."""
+    return START(replace(state, following=None), now)
+
+
+START = passes._start
+
+
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("a prune is dropped", prunes, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
@@ -220,6 +234,8 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("features are mixed up", feature_books, "note", features_by_place),
     ("the source is asked too early", Features, "reach", property(asked_ahead_of_features)),
     ("features of other rows are sent", results, "Rows", first_features_sent),
+    ("an old plan is followed", following, "_basis", plan_not_renewed),
+    ("another plan is followed", passes, "_start", word_not_kept),
 ]
 
 

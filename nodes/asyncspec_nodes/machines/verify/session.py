@@ -78,6 +78,10 @@ class Running(Struct, frozen=True):
         """Whether a session has a segment in it."""
         return any(part.waiting.session == session for part in self.parts)
 
+    def counts_for(self, session: SessionId) -> bool:
+        """Whether it is one of a session's turns."""
+        return not self.abandoned and self.of(session)
+
 
 class StageSession(Struct, frozen=True):
     """The state of one session; ``passes`` and the rest count what was spent on it."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Effect
 from asyncspec.pass_cost import PassCost
+from asyncspec.slots import Slots
 from asyncspec_nodes.machines.verify.rota import Rota
 from asyncspec_nodes.machines.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -85,6 +86,14 @@ class Known(Struct, frozen=True):
 UNKNOWN = Known()
 
 
+class Planned(Struct, frozen=True):
+    """A pass that has not begun: what it leaves of the queue, and each session's slots with it."""
+
+    running: Running
+    queue: tuple[Waiting, ...]
+    slots: Mapping[SessionId, Slots]
+
+
 class VerifyState(Struct, frozen=True):
     """Everything a stage knows. Mappings are never changed in place."""
 
@@ -106,6 +115,9 @@ class VerifyState(Struct, frozen=True):
     row_seconds: float = 0.0
     row_seconds_told: float = 0.0
     running: Running | None = None
+    # What the device goes on with when that has ended, and what this was planned from.
+    following: Planned | None = None
+    planned_from: tuple[object, ...] = ()
     # Computed, but the next stage has no credit for them yet. While one waits nothing is started.
     parked: tuple[Waiting, ...] = ()
     peers: frozenset[Rank] = frozenset()

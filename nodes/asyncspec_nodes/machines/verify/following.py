@@ -1,0 +1,98 @@
+"""Which pass comes next. It is planned while another is in service, and anew whenever something
+changes, so that the device can go on with it by itself: between two passes it waits for nobody.
+
+Nothing of a plan counts before its pass begins. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from operator import is_
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Next
+from asyncspec.jobs import Batch
+from asyncspec_nodes.machines.verify.batch import Costs, gather
+from asyncspec_nodes.machines.verify.session import Part, Running, plan, survivors
+from asyncspec_nodes.machines.verify.state import Effects, Planned, VerifyState
+from asyncspec_protocol.ids import SessionId
+
+
+def look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """Tell the device what follows the pass in service, where that is not what it was told last."""
+    running = state.running
+    if running is None:
+        return (replace(state, planned_from=()) if state.planned_from else state), ()
+    # What the first pass of all takes says which segments share the next.
+    if not (state.queue or state.following) or not state.cost.sizes:
+        return state, ()
+    basis = _basis(state)
+    if len(basis) == len(state.planned_from) and all(map(is_, basis, state.planned_from)):
+        return state, ()
+    known, following = state.following, planned(state)
+    state = replace(state, following=following, planned_from=basis)
+    if following is None:
+        return state, () if known is None else (Next(running.job, None),)
+    return state, (Next(running.job, following.running.job),)
+
+
+def planned(state: VerifyState) -> Planned | None:
+    """The pass that begins as soon as the device is free, as things stand; None where none can."""
+    config, queue = state.config, state.queue
+    held = _held(state)
+    if not queue or _crowded(state) or all(waiting.session in held for waiting in queue):
+        return None
+    alone = len(queue) == 1 or not state.cost.sizes
+    costs = None if alone else Costs(*state.cost.averages(), state.onward_row_seconds)
+    chosen, left = gather(queue, state.sessions, config.batch_rows, held, costs)
+    sessions = {waiting.session: state.sessions[waiting.session] for waiting in chosen}
+    if state.running is not None:
+        for name in sessions:
+            if state.running.counts_for(name):
+                sessions[name] = replace(sessions[name], turns=sessions[name].turns + 1)
+    parts: list[Part] = []
+    for waiting in chosen:
+        sessions[waiting.session], part = plan(
+            sessions[waiting.session], waiting, first=config.rank == 1, last=config.last
+        )
+        parts.append(part)
+    job = parts[0].job if len(parts) == 1 else Batch(tuple([part.job for part in parts]))
+    slots = {name: session.slots for name, session in sessions.items()}
+    return Planned(Running(tuple(parts), job), left, slots)
+
+
+def _basis(state: VerifyState) -> tuple[object, ...]:
+    """All that a plan is made of, but what passes take: a new average makes no better plan."""
+    return (
+        state.running,
+        state.queue,
+        state.sessions,
+        state.inflows,
+        state.rota,
+        state.allowed,
+        state.sent,
+        state.onward_row_seconds,
+    )
+
+
+def _held(state: VerifyState) -> Collection[SessionId]:
+    """Waiting sessions some of whose link's segments are still to come: these belong in one pass.
+    Nobody but they waits for them. And those whose batch has not its turn, or is not complete."""
+    rota, late = state.rota, [peer for peer, inflow in state.inflows.items() if inflow.expected]
+    if not late and not rota.batches:
+        return ()
+    way = state.config.way_of
+    here = {waiting.session for waiting in state.queue}
+    return {session for session in here if way(session) in late}.union(rota.held(here))
+
+
+def _crowded(state: VerifyState) -> bool:
+    """Whether something that is computed, or is about to be, has to wait for the next stage."""
+    if state.config.last:
+        return False
+    onward = len(state.parked)
+    for part in state.running.parts if state.running is not None else ():
+        session = state.sessions.get(part.waiting.session)
+        onward += session is not None and bool(survivors(session, part.waiting.ids))
+    return onward > max(0, state.allowed - state.sent)

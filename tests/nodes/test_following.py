@@ -1,0 +1,121 @@
+"""What follows a pass is known before it ends, and nothing counts until it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Abandon, Compute, Lost, Next, Received
+from asyncspec.jobs import Batch, Compact, Forward
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.messages import Close, Credit, Verdict
+from nodes.drive import Driven, done, following, opening, passes, prune, segment, sent, stage
+
+
+def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:
+    """A stage that knows what passes take and has one in service: nodes 1 and 2, children of 0."""
+    driven = stage(rank, stages)
+    (first,) = passes(driven.feed(heard(driven, 0, {0: -1})))
+    driven.feed(done(first, outcome(driven, first)))
+    (second,) = passes(driven.feed(heard(driven, 1, {1: 0, 2: 0})))
+    return driven, second
+
+
+def heard(driven: Driven, number: int, nodes: dict[int, int], **more: Any) -> Received:
+    """A segment from whom they come."""
+    rank = driven.machine.config.rank
+    message = segment(number, nodes, tokens=rank == 1, **more)
+    return Received(Rank(rank - 1) if rank > 1 else DRAFT, message, None if rank == 1 else "rows")
+
+
+def outcome(driven: Driven, job: Forward) -> object:
+    """Of a pass: tokens that no node has, or rows."""
+    last = driven.machine.config.last
+    return tuple(99 for _ in job.judge) if last else tuple(range(len(job.rows)))
+
+
+def test_a_segment_that_waits_is_said_to_follow_and_does() -> None:
+    driven, running = at_work()
+    (told,) = [e for e in driven.feed(heard(driven, 2, {3: 1, 4: 2})) if isinstance(e, Next)]
+    assert told.after is running
+    assert isinstance(told.job, Forward)
+    assert told.job.segment == 2
+    effects = driven.feed(done(running, outcome(driven, running)))
+    assert [e.job for e in effects if isinstance(e, Compute)] == [told.job]
+    assert next(e.job for e in effects if isinstance(e, Compute)) is told.job
+    assert driven.state.following is None
+    assert not following(effects)
+
+
+def test_rows_that_die_meanwhile_are_not_in_it() -> None:
+    driven, running = at_work()
+    driven.feed(heard(driven, 2, {3: 1, 4: 2}))
+    # Node 1 is accepted: 2 dies, and 4 with it. The cache is compacted before the next pass.
+    effects = driven.feed(prune(1, 5, (1,), (3,)))
+    assert [type(e.job) for e in effects if isinstance(e, Compute)] in ([], [Compact])
+    (job,) = following(effects)
+    assert isinstance(job, Forward)
+    assert job.tokens == (3,)
+    effects = driven.feed(done(running, outcome(driven, running)))
+    assert passes(effects) == [job]
+    (verdict,) = sent(driven.feed(done(job, outcome(driven, job))), Verdict)
+    assert verdict.ids == (3,)
+
+
+def test_nothing_follows_when_all_of_it_died() -> None:
+    driven, running = at_work()
+    driven.feed(heard(driven, 2, {4: 2}))
+    effects = driven.feed(prune(1, 5, (1,), ()))
+    assert following(effects) == [None]
+    assert not [e for e in effects if isinstance(e, Abandon)]
+    assert not passes(driven.feed(done(running, outcome(driven, running))))
+
+
+def test_nothing_follows_when_its_session_is_over() -> None:
+    driven, running = at_work()
+    driven.feed(heard(driven, 2, {3: 1}))
+    assert following(driven.feed(Received(DRAFT, Close(SessionId(0))))) == [None]
+    assert not passes(driven.feed(done(running, outcome(driven, running))))
+
+
+def test_other_sessions_join_it() -> None:
+    driven, running = at_work()
+    driven.feed(heard(driven, 2, {3: 1}))
+    driven.feed(Received(DRAFT, replace(opening(1, session=1), like=-1)))
+    (job,) = following(driven.feed(heard(driven, 0, {0: -1}, session=1)))
+    assert isinstance(job, Batch)
+    assert [one.session for one in job.passes] == [0, 1]
+    effects = driven.feed(done(running, outcome(driven, running)))
+    assert [e.job for e in effects if isinstance(e, Compute)] == [job]
+
+
+def test_nothing_follows_where_the_stage_after_has_no_room_for_what_is_in_service() -> None:
+    driven, running = at_work(1, 2)
+    driven.state = replace(driven.state, allowed=driven.state.sent)
+    assert not following(driven.feed(heard(driven, 2, {3: 1})))
+    # Room for what is in service is enough; what follows may wait for its own.
+    limit = driven.state.sent + 1
+    (job,) = following(driven.feed(Received(Rank(2), Credit(limit))))
+    assert isinstance(job, Forward)
+    effects = driven.feed(done(running, outcome(driven, running)))
+    assert passes(effects) == [job]
+
+
+def test_nothing_follows_once_the_stage_after_is_gone() -> None:
+    driven, _ = at_work(1, 2)
+    driven.feed(heard(driven, 2, {3: 1}))
+    assert following(driven.feed(Lost(Rank(2)))) == [None]
+
+
+def test_turns_count_as_if_it_had_been_planned_when_it_began() -> None:
+    """The first stage numbers a session's turns; one that is given up does not count."""
+    for given_up in (False, True):
+        driven, running = at_work()
+        driven.feed(heard(driven, 2, {3: 0, 4: 0}))
+        if given_up:
+            effects = driven.feed(prune(1, 5, (), (3, 4)))
+            assert [e.job for e in effects if isinstance(e, Abandon)] == [running]
+        (job,) = passes(driven.feed(done(running, outcome(driven, running))))
+        (verdict,) = sent(driven.feed(done(job, outcome(driven, job))), Verdict)
+        assert verdict.turn == (2 if given_up else 3)
