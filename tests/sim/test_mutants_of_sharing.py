@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.machines.verify.passes as passes
+import asyncspec_nodes.machines.verify.following as following
 import asyncspec_nodes.machines.verify.peers as peers
 import asyncspec_nodes.machines.verify.results as results
 from asyncspec.actor.machine import Request
@@ -104,7 +104,7 @@ def all_sessions_dropped(state: Any, over: Any) -> Any:
 DROP = peers._drop
 
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
-    ("all wait for what one has announced", passes, "_held", all_wait_for_one),
+    ("all wait for what one has announced", following, "_held", all_wait_for_one),
     ("verdicts are counted over all links", results, "_together", counted_together),
     ("verdicts go to draft node 0", results, "owner", all_to_the_first),
     ("a lost draft node takes all with it", peers, "_drop", all_sessions_dropped),
