@@ -23,6 +23,14 @@ REMEMBERED = 128
 """Jobs and trees that were given up, of which it is known: more than can be under way."""
 
 
+FORGETS = 0.9
+"""What is left of a job whose real work took long after each one whose took less: the pace is to
+be kept where many processes share a core."""
+
+LEAD = 0.25
+"""Of the time in which an emulated device has nothing to do: so much comes before its real work."""
+
+
 class Pace(Struct, frozen=True):
     """What an emulated device takes: passes of a stage, calls of a token source."""
 
@@ -50,7 +58,9 @@ class Paced:
 
     The real work is done amid the wait. A slow device's operations take milliseconds each, in which
     the interpreter is the event loop's; a small model's take microseconds, one right behind the
-    other, and would keep it from telling what the job before has brought.
+    other, and would keep it from telling what the job before has brought. And stages that emulate
+    equal devices on one machine end their passes together: their real work would take the cores
+    just when all of them, and the draft node, have something to tell.
 
     Where the real work takes longer than the pace, the pace is not kept: nothing is hurried.
     """
@@ -67,7 +77,7 @@ class Paced:
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         self._levels = KnownLevels()
-        # Of its time, what the real work of a job took last.
+        # Of its time, what the real work of a job takes: the most, lately.
         self._real = 1.0
         # What is in service, a batch tree by tree, and what was given up: maybe before its turn
         # has come. A batch keeps its pace as long as anybody waits for one of its trees.
@@ -83,11 +93,12 @@ class Paced:
             self._note()
         seconds, steps = self._pace.steps(self._to_pay(job))
         step = seconds / steps
-        self._given_up.wait((1 - self._real) / 2 * seconds)
+        self._given_up.wait(LEAD * (1 - self._real) * seconds)
         at = time.monotonic()
         result = self._run(job)
         if seconds:
-            self._real = min(1.0, (time.monotonic() - at) / seconds)
+            share = (time.monotonic() - at) / seconds
+            self._real = min(1.0, max(share, FORGETS * self._real))
         if seconds and self._given_up.wait(max(0.0, start + seconds - time.monotonic())):
             done = int((time.monotonic() - start) / step) + 1
             time.sleep(max(0.0, start + min(done, steps) * step - time.monotonic()))
