@@ -20,7 +20,7 @@ Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]
 
 
-BRIEF_SECONDS = 5e-3
+BRIEF_SECONDS = 10e-3
 """The operations of jobs that take less are tiny. Each of them leaves the interpreter to other
 threads, but the next one has it again before the event loop's has woken up."""
 
