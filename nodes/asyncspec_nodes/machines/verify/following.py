@@ -15,7 +15,7 @@ from asyncspec.actor.machine import Next
 from asyncspec.jobs import Batch
 from asyncspec_nodes.machines.verify.batch import Costs, gather
 from asyncspec_nodes.machines.verify.session import Part, Running, plan, survivors
-from asyncspec_nodes.machines.verify.state import Effects, Planned, VerifyState
+from asyncspec_nodes.machines.verify.state import Effects, Following, VerifyState
 from asyncspec_protocol.ids import SessionId
 
 
@@ -37,7 +37,7 @@ def look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
     return state, (Next(running.job, following.running.job),)
 
 
-def planned(state: VerifyState) -> Planned | None:
+def planned(state: VerifyState) -> Following | None:
     """The pass that begins as soon as the device is free, as things stand; None where none can."""
     config, queue = state.config, state.queue
     held = _held(state)
@@ -59,7 +59,7 @@ def planned(state: VerifyState) -> Planned | None:
         parts.append(part)
     job = parts[0].job if len(parts) == 1 else Batch(tuple([part.job for part in parts]))
     slots = {name: session.slots for name, session in sessions.items()}
-    return Planned(Running(tuple(parts), job), left, slots)
+    return Following(Running(tuple(parts), job), left, slots)
 
 
 def _basis(state: VerifyState) -> tuple[object, ...]:

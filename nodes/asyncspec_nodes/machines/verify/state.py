@@ -86,7 +86,7 @@ class Known(Struct, frozen=True):
 UNKNOWN = Known()
 
 
-class Planned(Struct, frozen=True):
+class Following(Struct, frozen=True):
     """A pass that has not begun: what it leaves of the queue, and each session's slots with it."""
 
     running: Running
@@ -116,7 +116,7 @@ class VerifyState(Struct, frozen=True):
     row_seconds_told: float = 0.0
     running: Running | None = None
     # What the device goes on with when that has ended, and what this was planned from.
-    following: Planned | None = None
+    following: Following | None = None
     planned_from: tuple[object, ...] = ()
     # Computed, but the next stage has no credit for them yet. While one waits nothing is started.
     parked: tuple[Waiting, ...] = ()
