@@ -139,9 +139,9 @@ class Device:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
-            at = time.monotonic()
+            worked = self._worked
             outcome = self._perform(job)
-            brief = time.monotonic() - at < BRIEF_SECONDS
+            brief = self._worked - worked < BRIEF_SECONDS
             with self.still:
                 self._over.append((1, *outcome))
                 goes_on = self._after is job and self._next is not None

@@ -47,17 +47,15 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if begun is None:
         return state, ()
     parts, most = begun.running.parts, state.config.batch_rows
-    slots = begun.slots
-    sessions = {
-        name: replace(session, slots=slots[name]) if name in slots else session
-        for name, session in state.sessions.items()
+    seated = {
+        name: replace(state.sessions[name], slots=slots) for name, slots in begun.slots.items()
     }
     state = replace(
         state,
         queue=begun.queue,
         running=begun.running,
         following=None,
-        sessions=sessions,
+        sessions={**state.sessions, **seated},
         fit=max(1, most // max([len(part.job.rows) for part in parts])),
     )
     started = [part.waiting.session for part in parts]
