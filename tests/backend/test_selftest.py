@@ -9,9 +9,10 @@ from random import Random
 import pytest
 import torch
 
-from asyncspec.backend.hf import linear, selftest, shard
+from asyncspec.backend.hf import dense, linear, mlas, selftest, shard
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.linear import RowLinear
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.mlas import MlasLinear
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.stage import HFStage
 from backend.conformance import Walk, sequential
@@ -27,6 +28,22 @@ def checkpoint(tiny: Callable[..., Path]) -> Checkpoint:
     return open_checkpoint(tiny("llama-odd"))
 
 
+@pytest.fixture(
+    params=[
+        RowLinear,
+        pytest.param(
+            MlasLinear,
+            marks=pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product"),
+        ),
+    ]
+)
+def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[RowwiseLinear]:
+    """Of float32 weights on any CPU, and on those that have a quicker one that."""
+    chosen: type[RowwiseLinear] = request.param
+    monkeypatch.setattr(dense, "is_quickest", lambda: chosen is MlasLinear)
+    return chosen
+
+
 def differing(stages: list[HFStage]) -> int:
     random = Random(0)
     tokens = [random.randrange(VOCAB) for _ in range(120)]
@@ -37,11 +54,13 @@ def differing(stages: list[HFStage]) -> int:
     return len(probe.different(alone))
 
 
-def test_here_everything_holds(checkpoint: Checkpoint) -> None:
+def test_here_everything_holds(checkpoint: Checkpoint, product: type[RowwiseLinear]) -> None:
     (stage,) = cut(checkpoint, 1)
     assert stage.guarantee == "bitwise"
-    assert stage.recipe == Recipe()
-    assert {x.min_rows for x in stage.shard.linears} == {2}
+    # One row is doubled for oneDNN alone.
+    assert stage.recipe == Recipe(min_rows=product.fewest_rows)
+    assert {type(x) for x in stage.shard.linears} == {product}
+    assert {x.min_rows for x in stage.shard.linears} == {product.fewest_rows}
 
 
 def test_fast_mode_promises_nothing(checkpoint: Checkpoint) -> None:
@@ -53,6 +72,7 @@ def test_fast_mode_promises_nothing(checkpoint: Checkpoint) -> None:
 def test_without_the_private_operators(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dense, "is_quickest", lambda: False)
     monkeypatch.setattr(linear, "can_pack", lambda: False)
     stages = cut(checkpoint, 2)
     assert not any(stage.recipe.packed for stage in stages)
@@ -82,14 +102,14 @@ def test_shorter_chains_are_found(checkpoint: Checkpoint, monkeypatch: pytest.Mo
 
 
 def test_products_that_see_other_rows(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, product: type[RowwiseLinear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = RowLinear.product
+    blind = product.product
 
-    def sees(self: RowLinear, x: torch.Tensor) -> torch.Tensor:
-        return product(self, x) * (1 + 1e-6 * x.numel())
+    def sees(self: RowwiseLinear, x: torch.Tensor) -> torch.Tensor:
+        return blind(self, x) * (1 + 1e-6 * x.numel())
 
-    monkeypatch.setattr(RowLinear, "product", sees)
+    monkeypatch.setattr(product, "product", sees)
     (stage,) = cut(checkpoint, 1)
     assert stage.guarantee == "tolerance"
     assert stage.recipe.min_rows == 16

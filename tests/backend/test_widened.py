@@ -13,11 +13,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import cpu, dense, widened
+from asyncspec.backend.hf import cpu, dense, mlas, widened
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.mlas import MlasLinear
 from asyncspec.backend.hf.recipe import FAST, Recipe
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
@@ -175,7 +176,8 @@ def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
 def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> None:
     old_cpu(half)
     weight = random(24, 16)
-    assert type(dense_linear(weight, None, Recipe(), weight.dtype)) is RowLinear
+    wide = MlasLinear if mlas.is_quickest() else RowLinear
+    assert type(dense_linear(weight, None, Recipe(), weight.dtype)) is wide
     used = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16)
     assert type(used) is (HalfLinear if half else WidenedLinear)
     assert used.weight_bytes == 24 * 16 * 2

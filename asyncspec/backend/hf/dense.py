@@ -8,6 +8,7 @@ import torch
 
 from asyncspec.backend.hf.cpu import product_type, reads_half
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.mlas import MlasLinear, is_quickest
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, magnitude
 
@@ -29,10 +30,19 @@ def dense_linear(
     """A linear layer for rows of ``dtype`` of ``weight`` [N, K], which is of that type or of its
     ``kept_type``; in memory of its own unless ``shared``."""
     if weight.dtype == dtype == product_type(dtype):
-        return RowLinear(weight, bias, recipe, shared=shared)
+        return _as_kept(weight, bias, recipe, shared=shared)
     # FBGEMM would make numbers of what is none.
     if reads_half() and not shared and math.isfinite(magnitude(weight)):
         return HalfLinear(weight, bias, dtype, recipe)
     if weight.dtype == dtype:
         return WidenedLinear(weight, bias, recipe, shared=shared)
-    return RowLinear(weight.to(dtype), bias, recipe)
+    return _as_kept(weight.to(dtype), bias, recipe)
+
+
+def _as_kept(
+    weight: torch.Tensor, bias: torch.Tensor | None, recipe: Recipe, *, shared: bool = False
+) -> RowwiseLinear:
+    """Of weights that are multiplied in the type they are kept in."""
+    if weight.dtype == torch.float32 and not shared and is_quickest():
+        return MlasLinear(weight, bias)
+    return RowLinear(weight, bias, recipe, shared=shared)

@@ -25,13 +25,16 @@ def preload(file: Path) -> None:
         cores.set_local_threads(config)
     one_quiet_thread()
     from asyncspec.actor import loop
-    from asyncspec.backend.hf import draft, stage
+    from asyncspec.backend.hf import draft, mlas, stage
     from asyncspec.backend.hf.inspect import inspect_checkpoint
     from asyncspec.backend.hf.shard import model_class
     from asyncspec_nodes.node import process
     from asyncspec_nodes.serving import tokenizer
 
     loop.loop_factory()
+    if mlas.suits():
+        with contextlib.suppress(ImportError):
+            mlas.import_quietly()
     del draft, stage, process, tokenizer
     if config is not None:
         with contextlib.suppress(AsyncSpecError):

@@ -1,0 +1,104 @@
+"""onnxruntime's product: any number of rows, any shape, and nothing is told to anyone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import mlas
+from asyncspec.backend.hf.dense import dense_linear
+from asyncspec.backend.hf.linear import RowLinear
+from asyncspec.backend.hf.mlas import MlasLinear
+from asyncspec.backend.hf.recipe import Recipe
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.torch
+
+MOST = 300
+HERE = pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@HERE
+@pytest.mark.parametrize("shape", [(24, 16), (70, 250), (1, 3), (513, 129), (256, 1024)])
+def test_rows_are_blind_to_each_other(shape: tuple[int, int]) -> None:
+    linear = MlasLinear(random(*shape), random(shape[0], seed=1))
+    x = random(MOST, shape[1], seed=2)
+    whole = linear(x)
+    for count in range(1, MOST):
+        assert torch.equal(linear(x[:count]), whole[:count])
+        assert torch.equal(linear(x[None, -count:])[0], whole[-count:])
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 4), max_size=3))
+def test_it_is_the_product(height: int, width: int, leading: list[int]) -> None:
+    weight, bias, x = random(height, width), random(height, seed=1), random(*leading, width)
+    want = torch.nn.functional.linear(x, weight, bias)
+    made = MlasLinear(weight, bias)
+    # The session has a copy of its own, whatever the shape: what it was made of may be freed.
+    weight.fill_(torch.nan)
+    torch.testing.assert_close(made(x), want)
+
+
+def test_operands_may_lie_as_they_like() -> None:
+    weight, x = random(16, 24).T, random(24, 5).T[:, :16]
+    want = torch.nn.functional.linear(x, weight)
+    torch.testing.assert_close(MlasLinear(weight, None)(x), want)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    weight = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]])
+    got = MlasLinear(weight, None)(torch.ones(3, 2))
+    assert got[0].isfinite().tolist() == [False, False, True]
+
+
+@HERE
+def test_where_it_is_used() -> None:
+    """A matrix that is an embedding too has to lie there as it is."""
+    weight = random(24, 16)
+    made = dense_linear(weight, None, Recipe(), torch.float32)
+    assert (type(made), made.weight_bytes) == (MlasLinear, 24 * 16 * 4)
+    shared = dense_linear(weight, None, Recipe(), torch.float32, shared=True)
+    assert (type(shared), shared.weight_bytes) == (RowLinear, 0)
+
+
+def test_without_onnxruntime_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert not mlas.is_quickest.__wrapped__()
+
+
+def test_it_keeps_to_itself(tmp_path: Path) -> None:
+    """No thread and no file, which telling its makers of its use would need."""
+    told = """
+import os
+from asyncspec.backend.hf import mlas
+mlas.import_quietly()
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("threads are counted in /proc")
+    environment = {name: value for name, value in os.environ.items() if "ORT_" not in name}
+    subprocess.run(
+        [sys.executable, "-c", told],
+        check=True,
+        timeout=120,
+        env=environment
+        | {
+            "HOME": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+    )
+    assert not [*tmp_path.iterdir()]
