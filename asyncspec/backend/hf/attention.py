@@ -150,6 +150,10 @@ class TreeAttention(Tree):
 class FastAttention(TreeAttention):
     """Whatever is quick: torch's fused kernel, or plain operations where scores are capped."""
 
+    def mask_start(self) -> int:
+        """See ``TreeAttention``. One mask for all slots, so that no layer has to make it whole."""
+        return 0
+
     def kernel(
         self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
     ) -> torch.Tensor:
@@ -159,12 +163,11 @@ class FastAttention(TreeAttention):
         kind = product_type(query.dtype)
         values = values.to(kind)
         if asked.softcap is None:
-            full = torch.nn.functional.pad(mask, (start, 0)).to(kind)
             out = torch.nn.functional.scaled_dot_product_attention(
                 query.to(kind)[None],
                 keys.to(kind)[None],
                 values[None],
-                attn_mask=full,
+                attn_mask=mask.to(kind),
                 scale=asked.scaling,
             )[0]
         else:
@@ -175,7 +178,7 @@ class FastAttention(TreeAttention):
                 .tanh_()
                 .mul_(asked.softcap)
             )
-            scores[..., start:] += mask
+            scores += mask
             out = torch.bmm(scores.softmax(-1).to(kind), values)
         return out.to(query.dtype)
 

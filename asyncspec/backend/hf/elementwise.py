@@ -25,8 +25,11 @@ class WholeVectors(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape out as in."""
+        short = -x.numel() % _VECTOR
+        if not short and x.is_contiguous():
+            whole: torch.Tensor = self.function(x)
+            return whole
         flat = x.reshape(-1)
-        short = -flat.numel() % _VECTOR
         if short:
             flat = torch.cat([flat, flat.new_zeros(short)])
         y: torch.Tensor = self.function(flat)

@@ -40,7 +40,10 @@ class LeanAttention(nn.Module):
         """Hidden states [1, n, H] -> [1, n, H]."""
         query, key, value = self._heads(x)
         if self._turns:
-            query, key = turn(query, turns), turn(key, turns)
+            # Together: a product of few rows is mostly its operations' number.
+            sizes = query.shape[1], key.shape[1]
+            turned = turn(torch.cat([query, key], 1), turns)
+            query, key = turned.split_with_sizes(sizes, 1)
         heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         out = tree.attend(self._asked, *heads)
         mixed: torch.Tensor = self.o_proj.forward(out.flatten(1).unsqueeze(0))

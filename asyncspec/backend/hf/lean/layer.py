@@ -40,9 +40,13 @@ class LeanLayer(nn.Module):
         out: torch.Tensor = after.forward(
             self.attention.forward(before.forward(hidden), turns, tree)
         )
-        hidden = hidden + (out if self._scale == 1 else out * self._scale)
+        hidden = self._added(out, hidden)
         out = after_block.forward(self.block.forward(before_block.forward(hidden)))
-        return hidden + (out if self._scale == 1 else out * self._scale)
+        return self._added(out, hidden)
+
+    def _added(self, out: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """In place of ``out``, which nobody else has."""
+        return (out if self._scale == 1 else out.mul_(self._scale)).add_(hidden)
 
 
 class LeanBlock(nn.Module):
@@ -60,7 +64,7 @@ class LeanBlock(nn.Module):
         """x [1, n, H] -> [1, n, H]."""
         products = [part.forward(x) for part in self.inputs]
         gate, up = products if len(products) == 2 else products[0].chunk(2, -1)
-        out: torch.Tensor = self.down_proj.forward(self.activation(gate) * up)
+        out: torch.Tensor = self.down_proj.forward(self.activation(gate).mul_(up))
         return out
 
 

@@ -1,4 +1,4 @@
-"""RMS norms in one call."""
+"""RMS norms in few operations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ class LeanNorm(nn.Module):
         # The parameter as it was: it counts as this shard's memory.
         self.weight = family.weight
         self._inner, self._outer = inner, outer
-        self._shape = tuple(self.weight.shape)
-        self._epsilon = _epsilon(family)
+        (self._width,) = self.weight.shape
+        epsilon = _epsilon(family)
+        assert epsilon is not None, "lean_norm asks for one"
+        self._epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., W] -> [..., W]."""
         wide = x if x.dtype == torch.float32 else x.float()
-        out = torch.rms_norm(wide, self._shape, self._inner, self._epsilon)
+        # What ``torch.rms_norm`` does, which takes half as many operations again for it.
+        squares = (wide * wide).sum(-1, keepdim=True)
+        out = wide * squares.div_(self._width).add_(self._epsilon).rsqrt_()
+        if self._inner is not None:
+            out = out.mul_(self._inner)
         if out.dtype != x.dtype:
             out = out.to(x.dtype)
         return out if self._outer is None else out * self._outer
