@@ -16,6 +16,7 @@ from asyncspec.backend.hf import mlas
 from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.linear import RowLinear
 from asyncspec.backend.hf.mlas import MlasLinear
+from asyncspec.backend.hf.noise import noise
 from asyncspec.backend.hf.recipe import Recipe
 
 pytest.importorskip("onnxruntime")
@@ -25,15 +26,11 @@ MOST = 300
 HERE = pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product")
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 @HERE
 @pytest.mark.parametrize("shape", [(24, 16), (70, 250), (1, 3), (513, 129), (256, 1024)])
 def test_rows_are_blind_to_each_other(shape: tuple[int, int]) -> None:
-    linear = MlasLinear(random(*shape), random(shape[0], seed=1))
-    x = random(MOST, shape[1], seed=2)
+    linear = MlasLinear(noise(*shape), noise(shape[0], seed=1))
+    x = noise(MOST, shape[1], seed=2)
     whole = linear(x)
     for count in range(1, MOST):
         assert torch.equal(linear(x[:count]), whole[:count])
@@ -42,7 +39,7 @@ def test_rows_are_blind_to_each_other(shape: tuple[int, int]) -> None:
 
 @given(st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 4), max_size=3))
 def test_it_is_the_product(height: int, width: int, leading: list[int]) -> None:
-    weight, bias, x = random(height, width), random(height, seed=1), random(*leading, width)
+    weight, bias, x = noise(height, width), noise(height, seed=1), noise(*leading, width)
     want = torch.nn.functional.linear(x, weight, bias)
     made = MlasLinear(weight, bias)
     # The session has a copy of its own, whatever the shape: what it was made of may be freed.
@@ -51,7 +48,7 @@ def test_it_is_the_product(height: int, width: int, leading: list[int]) -> None:
 
 
 def test_operands_may_lie_as_they_like() -> None:
-    weight, x = random(16, 24).T, random(24, 5).T[:, :16]
+    weight, x = noise(16, 24).T, noise(24, 5).T[:, :16]
     want = torch.nn.functional.linear(x, weight)
     torch.testing.assert_close(MlasLinear(weight, None)(x), want)
 
@@ -65,7 +62,7 @@ def test_what_is_no_number_stays_none() -> None:
 @HERE
 def test_where_it_is_used() -> None:
     """A matrix that is an embedding too has to lie there as it is."""
-    weight = random(24, 16)
+    weight = noise(24, 16)
     made = dense_linear(weight, None, Recipe(), torch.float32)
     assert (type(made), made.weight_bytes) == (MlasLinear, 24 * 16 * 4)
     shared = dense_linear(weight, None, Recipe(), torch.float32, shared=True)

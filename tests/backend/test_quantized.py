@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.noise import noise
 from asyncspec.backend.hf.quantized import (
     GROUP,
     Int4Linear,
@@ -30,10 +31,6 @@ BOUND = {"int8": 0.015, "int4": 0.12}
 SHAPES = st.tuples(st.integers(1, 200), st.integers(1, 300))
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def made(
     kind: str, weight: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> RowwiseLinear:
@@ -48,8 +45,8 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(256, 512), (100, 96), (151, 88), (33, 1000), (2, 24)])
 def test_errors_are_bounded(kind: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    weight, bias = random(*shape) / math.sqrt(shape[1]), random(shape[0], seed=1).to(dtype)
-    x = random(2, 64, shape[1], seed=2).to(dtype)
+    weight, bias = noise(*shape) / math.sqrt(shape[1]), noise(shape[0], seed=1).to(dtype)
+    x = noise(2, 64, shape[1], seed=2).to(dtype)
     linear = made(kind, weight, dtype)
     exact = x.float() @ weight.T
     assert linear(x).dtype == dtype
@@ -60,8 +57,8 @@ def test_errors_are_bounded(kind: str, dtype: torch.dtype, shape: tuple[int, int
 
 @given(shape=SHAPES, seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(KINDS)))
 def test_a_row_is_itself_among_any_others(shape: tuple[int, int], seed: int, kind: str) -> None:
-    linear = made(kind, random(*shape, seed=seed), torch.bfloat16)
-    x = random(70, shape[1], seed=seed + 1).bfloat16()
+    linear = made(kind, noise(*shape, seed=seed), torch.bfloat16)
+    x = noise(70, shape[1], seed=seed + 1).bfloat16()
     together = linear.product(x)
     assert not together.isnan().any()
     for rows in (1, 2, 3, 4, 5, 16, 33, 64):
@@ -73,7 +70,7 @@ def test_a_row_is_itself_among_any_others(shape: tuple[int, int], seed: int, kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(kind: str) -> None:
     """The same weights with columns and rows of zeros behind them are the same layer."""
-    weight, x = random(50, 70), random(5, 70, seed=1).bfloat16()
+    weight, x = noise(50, 70), noise(5, 70, seed=1).bfloat16()
     wide = torch.nn.functional.pad(weight, (0, 26, 0, 30))
     padded = made(kind, wide, torch.bfloat16)(torch.nn.functional.pad(x, (0, 26)))
     assert torch.equal(made(kind, weight, torch.bfloat16)(x), padded[:, :50])
@@ -82,7 +79,7 @@ def test_padding_changes_nothing(kind: str) -> None:
 
 @given(rows=st.integers(1, 9), width=st.integers(1, 40), seed=st.integers(0, 2**32))
 def test_int8_is_off_by_half_a_step(rows: int, width: int, seed: int) -> None:
-    dense = random(rows, width, seed=seed)
+    dense = noise(rows, width, seed=seed)
     whole, scales = quantize_int8(dense)
     off = (whole.float() * scales.float()[:, None] - dense).abs()
     # The scale is a bfloat16: the largest weight may be cut by its rounding.
@@ -92,7 +89,7 @@ def test_int8_is_off_by_half_a_step(rows: int, width: int, seed: int) -> None:
 
 @given(rows=st.integers(1, 9), groups=st.integers(1, 4), seed=st.integers(0, 2**32))
 def test_int4_is_off_by_little_more_than_half_a_step(rows: int, groups: int, seed: int) -> None:
-    dense = random(rows, groups * 32, seed=seed)
+    dense = noise(rows, groups * 32, seed=seed)
     levels, steps = quantize_int4(dense, 32)
     scale, offset = (x.float().T.repeat_interleave(32, 1) for x in steps.unbind(-1))
     assert levels.min() >= 0
@@ -111,7 +108,7 @@ def test_constant_weights(kind: str, value: float) -> None:
 
 
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = random(300, 96), random(4, 96, seed=1).bfloat16()
+    weight, x = noise(300, 96), noise(4, 96, seed=1).bfloat16()
     whole = {kind: made(kind, weight, torch.bfloat16)(x) for kind in KINDS}
     monkeypatch.setattr("asyncspec.backend.hf.quantized.SLICE", 1)
     for kind in KINDS:
@@ -119,8 +116,8 @@ def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes() -> None:
-    dense = dense_linear(random(256, 512).bfloat16(), None, Recipe(), torch.bfloat16)
-    int8, int4 = (made(kind, random(256, 512), torch.bfloat16) for kind in ("int8", "int4"))
+    dense = dense_linear(noise(256, 512).bfloat16(), None, Recipe(), torch.bfloat16)
+    int8, int4 = (made(kind, noise(256, 512), torch.bfloat16) for kind in ("int8", "int4"))
     for linear in (int8, int4):
         held = [x for x in vars(linear).values() if isinstance(x, torch.Tensor)]
         assert linear.weight_bytes == sum(x.numel() * x.element_size() for x in held)

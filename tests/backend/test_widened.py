@@ -19,6 +19,7 @@ from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.mlas import MlasLinear
+from asyncspec.backend.hf.noise import noise
 from asyncspec.backend.hf.recipe import FAST, Recipe
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
@@ -35,10 +36,6 @@ NEW = 32
 fbgemm = pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")
 WAYS = [pytest.param(True, id="half", marks=fbgemm), pytest.param(False, id="slices")]
 """Whether FBGEMM is used."""
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[RowwiseLinear]:
@@ -65,18 +62,18 @@ def test_long_strips_never_take_rows_away(rows: int) -> None:
 
 @fbgemm
 def test_no_row_is_added_where_rows_need_not_be_blind() -> None:
-    weight = random(70, 250).bfloat16()
+    weight = noise(70, 250).bfloat16()
     quick, blind = (HalfLinear(weight, None, weight.dtype, each) for each in (FAST, Recipe()))
     assert [quick.padded(rows) for rows in range(1, MOST)] == [*range(1, MOST)]
     assert blind.padded(1) == 3
-    x = random(7, 250, seed=1).bfloat16()
+    x = noise(7, 250, seed=1).bfloat16()
     torch.testing.assert_close(quick(x), blind(x))
 
 
 @fbgemm
 def test_in_long_strips_rows_are_blind_to_each_other() -> None:
-    weight, x = random(70, 250).bfloat16(), random(MOST, 250, seed=1).bfloat16()
-    linear = HalfLinear(weight, random(70, seed=2).bfloat16(), torch.bfloat16, Recipe())
+    weight, x = noise(70, 250).bfloat16(), noise(MOST, 250, seed=1).bfloat16()
+    linear = HalfLinear(weight, noise(70, seed=2).bfloat16(), torch.bfloat16, Recipe())
     whole = linear(x)
     for count in range(1, MOST):
         assert torch.equal(linear(x[:count]), whole[:count])
@@ -87,8 +84,8 @@ def test_in_long_strips_rows_are_blind_to_each_other() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("scale", [1e-30, 0.02, 1e30])
 def test_products_are_float32s_rounded_once(scale: float, bias: bool) -> None:
-    weight, x = (random(48, 300) * scale).bfloat16(), random(9, 300, seed=1).bfloat16()
-    added = (random(48, seed=2) * scale).bfloat16() if bias else None
+    weight, x = (noise(48, 300) * scale).bfloat16(), noise(9, 300, seed=1).bfloat16()
+    added = (noise(48, seed=2) * scale).bfloat16() if bias else None
     want = x.double() @ weight.double().T + (added.double() if added is not None else 0)
     for linear in layers(weight, added):
         got = linear(x)
@@ -116,7 +113,7 @@ def test_weights_are_kept(values: list[float]) -> None:
 
 
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = random(300, 96).bfloat16(), random(4, 96, seed=1).bfloat16()
+    weight, x = noise(300, 96).bfloat16(), noise(4, 96, seed=1).bfloat16()
     whole = [linear(x) for linear in layers(weight, None)]
     monkeypatch.setattr(widened, "_PACKED", 96 * 128)
     monkeypatch.setattr(widened, "_WIDENED", 96 * 128)
@@ -126,7 +123,7 @@ def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dots_are_float32s(old_cpu: Callable[[bool], None]) -> None:
     old_cpu(True)
-    query, keys = random(2, 8, 64).bfloat16(), random(2, 1216, 64, seed=1).bfloat16()
+    query, keys = noise(2, 8, 64).bfloat16(), noise(2, 1216, 64, seed=1).bfloat16()
     got = dots(query, keys)
     assert got.dtype == torch.float32
     want = query.double() @ keys.double().transpose(1, 2)
@@ -175,7 +172,7 @@ def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
 @pytest.mark.parametrize("half", WAYS)
 def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> None:
     old_cpu(half)
-    weight = random(24, 16)
+    weight = noise(24, 16)
     wide = MlasLinear if mlas.is_quickest() else RowLinear
     assert type(dense_linear(weight, None, Recipe(), weight.dtype)) is wide
     used = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16)
