@@ -26,13 +26,11 @@ class WholeVectors(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape out as in."""
         short = -x.numel() % _VECTOR
-        if not short and x.is_contiguous():
-            whole: torch.Tensor = self.function(x)
-            return whole
-        flat = x.reshape(-1)
-        if short:
-            flat = torch.cat([flat, flat.new_zeros(short)])
-        y: torch.Tensor = self.function(flat)
+        y: torch.Tensor
+        if not short:
+            y = self.function(x.contiguous())
+            return y
+        y = self.function(torch.cat([x.reshape(-1), x.new_zeros(short)]))
         return y[: x.numel()].view(x.shape)
 
 

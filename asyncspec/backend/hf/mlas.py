@@ -24,15 +24,22 @@ _OPSET, _FORMAT = 17, 8
 @cache
 def is_quickest() -> bool:
     """Whether onnxruntime is there, and its product the one to use on this CPU."""
-    if not (suits() and _imports()):
+    if not is_here():
         return False
     product = MlasLinear(torch.eye(16), None)(torch.ones(2, 16))
     return bool((product == 1).all())
 
 
-def suits() -> bool:
-    """Whether this CPU is one of those: with AVX-512 oneDNN's are as quick (ARM: not tried)."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX2"
+def is_here() -> bool:
+    """Whether this is one of those CPUs (with AVX-512 oneDNN's are as quick, ARM was not tried) and
+    onnxruntime can be imported, which it is then."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return False
+    try:
+        import_quietly()
+    except ImportError:
+        return False
+    return True
 
 
 def import_quietly() -> Any:
@@ -41,14 +48,6 @@ def import_quietly() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import_module("onnx.helper")
     return import_module("onnxruntime")
-
-
-def _imports() -> bool:
-    try:
-        import_quietly()
-    except ImportError:
-        return False
-    return True
 
 
 @cache

@@ -32,9 +32,7 @@ def preload(file: Path) -> None:
     from asyncspec_nodes.serving import tokenizer
 
     loop.loop_factory()
-    if mlas.suits():
-        with contextlib.suppress(ImportError):
-            mlas.import_quietly()
+    mlas.is_here()
     del draft, stage, process, tokenizer
     if config is not None:
         with contextlib.suppress(AsyncSpecError):

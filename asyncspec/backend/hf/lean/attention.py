@@ -40,7 +40,7 @@ class LeanAttention(nn.Module):
         """Hidden states [1, n, H] -> [1, n, H]."""
         query, key, value = self._heads(x)
         if self._turns:
-            # Together: a product of few rows is mostly its operations' number.
+            # Together: what few rows take is mostly a matter of how many operations there are.
             sizes = query.shape[1], key.shape[1]
             turned = turn(torch.cat([query, key], 1), turns)
             query, key = turned.split_with_sizes(sizes, 1)

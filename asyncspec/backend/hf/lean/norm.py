@@ -17,14 +17,18 @@ class LeanNorm(nn.Module):
     """x / rms(x) in float32, times ``inner`` before it is rounded to the type of ``x``, and times
     ``outer`` after."""
 
-    def __init__(self, family: Any, inner: torch.Tensor | None, outer: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        family: Any,
+        epsilon: float,
+        inner: torch.Tensor | None,
+        outer: torch.Tensor | None,
+    ) -> None:
         super().__init__()
         # The parameter as it was: it counts as this shard's memory.
         self.weight = family.weight
         self._inner, self._outer = inner, outer
         (self._width,) = self.weight.shape
-        epsilon = _epsilon(family)
-        assert epsilon is not None, "lean_norm asks for one"
         self._epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,21 +48,18 @@ def lean_norm(family: Any) -> nn.Module:
     """A family's RMS norm in the form that has its bits on noise; itself where none has, or where
     it is something else."""
     weight = getattr(family, "weight", None)
-    if weight is None or weight.dim() != 1 or _epsilon(family) is None:
+    epsilon = getattr(family, "variance_epsilon", getattr(family, "eps", None))
+    if weight is None or weight.dim() != 1 or epsilon is None:
         return family  # type: ignore[no-any-return]
     x = noise(_ROWS, len(weight)).to(weight.dtype)
     want = family(x)
-    fitting = (lean for lean in _forms(family) if torch.equal(lean(x), want))
+    fitting = (lean for lean in _forms(family, epsilon) if torch.equal(lean(x), want))
     return next(fitting, family)
 
 
-def _forms(family: Any) -> Iterator[LeanNorm]:
+def _forms(family: Any, epsilon: float) -> Iterator[LeanNorm]:
     """Families weight before or after rounding, or with 1 + weight."""
     weight = family.weight.detach()
-    yield LeanNorm(family, weight.float(), None)
-    yield LeanNorm(family, None, weight)
-    yield LeanNorm(family, weight.float() + 1, None)
-
-
-def _epsilon(family: Any) -> float | None:
-    return getattr(family, "variance_epsilon", getattr(family, "eps", None))
+    yield LeanNorm(family, epsilon, weight.float(), None)
+    yield LeanNorm(family, epsilon, None, weight)
+    yield LeanNorm(family, epsilon, weight.float() + 1, None)
