@@ -15,6 +15,7 @@ from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.proposals import best_successors
+from asyncspec.backend.hf.quick_floor import set_quick_floor
 from asyncspec.backend.hf.recipe import FAST
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
@@ -221,4 +222,5 @@ def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None
             # A draft is to be quick: a tied head gets a packed copy.
             share_tied=False,
         )
+        set_quick_floor(shard.linears)
     return HFDraft(shard, vocab)

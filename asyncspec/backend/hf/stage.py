@@ -15,6 +15,7 @@ from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.quantized import check_quantize
+from asyncspec.backend.hf.quick_floor import set_quick_floor
 from asyncspec.backend.hf.recipe import FAST, Guarantee, Mode, Quantize, Recipe
 from asyncspec.backend.hf.selftest import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
@@ -228,9 +229,11 @@ def load_stage(
         shard = load_shard(checkpoint, first, last, torch_dtype, mode, start, quantize=quantize)
         Freed().add(shard.weight_bytes)
         if mode == "fast":
+            set_quick_floor(shard.linears)
             return HFStage(shard, mode, start, "tolerance")
         if recipe is None:
             recipe = choose_recipe(shard)
+            set_quick_floor(shard.linears)
         return HFStage(shard, mode, recipe, confirm(shard, recipe))
 
 

@@ -1,0 +1,111 @@
+"""Products that are filled up to a few rows where that is quicker: same bits, large stages only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import dense, quick_floor
+from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.backend.hf.cpu import can_pack
+from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.noise import noise
+from asyncspec.backend.hf.quick_floor import GAIN, QUICK, quicker, set_quick_floor
+from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
+from asyncspec.backend.hf.stage import HFStage
+from backend.probe import cut, same_bits
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def checkpoint(tiny: Callable[..., Path]) -> Checkpoint:
+    return open_checkpoint(tiny("llama-odd"))
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's product on any CPU that has it, and no stage too small to be tried."""
+    if not can_pack():
+        pytest.skip("oneDNN's product is not here")
+    monkeypatch.setattr(dense, "is_quickest", lambda: False)
+    monkeypatch.setattr(quick_floor, "LEAST", 0)
+
+
+def floors(stages: list[HFStage]) -> set[int]:
+    return {linear.min_rows for stage in stages for linear in stage.shard.linears}
+
+
+@pytest.mark.usefixtures("packed")
+def test_rows_of_filled_up_passes_have_the_same_bits(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    filled = cut(checkpoint, 2)
+    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: False)
+    own = cut(checkpoint, 2)
+    assert (floors(filled), floors(own)) == ({QUICK}, {RowLinear.fewest_rows})
+    same_bits(filled, "filled")
+    for one, other in zip(filled, own, strict=True):
+        for linear, same in zip(one.shard.linears, other.shard.linears, strict=True):
+            x = noise(1, linear.in_features)
+            assert torch.equal(linear(x), same(x))
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_what_is_tried_is_what_is_kept(
+    mode: Mode, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing below a stage's own floor is tried, and no timing makes one lower."""
+    asked: list[int] = []
+
+    def quick(linears: list[RowwiseLinear], floor: int) -> bool:
+        asked.append(floor)
+        return False
+
+    monkeypatch.setattr(quick_floor, "quicker", quick)
+    stages = cut(checkpoint, 1, mode=mode)
+    assert asked == [1 if mode == "fast" else 2]
+    assert floors(stages) == set(asked)
+
+
+def test_a_small_stage_is_as_it_was(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "is_quickest", lambda: False)
+    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    assert floors(cut(checkpoint, 1)) == {RowLinear.fewest_rows}
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_other_products_are_left_alone(
+    quantize: Quantize, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    for stage in cut(checkpoint, 1, quantize=quantize):
+        for linear in stage.shard.linears:
+            assert (linear.min_rows == QUICK) == (type(linear) is RowLinear)
+
+
+def test_a_floor_that_is_higher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_floor, "LEAST", 0)
+    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    linear = RowLinear(noise(8, 16), None, Recipe(min_rows=16))
+    set_quick_floor([linear])
+    assert linear.min_rows == 16
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), min_size=3, max_size=3))
+def test_the_least_times_decide(times: list[tuple[float, float]]) -> None:
+    taken = iter([seconds for both in times for seconds in both])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick_floor, "_seconds", lambda linears, rows: next(taken))
+        own, filled = (min(column) for column in zip(*times, strict=True))
+        assert quicker([], 1) == (filled < GAIN * own)
