@@ -98,8 +98,7 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
     def seconds(rows: int) -> float:
         return 1.0 + slope * max(0, rows - plateau)
 
-    points = tuple(map(float, range(1, 60)))
-    costs = Costs(points, tuple(seconds(int(rows)) for rows in points), line)
+    costs = Costs(seconds, line)
     heads, _ = gather(queue, COALESCING, most)
     taken, left = gather(queue, COALESCING, most, (), costs)
     assert gather(queue, SESSIONS, most, (), costs)[0] == heads
@@ -122,6 +121,44 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
     if len(heads) == 1 and len(joined) == 1:
         more = len(joined[0].ids)
         assert seconds(rows) - seconds(rows - more) <= WORTH * seconds(more)
+
+
+@given(queues(), st.integers(1, 40), st.integers(1, 40))
+def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
+    queue: tuple[Waiting, ...], most: int, fair: int
+) -> None:
+    free, dear = Costs(lambda rows: 1.0), Costs(float)
+    heads, _ = gather(queue, SESSIONS, most)
+    assert gather(queue, SESSIONS, most, (), free, fair)[0] == heads
+    assert gather(queue, SESSIONS, most, (), dear, most)[0] == heads
+    taken, left = gather(queue, SESSIONS, most, (), dear, fair)
+    decoding = [len(w.ids) for w in taken if not prompt(w, SESSIONS[w.session])]
+    assert sum(decoding) <= max([fair, *decoding[:1]])
+    if len(queue) > 1:
+        # Nothing is left that would have been within the share and the bound.
+        rows = sum(len(w.ids) for w in taken)
+        first = {w.session: w for w in reversed(left)}
+        served = {w.session for w in taken}
+        waiting = [w for s, w in first.items() if s not in served]
+        assert all(rows + len(w.ids) > min(fair, most) for w in waiting)
+
+
+@given(st.integers(1, 12), st.integers(1, 8), st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_nothing_waits_for_ever_for_a_fair_share(most: int, fair: int, sizes: list[int]) -> None:
+    """Whoever is left behind is not overtaken by those that come again meanwhile."""
+    dear = Costs(float)
+
+    def one(session: int, number: int, size: int) -> Waiting:
+        ids = tuple(NodeId(100 + i) for i in range(size))
+        return Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids)
+
+    queue = tuple(one(session, 0, size) for session, size in enumerate([*sizes, 4]))
+    for number in range(1, len(sizes) + 2):
+        taken, queue = gather(queue, SESSIONS, most, (), dear, fair)
+        if any(w.session == len(sizes) for w in taken):
+            return
+        queue = (*queue, *(one(w.session, number, len(w.ids)) for w in taken))
+    raise AssertionError("the last of them was never served")
 
 
 def reports(effects: list[Effect]) -> list[Report]:

@@ -2,20 +2,20 @@
 
 One segment of a session goes first: its order is the order in which they came. Decoding goes before
 prompts, because a user waits for every token of an answer and once for a prompt; but nothing is
-passed over for ever. Then what waits behind it joins it, where the session wants that and passes
-are measured to cost little more for it: on the plateau a segment that waits for a pass of its own
-is late for nothing.
+passed over for ever. Where rows cost, a pass has no more of them than its fair share (``fair``).
+Then what waits behind it joins it, where the session wants that and passes are measured to cost
+little more for it: on the plateau a segment that waits for a pass of its own is late for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.pass_cost import KEEP_UP, interpolated
+from asyncspec.pass_cost import KEEP_UP, Seconds
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import SessionId
 
@@ -25,16 +25,25 @@ PATIENCE = 2
 WORTH = 0.25
 """What joins a pass may delay all that is in it, together, by so much of a pass of its own."""
 
+SHARED = 0.5
+"""The same for another session's segment, where the pass has its fair share of rows without it:
+there it waits once, and from then on with others."""
+
 Queue = tuple[Waiting, ...]
 
 
 class Costs(Struct, frozen=True):
-    """What passes are measured to take, as in ``PassCost.averages``, and the line onward."""
+    """What passes are measured to take, and the line onward."""
 
-    rows: tuple[float, ...]
-    seconds: tuple[float, ...]
+    seconds: Seconds
     # 0: there is no such line, or nothing is known of it.
     line_row_seconds: float = 0.0
+
+    def cheap(self, segments: int, rows: int, more: int, share: float) -> bool:
+        """Whether so many ``segments``, with ``rows``, wait for ``more`` of them, all together, for
+        no longer than that ``share`` of what a pass of these alone takes."""
+        delay = segments * (self.seconds(rows + more) - self.seconds(rows))
+        return delay <= share * self.seconds(more)
 
 
 def gather(
@@ -43,23 +52,20 @@ def gather(
     most_rows: int,
     held: Collection[SessionId] = (),
     costs: Costs | None = None,
+    fair: int | None = None,
 ) -> tuple[Queue, Queue]:
     """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
     more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait.
-    Without known ``costs`` nothing joins."""
+    Without known ``costs`` nothing joins, and no share is too large. ``fair``: rows of a pass that
+    sessions should share; None: any number."""
     if len(queue) == 1:
         return queue, ()
     heads: dict[SessionId, int] = {}
     for i, waiting in enumerate(queue):
         if waiting.session not in held:
             heads.setdefault(waiting.session, i)
-    taken: set[int] = set()
-    rows = 0
-    for _, i in sorted((_urgency(queue[i], sessions), i) for i in heads.values()):
-        count = len(queue[i].ids)
-        if not taken or rows + count <= most_rows:
-            taken.add(i)
-            rows += count
+    in_order = [i for _, i in sorted((_urgency(queue[i], sessions), i) for i in heads.values())]
+    taken = _sharing(queue, sessions, in_order, most_rows, costs, fair)
     if costs is not None and len(taken) < len(queue):
         taken |= _joining(queue, sessions, taken, most_rows, costs)
     left = [
@@ -70,6 +76,31 @@ def gather(
     return itemgetter(*sorted(taken))(queue) if len(taken) > 1 else (queue[min(taken)],), tuple(
         left
     )
+
+
+def _sharing(
+    queue: Queue,
+    sessions: Mapping[SessionId, StageSession],
+    heads: Sequence[int],
+    most_rows: int,
+    costs: Costs | None,
+    fair: int | None,
+) -> set[int]:
+    """Which of the sessions' ``heads``, in this order, share a pass. A prompt's pieces are short,
+    and few of them wait."""
+    taken: set[int] = set()
+    rows = 0
+    for i in heads:
+        waiting, more = queue[i], len(queue[i].ids)
+        if taken and rows + more > most_rows:
+            continue
+        if taken and costs is not None and fair is not None and rows + more > fair:
+            cheap = costs.cheap(len(taken), rows, more, SHARED)
+            if not cheap and not prompt(waiting, sessions[waiting.session]):
+                continue
+        taken.add(i)
+        rows += more
+    return taken
 
 
 def _joining(
@@ -86,16 +117,14 @@ def _joining(
     open_to = {queue[i].session for i in heads if sessions[queue[i].session].coalesce}
     if not open_to:
         return joining
-    seconds = interpolated(costs.rows, costs.seconds)
     rows = sum([len(queue[i].ids) for i in heads])
     for i, waiting in enumerate(queue):
         if waiting.session not in open_to or i in heads:
             continue
         more = len(waiting.ids)
-        longer = seconds(rows + more)
-        delay = (len(heads) + len(joining)) * (longer - seconds(rows))
-        carried = (rows + more) * costs.line_row_seconds <= KEEP_UP * longer
-        worth = rows + more <= most_rows and carried and delay <= WORTH * seconds(more)
+        carried = (rows + more) * costs.line_row_seconds <= KEEP_UP * costs.seconds(rows + more)
+        cheap = costs.cheap(len(heads) + len(joining), rows, more, WORTH)
+        worth = rows + more <= most_rows and carried and cheap
         if worth and not prompt(waiting, sessions[waiting.session]):
             joining.add(i)
             rows += more

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from asyncspec.actor.machine import Next
 from asyncspec.jobs import Batch
+from asyncspec.pass_cost import interpolated
 from asyncspec_nodes.machines.verify.batch import Costs, gather
+from asyncspec_nodes.machines.verify.fair import fair_rows
 from asyncspec_nodes.machines.verify.session import Part, Running, plan, survivors
 from asyncspec_nodes.machines.verify.state import Effects, Following, VerifyState
 from asyncspec_protocol.ids import SessionId
@@ -44,8 +46,11 @@ def planned(state: VerifyState) -> Following | None:
     if not queue or _crowded(state) or all(waiting.session in held for waiting in queue):
         return None
     alone = len(queue) == 1 or not state.cost.sizes
-    costs = None if alone else Costs(*state.cost.averages(), state.onward_row_seconds)
-    chosen, left = gather(queue, state.sessions, config.batch_rows, held, costs)
+    costs = fair = None
+    if not alone:
+        costs = Costs(interpolated(*state.cost.averages()), state.onward_row_seconds)
+        fair = fair_rows(state)
+    chosen, left = gather(queue, state.sessions, config.batch_rows, held, costs, fair)
     sessions = {waiting.session: state.sessions[waiting.session] for waiting in chosen}
     if state.running is not None:
         for name in sessions:

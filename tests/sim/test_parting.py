@@ -1,0 +1,53 @@
+"""Sessions that have shared a pass part again where rows cost: every stage has work."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.sim.coverage import harmonic
+from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.stage_cost import StageCost
+from asyncspec.sim.synthetic import Synthetic
+from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
+
+STAGES, TOKENS = 4, 48
+DEAR, FREE = StageCost(plateau=1, row_seconds=0.5), StageCost(plateau=1)
+
+
+def outcome(stage: StageCost, requests: int, policy: str) -> Outcome:
+    """All requests come at once, so that there is one group at first."""
+    setting = Setting(
+        Synthetic(harmonic(0.7)),
+        ClusterCost(stage=stage, draft=DraftCost(level_seconds=0.1)),
+        stages=STAGES,
+        tokens=TOKENS,
+        prompt_tokens=8,
+        requests=requests,
+    )
+    return simulate(setting, policy)
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "static-tree"])
+def test_stages_work_side_by_side_where_rows_cost(policy: str) -> None:
+    """One group would keep one stage of four at work."""
+    stages = outcome(DEAR, 2 * STAGES, policy).busy[1:]
+    assert min(stages) > 0.75
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 12))
+def test_nobody_waits_for_anybody_where_rows_are_free(requests: int) -> None:
+    """All of them take as long as one, but for the passes that begin with the first of them."""
+    alone, together = (outcome(FREE, n, "autoregressive").seconds for n in (1, requests))
+    assert alone <= together <= alone + 2
+
+
+@pytest.mark.parametrize("requests", [2 * STAGES, 4 * STAGES])
+def test_a_pass_for_each_stage_is_quicker_than_one_for_all(requests: int) -> None:
+    """Where everybody goes round in one pass, a token takes as many passes of so many rows as there
+    are stages."""
+    whole = TOKENS * STAGES * DEAR.seconds(requests)
+    assert outcome(DEAR, requests, "autoregressive").seconds < 0.6 * whole
