@@ -1,0 +1,62 @@
+"""How many rows of a pass sessions should share."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.liveness import Liveness
+from asyncspec.slots import Seat, Slots
+from asyncspec_nodes.machines.verify.fair import fair_rows
+from asyncspec_nodes.machines.verify.rota import Rota
+from asyncspec_nodes.machines.verify.session import StageSession, Waiting
+from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
+from asyncspec_protocol.ids import NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Rates
+
+PROMPT = 10
+
+counts = st.integers(0, 20)
+sizes = st.lists(st.tuples(counts, st.lists(st.integers(1, 9), max_size=2)), max_size=6)
+
+
+def stage(stages: int, sessions: list[tuple[int, list[int]]], prompts: int = 0) -> VerifyState:
+    """A first stage: of each session nodes under way, and rows of the segments that wait."""
+    held, queue = {}, []
+    for number, (under_way, waiting) in enumerate(sessions):
+        name = SessionId(number)
+        seats = {NodeId(PROMPT + i): Seat(NO_PARENT) for i in range(under_way)}
+        held[name] = StageSession(name, Liveness(PROMPT), slots=Slots(PROMPT, seats=seats))
+        for rows in waiting:
+            ids = tuple(NodeId(100 + i) for i in range(rows))
+            queue.append(Waiting(name, SegmentId(0), Version(0), ids, ids))
+    for number in range(prompts):
+        name = SessionId(len(sessions) + number)
+        held[name] = StageSession(name, Liveness(PROMPT))
+        queue.append(Waiting(name, SegmentId(0), Version(0), (NodeId(0),), (NO_PARENT,)))
+    config = VerifyConfig(rank=Rank(1), stages=stages)
+    return VerifyState(config, sessions=held, queue=tuple(queue))
+
+
+@given(st.integers(1, 9), sizes, st.integers(0, 3))
+def test_an_even_part_of_all_rows_or_half_of_those_that_could_go(
+    stages: int, sessions: list[tuple[int, list[int]]], prompts: int
+) -> None:
+    """Prompts' pieces do not count."""
+    found = fair_rows(stage(stages, sessions, prompts))
+    rows = sum(under_way + sum(waiting) for under_way, waiting in sessions)
+    heads = sum(waiting[0] for _, waiting in sessions if waiting)
+    assert found is not None
+    assert stages * found >= rows
+    assert 2 * found >= heads
+    assert found == 0 or stages * (found - 1) < rows or 2 * (found - 1) < heads
+
+
+def test_who_is_verified_together_may_be_decided_elsewhere() -> None:
+    first = stage(2, [(4, [3]), (0, [2])])
+    assert fair_rows(first) == 5
+    later = replace(first, config=replace(first.config, rank=Rank(2)))
+    assert fair_rows(later) is None
+    planned = replace(first, rota=Rota(members={SessionId(0): Rates(SessionId(0))}))
+    assert fair_rows(planned) is None
