@@ -36,11 +36,11 @@ _TIMES = 3
 def set_quick_floor(linears: Sequence[RowwiseLinear]) -> None:
     """Raise the row floor of packed float32 layers to ``QUICK`` where fewer take longer."""
     packed = [linear for linear in linears if _packed(linear)]
-    if sum(linear.weight_bytes for linear in packed) < LEAST:
-        return
     ends = list(accumulate(linear.weight_bytes for linear in packed))
+    if not packed or ends[-1] < LEAST:
+        return
     tried = packed[: bisect_left(ends, SAMPLE) + 1]
-    floor = max((linear.min_rows for linear in packed), default=QUICK)
+    floor = max(linear.min_rows for linear in packed)
     if floor < QUICK and quicker(tried, floor):
         for linear in packed:
             linear.min_rows = QUICK

@@ -45,9 +45,8 @@ def planned(state: VerifyState) -> Following | None:
     held = _held(state)
     if not queue or _crowded(state) or all(waiting.session in held for waiting in queue):
         return None
-    alone = len(queue) == 1 or not state.cost.sizes
     costs = fair = None
-    if not alone:
+    if len(queue) > 1 and state.cost.sizes:
         costs = Costs(interpolated(*state.cost.averages()), state.onward_row_seconds)
         fair = fair_rows(state)
     chosen, left = gather(queue, state.sessions, config.batch_rows, held, costs, fair)
