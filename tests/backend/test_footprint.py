@@ -10,10 +10,16 @@ import pytest
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.footprint import footprint
+from asyncspec.backend.hf.draft import load_draft
+from asyncspec.backend.hf.eagle.footprint import head_footprint
+from asyncspec.backend.hf.eagle.head import EagleHead
+from asyncspec.backend.hf.eagle.source import load_eagle
+from asyncspec.backend.hf.footprint import draft_footprint, footprint
 from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec_nodes.cli import main as cli
+from backend.eagle_heads import TARGET, State, eagle, eagle3, save
 
 pytestmark = pytest.mark.torch
 
@@ -71,6 +77,56 @@ def test_a_loaded_stage_has_what_was_foretold(
         assert held + packed == pytest.approx(foretold.weights, rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_loaded_draft_has_what_was_foretold(
+    family: str, stored: torch.dtype, tiny: Callable[..., Path]
+) -> None:
+    path = tiny(family, dtype=stored)
+    foretold = draft_footprint(path, inspect_checkpoint(path), "auto")
+    model = load_draft(open_checkpoint(path))
+    assert model.token_bytes == foretold.slot
+    assert model.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "state", [eagle(), eagle(embed=False, qkv_bias=True), eagle3(), eagle3(embed=True)]
+)
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_a_loaded_head_has_what_was_foretold(
+    state: State, stored: torch.dtype, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = open_checkpoint(tiny("llama", dtype=stored, **TARGET))
+    path = save(tmp_path / "head", {name: tensor.to(stored) for name, tensor in state.items()})
+    foretold = head_footprint(str(path), target.facts, "auto")
+    head = load_eagle(path, target)
+    assert head.token_bytes == foretold.slot
+    assert held_by(head.head) == pytest.approx(foretold.weights, rel=0.02)
+
+
+def held_by(head: EagleHead) -> int:
+    """Bytes of all weights."""
+    layer = vars(head._layer)
+    linears = [x for x in (*vars(head).values(), *layer.values()) if isinstance(x, RowwiseLinear)]
+    embedding = head._embedding.weight
+    return sum(x.weight_bytes for x in linears) + embedding.numel() * embedding.itemsize
+
+
+def test_what_drafts_is_added_up(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny("llama"))
+
+    def drafts(name: str) -> dict[str, int]:
+        assert cli.main(["memory", "--target", path, "--draft", name, "--json"]) == 0
+        draft: dict[str, int] = json.loads(capsys.readouterr().out)["draft"]
+        return draft
+
+    assert drafts("none")["total_bytes"] == 0
+    assert drafts(f"{path}+ngram") == drafts(path)
+    assert drafts(path)["weights_bytes"] > 0
+
+
 def test_trees_are_as_large_as_the_policys(
     tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +155,8 @@ def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFix
         (["--stages", "0"], "--stages is 0"),
         (["--stages", "99"], "more than the target's"),
         (["--context", "0"], "--context is 0; it must be at least 1"),
+        (["--draft", "eagle:"], "eagle: alone is the bundled target's own head"),
+        (["--draft", "none+ngram"], "mixes 'none' with something"),
         (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
         (["--policy", "flowspek"], "unknown policy 'flowspek'"),
         (["--policy", "pipedec:width=0"], "policy pipedec: width"),

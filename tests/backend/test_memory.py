@@ -177,3 +177,19 @@ def test_the_peak_is_foretold(
     sizes = measure(small, path, tuple(foretold["layers"]), quantize)
     share = sizes["running_peak"] * MIB / foretold["peak_bytes"]
     assert 0.8 < share <= 1, (share, sizes, foretold)
+
+
+def test_a_drafts_peak_is_foretold(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["memory", "--target", str(large), "--draft", str(large), "--context", str(CAPACITY)]
+    assert cli.main([*argv, "--tree", "64", "--json"]) == 0
+    foretold = json.loads(capsys.readouterr().out)["draft"]
+    done = subprocess.run(
+        [sys.executable, "-m", "backend.draft_memory_child", str(large), str(CAPACITY)],
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env=os.environ | SETTINGS,
+        capture_output=True,
+        timeout=250,
+    )
+    share = int(done.stdout) / foretold["peak_bytes"]
+    assert 0.8 < share <= 1, (share, done.stdout, foretold)

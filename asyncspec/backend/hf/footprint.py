@@ -1,4 +1,5 @@
-"""What a stage takes of a device's memory, from a model's configuration alone (SpecPipe 4.5)."""
+"""What a stage or a draft model takes of a device's memory, from a model's configuration alone
+(SpecPipe 4.5)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _SCORE = 6
 
 
 class Footprint(Struct, frozen=True):
-    """Bytes of one stage."""
+    """Bytes of one stage, or of what drafts."""
 
     layers: tuple[int, int]
     # Of its layers, and with them the embedding (first stage), norm and head (last stage).
@@ -54,35 +55,71 @@ def footprint(
 
     Raises ``CheckpointError`` where transformers cannot build the model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     first, last = span
-    # As a checkpoint is computed: half precision as bfloat16 only where it is stored as that.
-    torch_dtype = named_dtype(
-        dtype if dtype != "auto" else "bfloat16" if facts.dtype == "bfloat16" else "float32"
-    )
-    try:
-        config: Any = AutoConfig.from_pretrained(directory)
-        with torch.device("meta"):
-            # Whatever attention the configuration names: it is not run.
-            model: Any = AutoModelForCausalLM.from_config(
-                sub_config(config, first, last), attn_implementation="eager"
-            )
-            open_experts(model)
-    except Exception as error:  # a setting that makes no sense may fail in any way
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"transformers cannot build {directory} ({why})") from error
+    computed = computed_type(facts, dtype)
+    config, model = _unloaded(directory, span)
     if first:
         model.model.embed_tokens = torch.nn.Identity()
     if last < facts.layers:
         model.lm_head = model.model.norm = torch.nn.Identity()
     tied = bool(config.tie_word_embeddings) and span == (0, facts.layers)
-    stored = torch.float16 if facts.dtype == "float16" else None
-    items = (torch_dtype.itemsize, kept_type(stored, torch_dtype).itemsize)
-    weights = _weights(model, items, quantize, tied=tied)
-    shape = shape_of(config, last - first, torch_dtype, mode)
-    scores = config.num_attention_heads * CHUNK * _SCORE
-    return Footprint(span, weights, shape.slot_bytes(), scores)
+    weights = _weights(model, _items(facts, computed), quantize, tied=tied)
+    slot = shape_of(config, last - first, computed, mode).slot_bytes()
+    return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
+
+
+def draft_footprint(directory: Path, facts: Facts, dtype: str) -> Footprint:
+    """A whole draft model, as ``load_draft`` holds it: in ``fast`` mode, a tied head apart from its
+    embedding, its caches half as large again as what is in them.
+
+    Raises as ``footprint``."""
+    span = (0, facts.layers)
+    computed = computed_type(facts, dtype)
+    config, model = _unloaded(directory, span)
+    weights = _weights(model, _items(facts, computed), "none", tied=False)
+    slot = shape_of(config, facts.layers, computed, "fast").held_bytes()
+    return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
+
+
+def computed_type(facts: Facts, dtype: str) -> torch.dtype:
+    """What a checkpoint is computed in: half precision as bfloat16 only where it is stored as
+    that. Raises ``UserError`` for a type there is not."""
+    if dtype != "auto":
+        return named_dtype(dtype)
+    return torch.bfloat16 if facts.dtype == "bfloat16" else torch.float32
+
+
+def stored_half(facts: Facts) -> torch.dtype | None:
+    """float16 where a checkpoint is stored as that: its matrices may be kept so."""
+    return torch.float16 if facts.dtype == "float16" else None
+
+
+def pass_scores(heads: int) -> int:
+    """Bytes of one layer's scores in a pass over a chunk of the prompt, for each slot it sees."""
+    return heads * CHUNK * _SCORE
+
+
+def _items(facts: Facts, computed: torch.dtype) -> tuple[int, int]:
+    """Bytes of a number, and of one in a linear layer."""
+    return computed.itemsize, kept_type(stored_half(facts), computed).itemsize
+
+
+def _unloaded(directory: Path, span: tuple[int, int]) -> tuple[Any, Any]:
+    """A configuration and some of its layers, without memory. Raises ``CheckpointError``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config: Any = AutoConfig.from_pretrained(directory)
+        with torch.device("meta"):
+            # Whatever attention the configuration names: it is not run.
+            model: Any = AutoModelForCausalLM.from_config(
+                sub_config(config, *span), attn_implementation="eager"
+            )
+            open_experts(model)
+    except Exception as error:  # a setting that makes no sense may fail in any way
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"transformers cannot build {directory} ({why})") from error
+    return config, model
 
 
 def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bool) -> int:

@@ -1,4 +1,5 @@
-"""``asyncspec memory``: what each stage of a model would take, from its ``config.json`` alone."""
+"""``asyncspec memory``: what each node would take, from configurations alone, and of EAGLE heads
+the lists of their tensors."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ from asyncspec.policy import POLICIES
 from asyncspec.policy.base import most_live
 from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cluster.checkpoints import spelled_out
 from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
+from asyncspec_nodes.cluster.source_names import EAGLE, WITHOUT_MODEL, parts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncspec.backend.hf.footprint import Footprint
+    from asyncspec.backend.hf.inspect import Facts
 
 GIB = 2**30
 
@@ -33,6 +39,7 @@ def add_arguments(parser: Parser) -> None:
     """The arguments of ``asyncspec memory``."""
     add = parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="its config.json is enough")
+    add("--draft", metavar="DIR|eagle:DIR|ngram|none", help="what the draft node takes as well")
     add("--stages", type=int, default=4, metavar="N", help="verify stages (default: 4)")
     add("--context", type=int, metavar="TOKENS", help="of all sessions; default: the model's")
     add("--sessions", type=int, default=1, metavar="N", help="at a time (default: 1)")
@@ -61,13 +68,35 @@ def memory(arguments: argparse.Namespace) -> int:
         )
         for span in even_split(facts.layers, arguments.stages)
     ]
-    stages = [_stage(rank, one, slots, tree) for rank, one in enumerate(found, start=1)]
+    stages = [
+        _taken(rank, one.layers, [one], slots, tree) for rank, one in enumerate(found, start=1)
+    ]
+    source = arguments.draft
+    draft = None
+    if source is not None:
+        drafting = _draft(source, directory, facts, arguments.dtype)
+        draft = _taken(0, (0, 0), drafting, slots, tree)
     if arguments.json:
-        fields = {"context": slots, "stages": msgspec.to_builtins(stages)}
-        sys.stdout.write(json.dumps(fields) + "\n")
+        fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})
+        sys.stdout.write(json.dumps(msgspec.to_builtins(fields)) + "\n")
     else:
-        _print(stages, slots, tree)
+        _print(stages, draft, slots, tree)
     return 0
+
+
+def _draft(source: str, directory: Path, target: Facts, dtype: str) -> list[Footprint]:
+    """Of each model among what drafts. Raises ``UserError``."""
+    from asyncspec.backend.hf.eagle.footprint import head_footprint
+    from asyncspec.backend.hf.footprint import draft_footprint
+
+    def footprint(part: str) -> Footprint:
+        if part.startswith(EAGLE):
+            return head_footprint(part.removeprefix(EAGLE), target, dtype)
+        found = locate(part)
+        return draft_footprint(found, inspect_checkpoint(found), dtype)
+
+    named = parts(spelled_out(source, directory))
+    return [footprint(part) for part in named if part not in WITHOUT_MODEL]
 
 
 def _tree(arguments: argparse.Namespace) -> int:
@@ -81,10 +110,11 @@ def _tree(arguments: argparse.Namespace) -> int:
     return int(arguments.sessions * most_live(POLICIES[arguments.policy], arguments.stages))
 
 
-class StageMemory(Struct, frozen=True):
+class NodeMemory(Struct, frozen=True):
     """A line of the table, in bytes."""
 
     rank: int
+    # None of the target's on the draft node, as its ``Hello`` says.
     layers: tuple[int, int]
     weights_bytes: int
     cache_bytes: int
@@ -98,21 +128,23 @@ class StageMemory(Struct, frozen=True):
     peak_bytes: int
 
 
-def _stage(rank: int, one: Footprint, slots: int, tree: int) -> StageMemory:
+def _taken(
+    rank: int, layers: tuple[int, int], parts: Sequence[Footprint], slots: int, tree: int
+) -> NodeMemory:
+    """What a node takes that holds all of ``parts``."""
     from asyncspec.backend.hf.footprint import RUNTIME
 
-    cache, nodes = slots * one.slot, tree * one.slot
-    total = one.weights + cache + nodes
-    runtime = RUNTIME + (slots + tree) * one.scores
-    return StageMemory(
-        rank, one.layers, one.weights, cache, nodes, one.slot, total, runtime, total + runtime
-    )
+    weights, slot = sum(one.weights for one in parts), sum(one.slot for one in parts)
+    cache, nodes = slots * slot, tree * slot
+    total = weights + cache + nodes
+    runtime = RUNTIME + (slots + tree) * max((one.scores for one in parts), default=0)
+    return NodeMemory(rank, layers, weights, cache, nodes, slot, total, runtime, total + runtime)
 
 
-def _print(stages: list[StageMemory], slots: int, tree: int) -> None:
+def _print(stages: list[NodeMemory], draft: NodeMemory | None, slots: int, tree: int) -> None:
     table = Table(box=None, pad_edge=False)
     heads = (
-        "stage",
+        "node",
         "layers",
         "weights",
         f"cache of {slots:,}",
@@ -123,14 +155,19 @@ def _print(stages: list[StageMemory], slots: int, tree: int) -> None:
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < 2 else "right")
     for stage in stages:
-        sizes = (
-            stage.weights_bytes,
-            stage.cache_bytes,
-            stage.tree_bytes,
-            stage.runtime_bytes,
-            stage.peak_bytes,
-        )
         first, end = stage.layers
-        cells = (f"{size / GIB:.2f}" for size in sizes)
-        table.add_row(f"V{stage.rank}", f"{first}-{end - 1}", *cells)
+        table.add_row(f"V{stage.rank}", f"{first}-{end - 1}", *_cells(stage))
+    if draft is not None:
+        table.add_row("draft", "", *_cells(draft))
     Console().print(table)
+
+
+def _cells(node: NodeMemory) -> list[str]:
+    sizes = (
+        node.weights_bytes,
+        node.cache_bytes,
+        node.tree_bytes,
+        node.runtime_bytes,
+        node.peak_bytes,
+    )
+    return [f"{size / GIB:.2f}" for size in sizes]

@@ -31,26 +31,35 @@ def check_target(target: Path, stages: int) -> Facts:
 
 def check_draft(source: str, target: Path) -> str:
     """A token source as a cluster file names it. Raises ``UserError``."""
+    return each(spelled_out(source, target), lambda part: _check_part(part, target))
+
+
+def spelled_out(source: str, target: Path) -> str:
+    """A token source's name with the models that short names stand for. Raises ``UserError`` for a
+    target that has none such."""
     if source == HYBRID:
         if target != BUNDLED_TARGET:
             raise UserError(f"{HYBRID} alone is the bundled target's own; use DIR+{NGRAM}")
-        source = f"{BUNDLED_DRAFT}+{NGRAM}"
-    return each(source, lambda part: _check_part(part, target))
+        return f"{BUNDLED_DRAFT}+{NGRAM}"
+    return each(source, lambda part: _own_head(part, target))
+
+
+def _own_head(part: str, target: Path) -> str:
+    if part != EAGLE:
+        return part
+    if target != BUNDLED_TARGET:
+        raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
+    return f"{EAGLE}{BUNDLED_EAGLE}"
 
 
 def _check_part(source: str, target: Path) -> str:
     if source in WITHOUT_MODEL:
         return source
     if source.startswith(EAGLE):
-        return EAGLE + str(_check_eagle(source.removeprefix(EAGLE), target).absolute())
+        head = check_head(source.removeprefix(EAGLE), inspect_checkpoint(target))
+        return f"{EAGLE}{head.absolute()}"
     draft = locate(source).absolute()
     inspect_checkpoint(draft)
     list_tensors(draft)
     check_vocab(target, draft)
     return str(draft)
-
-
-def _check_eagle(name: str, target: Path) -> Path:
-    if not name and target != BUNDLED_TARGET:
-        raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
-    return check_head(name or BUNDLED_EAGLE, inspect_checkpoint(target))

@@ -13,7 +13,9 @@ from asyncspec.backend.hf.attention import Tree
 from asyncspec.backend.hf.cache import Shape
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
+from asyncspec.backend.hf.eagle.geometry import Geometry
 from asyncspec.backend.hf.eagle.layer import HeadLayer
+from asyncspec.backend.hf.eagle.taps import Features
 from asyncspec.backend.hf.eagle.weights import Weights
 from asyncspec.backend.hf.proposals import best_successors
 from asyncspec.source.grow import Proposal
@@ -26,13 +28,7 @@ class EagleHead:
         self.geometry = weights.geometry
         self.features = weights.geometry.features
         self.dtype = weights.dtype
-        self.cache_shape = Shape(
-            layers=1,
-            kv_heads=self.geometry.kv_heads,
-            head_dim=self.geometry.head_dim,
-            dtype=weights.dtype,
-            exact=False,
-        )
+        self.cache_shape = cache_shape(self.geometry, weights.dtype)
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
         self._layer = HeadLayer(weights)
@@ -100,6 +96,23 @@ class Eagle3Head(EagleHead):
     def judged(self, guesses: torch.Tensor) -> torch.Tensor:
         """See ``EagleHead``."""
         return self._norm_guess(guesses)
+
+
+def cache_shape(geometry: Geometry, dtype: torch.dtype) -> Shape:
+    """Of the cache of a head's only layer."""
+    return Shape(
+        layers=1,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        dtype=dtype,
+        exact=False,
+    )
+
+
+def token_bytes(shape: Shape, features: Features) -> int:
+    """Bytes held for each token of a session, and for each node of its tree: in the cache, and
+    features, which are kept of prompts for others that begin so."""
+    return shape.held_bytes() + features.width * shape.dtype.itemsize
 
 
 def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "auto") -> EagleHead:

@@ -9,6 +9,8 @@ from asyncspec.errors import CheckpointError
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
+VOCABULARY = ("d2t", "t2d")
+"""From a reduced vocabulary's ids to the target's, and which of these are in it: no weights."""
 
 
 def plain_name(name: str, kind: Kind) -> str:

@@ -19,7 +19,7 @@ from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft import CHUNK, REMEMBER
 from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
-from asyncspec.backend.hf.eagle.head import EagleHead, load_head
+from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
 from asyncspec.backend.hf.eagle.taps import Features
 from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
@@ -73,10 +73,8 @@ class HFEagle:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes held for each token of a session, and for each node of its tree: in the cache of
-        the head's one layer, and features, which are kept of prompts for others that begin so."""
-        features = self.features.width * self.head.dtype.itemsize
-        return self.head.cache_shape.held_bytes() + features
+        """See ``head.token_bytes``."""
+        return token_bytes(self.head.cache_shape, self.features)
 
     def known(self, session: SessionId) -> int:
         """Committed tokens the source knows of a session; 0 before it is extended."""

@@ -1,0 +1,36 @@
+"""Run in a process of its own: loads one draft and prints the most memory it took, in bytes."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.draft import load_draft
+from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.messages import Expand
+from backend.memory_child import MIB, peak
+
+
+def main(path: str, tokens: int) -> int:
+    """A prompt of so many tokens, and a tree."""
+    torch.set_num_threads(1)
+    draft = load_draft(open_checkpoint(path))
+    prompt = tuple(token % 1000 for token in range(tokens))
+    draft.run(
+        Expand(
+            session=SessionId(1),
+            version=Version(0),
+            base=0,
+            committed=prompt,
+            depth=6,
+            width=10,
+            count=64,
+        )
+    )
+    return int(peak() * MIB)
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1], int(sys.argv[2])))  # noqa: T201
