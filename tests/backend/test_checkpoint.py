@@ -98,6 +98,16 @@ def test_a_stage_opens_only_its_own_files(sharded: Path) -> None:
         load_stage(checkpoint, 0, 1)
 
 
+def test_of_one_file_and_several_the_one_counts(
+    sharded: Path, tiny: MakeTiny, tmp_path: Path
+) -> None:
+    """As transformers reads such a directory."""
+    shutil.copy(tiny("llama", seed=1) / "model.safetensors", sharded)
+    got = decode(cut(open_checkpoint(sharded), 2), PROMPT, 8)
+    assert got == generated(sharded, PROMPT, 8)
+    assert got != decode(cut(open_checkpoint(tiny("llama")), 2), PROMPT, 8)
+
+
 def test_fingerprint(mine: Path, tiny: MakeTiny, tmp_path: Path) -> None:
     first = open_checkpoint(mine).fingerprint
     assert open_checkpoint(tiny("llama")).fingerprint == first
@@ -212,19 +222,26 @@ def lfs_pointer(path: Path) -> None:
     (path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
 
 
+def index(path: Path, **weight_map: str) -> None:
+    """In place of the single file, which goes by another name."""
+    (path / "model.safetensors").rename(path / "part.safetensors")
+    edit(path / "model.safetensors.index.json", weight_map=weight_map)
+
+
 def index_of_missing_file(path: Path) -> None:
-    edit(path / "model.safetensors.index.json", weight_map={"lm_head.weight": "gone.safetensors"})
+    index(path, **{"lm_head.weight": "gone.safetensors"})
 
 
 def index_out_of_directory(path: Path) -> None:
-    edit(path / "model.safetensors.index.json", weight_map={"x": "../model/model.safetensors"})
+    index(path, x="../model/part.safetensors")
 
 
 def index_of_missing_tensor(path: Path) -> None:
-    edit(path / "model.safetensors.index.json", weight_map={"nothing": "model.safetensors"})
+    index(path, nothing="part.safetensors")
 
 
 def bad_index(path: Path) -> None:
+    index(path)
     (path / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
 
 
@@ -286,6 +303,28 @@ def test_tensors_nobody_knows_are_left_alone(mine: Path, name: str) -> None:
     assert decode(cut(open_checkpoint(mine), 2), PROMPT, 8) == want
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [("bias", (1, 1, 8, 8), torch.bool), ("mb", (8,), torch.uint8), ("count", (), torch.int64)],
+)
+def test_masks_and_counts_are_no_weights(
+    mine: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """As causal masks that old programs stored in each layer."""
+    want = decode(cut(open_checkpoint(mine), 2), PROMPT, 8)
+    extra = {f"model.layers.1.self_attn.{name}": torch.ones(shape, dtype=dtype)}
+    retensor(mine, lambda tensors: tensors.update(extra))
+    assert decode(cut(open_checkpoint(mine), 2), PROMPT, 8) == want
+    assert generated(mine, PROMPT, 8) == want
+
+
+def test_a_vector_of_whole_numbers_is_no_weight_to_compute_with(mine: Path) -> None:
+    norm = "model.layers.1.input_layernorm.weight"
+    retensor(mine, lambda tensors: tensors.update({norm: tensors[norm].to(torch.int8)}))
+    with pytest.raises(CheckpointError, match="I8"):
+        load_stage(open_checkpoint(mine), 0, 2)
+
+
 def other_head(tensors: dict[str, torch.Tensor]) -> None:
     generator = torch.Generator().manual_seed(1)
     tensors["lm_head.weight"] = torch.randn(VOCAB, 64, generator=generator)
@@ -324,7 +363,7 @@ def test_tied_heads_as_they_are_stored(
         ({"num_local_experts": 8}, "mixture-of-experts layers are supported of Mixtral, .* only"),
         ({"vision_config": {}}, "multimodal"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq; use the"),
-        ({"quantization_config": None}, "quantised; use the unquantised"),
+        ({"quantization_config": {}}, "quantised; use the unquantised"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "'dynamic'"),
@@ -343,6 +382,11 @@ def test_refusals(mine: Path, changes: dict[str, Any], says: str) -> None:
     edit(mine / "config.json", **changes)
     with pytest.raises(CheckpointError, match=says):
         inspect_checkpoint(mine)
+
+
+def test_null_is_nothing(mine: Path) -> None:
+    edit(mine / "config.json", quantization_config=None, text_config=None, vision_config=None)
+    assert inspect_checkpoint(mine).layers == LAYERS
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ CASES = {
     "eagle-shared-embedding": Case(eagle_heads.eagle, {"embed": False}),
     "eagle-pickled": Case(eagle_heads.eagle, {}, pickled=True),
     "eagle-other-heads": Case(eagle_heads.eagle, {}, sizes=Sizes(heads=2, kv_heads=1, head_dim=32)),
+    # Its heads do not divide its width, as no Llama's may.
+    "eagle-wide": Case(
+        eagle_heads.eagle,
+        {},
+        sizes=Sizes(heads=6, kv_heads=2, head_dim=24),
+        settings={"head_dim": 24},
+    ),
     "eagle3": Case(
         eagle_heads.eagle3,
         {"proposes": PROPOSES},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +111,19 @@ def held_by(head: EagleHead) -> int:
     linears = [x for x in (*vars(head).values(), *layer.values()) if isinstance(x, RowwiseLinear)]
     embedding = head._embedding.weight
     return sum(x.weight_bytes for x in linears) + embedding.numel() * embedding.itemsize
+
+
+def test_weights_know_better_than_configurations(
+    tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shutil.copytree(tiny("llama"), tmp_path / "model")
+    argv = ("--target", str(path), "--draft", str(path))
+    want = asked(capsys, *argv)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert asked(capsys, *argv) == want
+    (path / "model.safetensors").unlink()
+    assert asked(capsys, *argv) != want
 
 
 def test_what_drafts_is_added_up(

@@ -19,7 +19,7 @@ from asyncspec_protocol.requests import BREAKS
 from nodes.by_hand import ByHand
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
-RULES = Rules(context_length=10, eos=frozenset({0}), policy="flowspec")
+RULES = Rules(context_length=10, eos=frozenset({0}), policy="flowspec", vocab=200)
 
 
 class Letters:
@@ -117,6 +117,14 @@ def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
     [
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "  "}, "the prompt has no tokens"),
+        (
+            {"prompt": "caf\u00e9"},
+            "the tokenizer's token 233, but the target's vocabulary ends at 199",
+        ),
+        (
+            {"chat": "caf\u00e9"},
+            "the tokenizer's token 233, but the target's vocabulary ends at 199",
+        ),
         ({"prompt": "x" * 10}, "10 tokens, but the target's context is 10, answer included"),
         ({"prompt": "x" * 5_000_000}, "more than 4194304 bytes"),
         ({"max_new_tokens": 0}, "max-new-tokens is 0"),

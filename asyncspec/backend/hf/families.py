@@ -67,7 +67,7 @@ def _reason(config: Mapping[str, Any]) -> str:
     # Some programs write null where there is none.
     if config.get("text_config") is not None or config.get("vision_config") is not None:
         return "multimodal models are not supported; use the text-only checkpoint"
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         return (
             f"its weights are quantised{_method(config)}; use the unquantised checkpoint, "
             "which --quantize int8 or int4 makes as small"

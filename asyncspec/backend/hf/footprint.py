@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from msgspec import Struct
 
@@ -20,6 +21,7 @@ from asyncspec.backend.hf.pieces import sub_config
 from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.recipe import Mode, Quantize
 from asyncspec.backend.hf.reference import CHUNK
+from asyncspec.backend.hf.weights import list_tensors, main_dtype
 from asyncspec.errors import CheckpointError
 
 RUNTIME = 480 << 20
@@ -79,6 +81,16 @@ def draft_footprint(directory: Path, facts: Facts, dtype: str) -> Footprint:
     weights = _weights(model, _items(facts, computed), "none", tied=False)
     slot = shape_of(config, facts.layers, computed, "fast").held_bytes()
     return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
+
+
+def as_stored(directory: Path, facts: Facts) -> Facts:
+    """With the type that most bytes of the weights have, which is what stages go by; without
+    weights it is the configuration's word."""
+    try:
+        stored = main_dtype(list_tensors(directory))
+    except CheckpointError:
+        return facts  # not all there; who loads it says what is missing
+    return msgspec.structs.replace(facts, dtype=stored)
 
 
 def computed_type(facts: Facts, dtype: str) -> torch.dtype:

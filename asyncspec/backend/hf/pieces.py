@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.checkpoint import Checkpoint, head_is_embedding, read_tensor
+from asyncspec.backend.hf.checkpoint import (
+    TORCH_DTYPES,
+    Checkpoint,
+    head_is_embedding,
+    read_tensor,
+)
 from asyncspec.backend.hf.experts import expected, opened_name
 from asyncspec.backend.hf.weights import EMBEDDING, HEAD, TensorInfo
 from asyncspec.errors import CheckpointError
@@ -72,7 +77,7 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
             continue
         if len(info.shape) == 2:
             matrices[ours] = info
-        else:
+        elif not _is_buffer(name, info):
             state[ours] = read_tensor(info, dtype)
     for name, shape in expected(matrices).items():
         state[name] = empty.expand(shape)
@@ -89,3 +94,10 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
         if not tied:
             state[HEAD] = nobody
     return Pieces(state, matrices, tied)
+
+
+def _is_buffer(name: str, info: TensorInfo) -> bool:
+    """Whether this is no weight but a mask or a count, as some programs store beside weights."""
+    if info.dtype in TORCH_DTYPES:
+        return False
+    return len(info.shape) > 2 or not name.endswith((".weight", ".bias"))

@@ -49,10 +49,11 @@ def list_tensors(directory: Path) -> dict[str, TensorInfo]:
     """All tensors of a checkpoint by name. Raises ``CheckpointError`` where a file is missing,
     truncated or not what it should be."""
     single, index = directory / SINGLE, directory / INDEX
-    if index.is_file():
-        return _sharded(directory, index)
+    # As transformers: of a directory that has both, the single file counts.
     if single.is_file():
         return read_header(single)
+    if index.is_file():
+        return _sharded(directory, index)
     if any(directory.glob("pytorch_model*.bin")):
         raise CheckpointError(
             f"{directory} has its weights as pytorch_model*.bin; "

@@ -60,8 +60,9 @@ def memory(arguments: argparse.Namespace) -> int:
     slots = arguments.context if arguments.context is not None else facts.context_length
     numbers.POSITIONS.check("--context", slots)
     tree = _tree(arguments)
-    from asyncspec.backend.hf.footprint import footprint
+    from asyncspec.backend.hf.footprint import as_stored, footprint
 
+    facts = as_stored(directory, facts)
     found = [
         footprint(
             directory, facts, span, arguments.dtype, arguments.mode, quantize=arguments.quantize
@@ -87,13 +88,13 @@ def memory(arguments: argparse.Namespace) -> int:
 def _draft(source: str, directory: Path, target: Facts, dtype: str) -> list[Footprint]:
     """Of each model among what drafts. Raises ``UserError``."""
     from asyncspec.backend.hf.eagle.footprint import head_footprint
-    from asyncspec.backend.hf.footprint import draft_footprint
+    from asyncspec.backend.hf.footprint import as_stored, draft_footprint
 
     def footprint(part: str) -> Footprint:
         if part.startswith(EAGLE):
             return head_footprint(part.removeprefix(EAGLE), target, dtype)
         found = locate(part)
-        return draft_footprint(found, inspect_checkpoint(found), dtype)
+        return draft_footprint(found, as_stored(found, inspect_checkpoint(found)), dtype)
 
     named = parts(spelled_out(source, directory))
     return [footprint(part) for part in named if part not in WITHOUT_MODEL]

@@ -186,7 +186,15 @@ def _prompt(submit: Submit, rules: Rules, encoder: Encoder) -> tuple[int, ...] |
         prompt = encoder.render(submit.chat) if submit.chat else encoder.encode(submit.prompt)
     except ValueError as error:
         return Refusal(str(error), "chat_template")
-    return prompt or Refusal("the prompt has no tokens; give some text")
+    if not prompt:
+        return Refusal("the prompt has no tokens; give some text")
+    if max(prompt) >= rules.vocab:
+        # A tokenizer may know tokens that the model was never given.
+        return Refusal(
+            f"the prompt has the tokenizer's token {max(prompt)}, but the target's vocabulary ends "
+            f"at {rules.vocab - 1}; leave out what it stands for"
+        )
+    return prompt
 
 
 def _tops_problem(submit: Submit) -> str | None:
