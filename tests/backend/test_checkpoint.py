@@ -118,6 +118,21 @@ def test_fingerprint(mine: Path, tiny: MakeTiny, tmp_path: Path) -> None:
     assert open_checkpoint(tiny("llama-tied")).fingerprint != first
 
 
+def test_another_cut_into_files_is_the_same_model(sharded: Path, tiny: MakeTiny) -> None:
+    assert open_checkpoint(sharded).fingerprint == open_checkpoint(tiny("llama")).fingerprint
+
+
+def test_other_weights_are_another_model(mine: Path, tiny: MakeTiny) -> None:
+    """Same configuration, shapes and sizes: as a base model and its chat model, say."""
+    first = open_checkpoint(mine).fingerprint
+    assert open_checkpoint(tiny("llama", seed=1)).fingerprint != first
+
+    def scale(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.3.mlp.down_proj.weight"] *= -2
+
+    assert open_checkpoint(retensor(mine, scale)).fingerprint != first
+
+
 @pytest.mark.parametrize(
     ("stored", "asked", "used"),
     [

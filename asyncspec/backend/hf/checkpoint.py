@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.hf.experts import unstacked
+from asyncspec.backend.hf.fingerprint import fingerprint
 from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
 from asyncspec.backend.hf.weights import (
@@ -42,9 +41,6 @@ _PIECE = 16 << 20
 
 LAYERS = "model.layers."
 """How the tensors of layers are named."""
-
-# Keys of config.json that may differ between two copies of the same model.
-_VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
 
 
 class Checkpoint(Struct, frozen=True):
@@ -87,7 +83,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         facts=facts,
         config=config,
         tensors=tensors,
-        fingerprint=_fingerprint(read_config(path), tensors),
+        fingerprint=fingerprint(read_config(path), tensors),
     )
 
 
@@ -186,14 +182,3 @@ def stored_type(info: TensorInfo) -> torch.dtype:
     if stored is None:
         raise CheckpointError(f"{info.file} holds {info.dtype} weights; use an unquantised one")
     return stored
-
-
-def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    essentials = {key: config[key] for key in sorted(config) if key not in _VOLATILE}
-    digest = hashlib.sha256(msgspec.json.encode(essentials, order="sorted"))
-    for name in sorted(tensors):
-        info = tensors[name]
-        digest.update(f"\n{name} {info.dtype} {info.shape}".encode())
-    for file in sorted({info.file for info in tensors.values()}):
-        digest.update(f"\n{file.name} {file.stat().st_size}".encode())
-    return digest.hexdigest()
