@@ -11,7 +11,7 @@ from asyncspec.jobs import Batch
 from asyncspec.liveness import Liveness
 from asyncspec.pass_cost import KEEP_UP
 from asyncspec_nodes.machines.draft.sending import together
-from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, Costs, gather, prompt
+from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, Costs, Share, gather, prompt
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
@@ -129,9 +129,10 @@ def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
 ) -> None:
     free, dear = Costs(lambda rows: 1.0), Costs(float)
     heads, _ = gather(queue, SESSIONS, most)
-    assert gather(queue, SESSIONS, most, (), free, fair)[0] == heads
-    assert gather(queue, SESSIONS, most, (), dear, most)[0] == heads
-    taken, left = gather(queue, SESSIONS, most, (), dear, fair)
+    assert gather(queue, SESSIONS, most, (), free, Share(fair))[0] == heads
+    assert gather(queue, SESSIONS, most, (), dear, Share(most))[0] == heads
+    assert gather(queue, SESSIONS, most, (), dear, Share(0, SESSIONS.keys()))[0] == heads
+    taken, left = gather(queue, SESSIONS, most, (), dear, Share(fair))
     decoding = [len(w.ids) for w in taken if not prompt(w, SESSIONS[w.session])]
     assert sum(decoding) <= max([fair, *decoding[:1]])
     if len(queue) > 1:
@@ -141,6 +142,21 @@ def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
         served = {w.session for w in taken}
         waiting = [w for s, w in first.items() if s not in served]
         assert all(rows + len(w.ids) > min(fair, most) for w in waiting)
+
+
+@given(queues(), st.integers(1, 40), st.sets(st.sampled_from(sorted(SESSIONS))))
+def test_who_is_exempt_takes_nothing_of_the_share(
+    queue: tuple[Waiting, ...], fair: int, exempt: set[SessionId]
+) -> None:
+    """They go whatever they bring, and the others as if they were alone."""
+    dear = Costs(float)
+    others = tuple(w for w in queue if w.session not in exempt)
+    taken, _ = gather(queue, SESSIONS, 10_000, (), dear, Share(fair, exempt))
+    heads, _ = gather(queue, SESSIONS, 10_000)
+    assert {w for w in heads if w.session in exempt} <= {*taken}
+    if len(others) > 1:
+        alone, _ = gather(others, SESSIONS, 10_000, (), dear, Share(fair))
+        assert [w for w in taken if w.session not in exempt] == list(alone)
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.lists(st.integers(1, 4), min_size=1, max_size=4))
@@ -154,7 +170,7 @@ def test_nothing_waits_for_ever_for_a_fair_share(most: int, fair: int, sizes: li
 
     queue = tuple(one(session, 0, size) for session, size in enumerate([*sizes, 4]))
     for number in range(1, len(sizes) + 2):
-        taken, queue = gather(queue, SESSIONS, most, (), dear, fair)
+        taken, queue = gather(queue, SESSIONS, most, (), dear, Share(fair))
         if any(w.session == len(sizes) for w in taken):
             return
         queue = (*queue, *(one(w.session, number, len(w.ids)) for w in taken))

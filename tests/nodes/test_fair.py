@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from asyncspec.liveness import Liveness
 from asyncspec.slots import Seat, Slots
-from asyncspec_nodes.machines.verify.fair import fair_rows
+from asyncspec_nodes.machines.verify.batch import Share
+from asyncspec_nodes.machines.verify.fair import fair_share
 from asyncspec_nodes.machines.verify.rota import Rota
 from asyncspec_nodes.machines.verify.session import StageSession, Waiting
 from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
@@ -43,11 +44,13 @@ def stage(stages: int, sessions: list[tuple[int, list[int]]], prompts: int = 0) 
 def test_an_even_part_of_all_rows_or_half_of_those_that_could_go(
     stages: int, sessions: list[tuple[int, list[int]]], prompts: int
 ) -> None:
-    """Prompts' pieces do not count."""
-    found = fair_rows(stage(stages, sessions, prompts))
-    rows = sum(under_way + sum(waiting) for under_way, waiting in sessions)
+    """Prompts' pieces do not count, and a session that is away with nothing in its tree has a row,
+    the one whose token is known."""
+    share = fair_share(stage(stages, sessions, prompts))
+    rows = sum((away or not waiting) + sum(waiting) for away, waiting in sessions)
     heads = sum(waiting[0] for _, waiting in sessions if waiting)
-    assert found is not None
+    assert share is not None
+    found = share.rows
     assert stages * found >= rows
     assert 2 * found >= heads
     assert found == 0 or stages * (found - 1) < rows or 2 * (found - 1) < heads
@@ -55,8 +58,14 @@ def test_an_even_part_of_all_rows_or_half_of_those_that_could_go(
 
 def test_who_is_verified_together_may_be_decided_elsewhere() -> None:
     first = stage(2, [(4, [3]), (0, [2])])
-    assert fair_rows(first) == 5
+    assert fair_share(first) == Share(5, {}.keys())
     later = replace(first, config=replace(first.config, rank=Rank(2)))
-    assert fair_rows(later) is None
-    planned = replace(first, rota=Rota(members={SessionId(0): Rates(SessionId(0))}))
-    assert fair_rows(planned) is None
+    assert fair_share(later) is None
+
+
+def test_others_share_as_if_there_were_no_plan() -> None:
+    name = SessionId(0)
+    planned = replace(
+        stage(2, [(4, [3]), (0, [2]), (6, [])]), rota=Rota(members={name: Rates(name)})
+    )
+    assert fair_share(planned) == Share(4, {name: None}.keys())

@@ -32,6 +32,14 @@ there it waits once, and from then on with others."""
 Queue = tuple[Waiting, ...]
 
 
+class Share(Struct, frozen=True):
+    """What of a pass sessions should share."""
+
+    rows: int
+    # Sessions that go whenever they are ready, and whose rows do not count.
+    exempt: Collection[SessionId] = ()
+
+
 class Costs(Struct, frozen=True):
     """What passes are measured to take, and the line onward."""
 
@@ -52,12 +60,12 @@ def gather(
     most_rows: int,
     held: Collection[SessionId] = (),
     costs: Costs | None = None,
-    fair: int | None = None,
+    fair: Share | None = None,
 ) -> tuple[Queue, Queue]:
     """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
     more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait.
-    Without known ``costs`` nothing joins, and no share is too large. ``fair``: rows of a pass that
-    sessions should share; None: any number."""
+    Without known ``costs`` nothing joins, and no share is too large. ``fair``: None: any number
+    of rows is."""
     if len(queue) == 1:
         return queue, ()
     heads: dict[SessionId, int] = {}
@@ -84,22 +92,24 @@ def _sharing(
     heads: Sequence[int],
     most_rows: int,
     costs: Costs | None,
-    fair: int | None,
+    fair: Share | None,
 ) -> set[int]:
     """Which of the sessions' ``heads``, in this order, share a pass. A prompt's pieces are short,
     and few of them wait."""
     taken: set[int] = set()
-    rows = 0
+    rows = shared = 0
     for i in heads:
         waiting, more = queue[i], len(queue[i].ids)
         if taken and rows + more > most_rows:
             continue
-        if taken and costs is not None and fair is not None and rows + more > fair:
-            cheap = costs.cheap(len(taken), rows, more, SHARED)
-            if not cheap and not prompt(waiting, sessions[waiting.session]):
+        shares = fair is not None and waiting.session not in fair.exempt
+        if shared and costs is not None and fair is not None and shares:
+            over = shared + more > fair.rows and not prompt(waiting, sessions[waiting.session])
+            if over and not costs.cheap(len(taken), rows, more, SHARED):
                 continue
         taken.add(i)
         rows += more
+        shared += more if shares else 0
     return taken
 
 

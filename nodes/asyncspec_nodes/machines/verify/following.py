@@ -15,7 +15,7 @@ from asyncspec.actor.machine import Next
 from asyncspec.jobs import Batch
 from asyncspec.pass_cost import interpolated
 from asyncspec_nodes.machines.verify.batch import Costs, gather
-from asyncspec_nodes.machines.verify.fair import fair_rows
+from asyncspec_nodes.machines.verify.fair import fair_share
 from asyncspec_nodes.machines.verify.session import Part, Running, plan, survivors
 from asyncspec_nodes.machines.verify.state import Effects, Following, VerifyState
 from asyncspec_protocol.ids import SessionId
@@ -48,7 +48,7 @@ def planned(state: VerifyState) -> Following | None:
     costs = fair = None
     if len(queue) > 1 and state.cost.sizes:
         costs = Costs(interpolated(*state.cost.averages()), state.onward_row_seconds)
-        fair = fair_rows(state)
+        fair = fair_share(state)
     chosen, left = gather(queue, state.sessions, config.batch_rows, held, costs, fair)
     sessions = {waiting.session: state.sessions[waiting.session] for waiting in chosen}
     if state.running is not None:
