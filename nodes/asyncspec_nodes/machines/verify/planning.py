@@ -114,7 +114,7 @@ def _use(
     armed: Effects = ()
     if batches != rota.batches:
         started = (now,) * len(batches)
-        rota = replace(rota, batches=batches, started=started, turn=0)
+        rota = replace(rota, batches=batches, started=started, turn=0, had=frozenset())
         armed = (deadline(rota, now),)
     lengths = decision.lengths if pays else decision.greedy_lengths
     place = {session: n for n, batch in enumerate(batches) for session in batch}

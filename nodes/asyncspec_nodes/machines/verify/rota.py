@@ -77,6 +77,8 @@ class Rota(Struct, frozen=True):
     # When each batch's last pass started; whose turn it is; seconds of a cycle by the plan.
     started: tuple[float, ...] = ()
     turn: int = 0
+    # Those of the current batch that have had their pass: not all of it fitted in one.
+    had: frozenset[SessionId] = frozenset()
     period: float = 0.0
     # Until then a plan stands: whoever could have it changed at will would move every deadline.
     stands: float = 0.0
@@ -117,7 +119,7 @@ class Rota(Struct, frozen=True):
         if not self.batches:
             return ()
         current = self.current
-        ready = all(session in waiting for session in current)
+        ready = all(session in waiting or session in self.had for session in current)
         return {s for batch in self.batches if not (ready and batch is current) for s in batch}
 
 
@@ -129,14 +131,16 @@ def planned_with(rota: Rota) -> tuple[SessionId, ...]:
 
 def without(rota: Rota, gone: Collection[SessionId]) -> Rota:
     """The rota when some are not waited for any more. The turn stays with its batch, or goes to the
-    next one where nobody of it is left."""
+    next one where nobody of it is left to be served."""
+    had = rota.had.difference(gone)
+    served = bool(had) and had.issuperset(s for s in rota.current if s not in gone)
     batches: list[tuple[SessionId, ...]] = []
     started: list[float] = []
     turn = 0
     for n, batch in enumerate(rota.batches):
         left = tuple(session for session in batch if session not in gone)
         if n == rota.turn:
-            turn = len(batches)
+            turn = len(batches) + served
         if left:
             batches.append(left)
             started.append(rota.started[n])
@@ -145,13 +149,15 @@ def without(rota: Rota, gone: Collection[SessionId]) -> Rota:
         batches=tuple(batches),
         started=tuple(started),
         turn=turn % len(batches) if batches else 0,
+        had=frozenset() if served else had,
     )
 
 
 def passed(rota: Rota, now: float) -> Rota:
     """The current batch is in a pass that starts now: the next one's turn."""
     started = tuple(now if n == rota.turn else at for n, at in enumerate(rota.started))
-    return replace(rota, started=started, turn=(rota.turn + 1) % len(rota.batches))
+    turn = (rota.turn + 1) % len(rota.batches)
+    return replace(rota, started=started, turn=turn, had=frozenset())
 
 
 def late(rota: Rota, absent: Collection[SessionId], now: float) -> Rota:

@@ -25,28 +25,26 @@ def taken(
     state: VerifyState, chosen: Sequence[SessionId], now: float
 ) -> tuple[VerifyState, Effects]:
     """A pass of some sessions starts. Where not all of the current batch fit, it has the next one
-    too."""
+    too, and its time anew."""
     rota = state.rota
-    current = rota.current
-    here = {waiting.session for waiting in state.queue}
-    if not any(s in current for s in chosen) or any(s in here for s in current):
+    part = set(rota.current).intersection(chosen)
+    if not part:
         return state, ()
-    rota = passed(rota, now)
+    had = rota.had | part
+    here = {waiting.session for waiting in state.queue}
+    left = any(s in here and s not in had for s in rota.current)
+    rota = replace(rota, had=had) if left else passed(rota, now)
     return replace(state, rota=rota), (deadline(rota, now),)
 
 
 def fired(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """The current batch has had its time: who is not here is not waited for any more."""
+    """The current batch has had its time: who is not here is not waited for any more. Who is, waits
+    for the device alone; but that may change, and nobody is held without a deadline."""
     rota = state.rota
-    here = {waiting.session for waiting in state.queue}
+    here = {waiting.session for waiting in state.queue} | rota.had
     absent = [session for session in rota.current if session not in here]
-    if not absent:
-        return state, ()  # it waits for the device alone
-    current = rota.current
-    rota = late(rota, absent, now)
-    if rota.batches and not set(rota.current) & set(current):
-        return replace(state, rota=rota), (deadline(rota, now),)
-    return replace(state, rota=rota), ()
+    rota = late(rota, absent, now) if absent else rota
+    return replace(state, rota=rota), (deadline(rota, now),)
 
 
 def deadline(rota: Rota, now: float) -> Arm:

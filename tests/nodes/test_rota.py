@@ -1,0 +1,145 @@
+"""How a first stage follows a plan (DiP-SD) of batches that are too large for one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import Arm, Computed, Fired, Input, Joined, Received
+from asyncspec.jobs import Batch
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.rota import ROTA
+from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_protocol.ids import DRAFT, NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Open, Rates, Segment
+
+ROWS = 5
+"""Of every segment."""
+
+USERS = 5
+
+
+class Stage:
+    """The first of four, in the middle of a plan, whose passes take ``most`` rows."""
+
+    def __init__(self, batches: Sequence[Sequence[int]], most: int, *, also: int = 0) -> None:
+        self.machine = VerifyMachine(VerifyConfig(Rank(1), 1, 4, batch_rows=most))
+        self.state, self.now, self.armed = self.machine.initial(), 0.0, True
+        self.sent = dict[int, int]()
+        self.feed(Joined(DRAFT))
+        members = [SessionId(s) for batch in batches for s in batch]
+        for name in (*members, *map(SessionId, range(100, 100 + also))):
+            self.feed(Received(DRAFT, Open(name, 1, 4096, 0, 0.0, 0, 1.0)))
+        for name in members:
+            self.feed(Received(DRAFT, Rates(name, 9, 0.5, 0.01, 0.0, 0.01)))
+        plan = tuple(tuple(map(SessionId, batch)) for batch in batches)
+        started = (0.0,) * len(plan)
+        rota = replace(self.state.rota, batches=plan, started=started, period=1.0)
+        self.state = replace(self.state, rota=replace(rota, stale=False, asked=None))
+
+    def feed(self, event: Input) -> None:
+        self.state, effects = self.machine.step(self.state, event, self.now)
+        for effect in effects:
+            if isinstance(effect, Arm) and effect.timer == ROTA:
+                self.armed = effect.at is not None
+
+    def comes(self, session: int) -> None:
+        """Its next segment, unless one waits."""
+        if session in self.waiting:
+            return
+        number = self.sent[session] = self.sent.get(session, -1) + 1
+        ids = tuple(NodeId(ROWS * number + i) for i in range(ROWS))
+        parents = (NodeId(ids[0] - 1) if number else NO_PARENT, *ids[:-1])
+        name, applied = SessionId(session), Version(0)
+        segment = Segment(name, SegmentId(number), applied, ids, parents, tokens=ids)
+        self.feed(Received(DRAFT, segment))
+
+    def over(self) -> None:
+        """The pass in service."""
+        running = self.state.running
+        if running is None:
+            return
+        several = isinstance(running.job, Batch)
+        results = [(1,) * len(part.judged) for part in running.parts]
+        self.feed(Computed(running.job, tuple(results) if several else results[0], 0.2))
+
+    def fires(self) -> None:
+        """The deadline, if there is one."""
+        if self.armed:
+            self.armed = False
+            self.feed(Fired(ROTA))
+
+    @property
+    def running(self) -> list[int]:
+        running = self.state.running
+        return [part.waiting.session for part in running.parts] if running else []
+
+    @property
+    def waiting(self) -> list[int]:
+        return [waiting.session for waiting in self.state.queue]
+
+
+def test_what_does_not_fit_has_the_next_pass_and_is_not_late() -> None:
+    stage = Stage([[0, 1], [2]], most=8)
+    stage.comes(0)
+    assert stage.running == []
+    stage.comes(1)
+    assert (stage.running, stage.waiting) == ([0], [1])
+    stage.over()
+    assert (stage.running, stage.waiting) == ([1], [])
+    stage.over()
+    stage.now = 1.5
+    stage.fires()
+    assert stage.state.rota.offences.keys() == {2}
+
+
+def test_a_batch_of_which_only_served_ones_are_left_has_had_its_turn() -> None:
+    stage = Stage([[0, 1, 2], [3]], most=8)
+    for session in range(3):
+        stage.comes(session)
+    stage.over()
+    assert (stage.running, stage.waiting) == ([1], [2])
+    rota = stage.state.rota
+    assert sorted(rota.had) == [0, 1]
+    assert list(rota.current) == [0, 1, 2]
+    stage.over()
+    assert stage.running == [2]
+    stage.over()
+    stage.comes(3)
+    assert stage.running == [3]
+
+
+events = st.one_of(
+    st.tuples(st.just("comes"), st.integers(0, USERS - 1)),
+    st.tuples(st.just("comes"), st.just(100)),
+    st.tuples(st.sampled_from(["over", "fires"]), st.just(0)),
+)
+
+
+@given(
+    st.sampled_from([8, 12, 99]),
+    st.sampled_from([[[0, 1], [2, 3, 4]], [[0, 1, 2, 3, 4]], [[0], [1], [2, 3], [4]]]),
+    st.lists(events, max_size=60),
+)
+def test_nobody_is_held_for_ever(
+    most: int, batches: list[list[int]], happens: list[tuple[str, int]]
+) -> None:
+    """Whatever comes when: what waits is served, the device is busy, or a deadline will come; and
+    nobody who waits or was served in this turn is put aside."""
+    stage = Stage(batches, most, also=1)
+    for what, who in happens:
+        stage.now += 0.1
+        here = {*stage.waiting, *stage.state.rota.had}
+        aside = set(stage.state.rota.offences)
+        if what == "comes":
+            stage.comes(who)
+        elif what == "over":
+            stage.over()
+        else:
+            stage.fires()
+            assert not (stage.state.rota.offences.keys() - aside) & here
+        assert stage.running or not stage.waiting or stage.armed
+        assert stage.state.rota.had <= set(stage.state.rota.current)
