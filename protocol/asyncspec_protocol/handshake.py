@@ -41,7 +41,8 @@ def _common(me: Hello, peer: Hello | Welcome) -> str | None:
     if peer.cluster != me.cluster:
         return (
             f"cluster {peer.cluster!r} meets cluster {me.cluster!r}: "
-            "give both sides the same [cluster] name, or correct the address"
+            "give both sides the same [cluster] name (a client: --cluster NAME), or correct the "
+            "address"
         )
     return None
 

@@ -202,3 +202,24 @@ async def test_more_connections_than_are_served() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 503")
         for _, one in (*held, (reader, writer)):
             one.close()
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\x01\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: secret\r\n\r\n",
+        b"GET /secret" + b"y" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"prompt": "secret"}\r\n0\r\n\r\n',
+    ],
+)
+async def test_what_is_not_http_is_refused_and_its_bytes_are_not_logged(
+    toy: Toy, spoken: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", toy.port)
+    writer.write(spoken)
+    assert b" 400 " in (await reader.readline())
+    writer.close()
+    assert "secret" not in caplog.text
+    assert "Traceback" not in caplog.text

@@ -157,7 +157,10 @@ def _line(
         (["--draft", "eagle:", "--source-apart"], "an EAGLE head works on the draft node"),
         (["--connect", "h:1", "--prompt", "a", "--source-apart"], "--source-apart is the running"),
         (["--cluster", "home"], "--cluster goes with --connect"),
-        (["--log-dir", "/nowhere/logs"], "--log-dir: there is no directory /nowhere/logs"),
+        (
+            ["--log-dir", "/dev/null/logs"],
+            "--log-dir: /dev/null/logs cannot be made: Not a directory",
+        ),
         (["--connect", "here", "--prompt", "a"], "--connect here is not HOST:PORT"),
         (["--connect", "h:0", "--prompt", "a"], "--connect h:0 is not HOST:PORT"),
         (["--connect", "h:1", "--prompt", "a", "--stages", "2"], "--stages is the running cluster"),
@@ -236,6 +239,7 @@ def test_a_draft_with_another_tokenizer(capsys: pytest.CaptureFixture[str], tmp_
         ('{"prompt": "a"}\nnonsense', "line 2 of"),
         ('{"question": "a"}', 'has neither "prompt" nor "turns"'),
         ('{"turns": []}', 'has neither "prompt" nor "turns"'),
+        ('{"prompt": "a", "turns": ["b"]}', 'has both "prompt" and "turns"'),
         ('{"prompt": 3}', "is not a prompt: Expected `str | null`, got `int`"),
     ],
 )
@@ -371,3 +375,12 @@ def test_a_line_for_a_terminal_that_has_closed(monkeypatch: pytest.MonkeyPatch) 
     say("a stage was killed")
     with contextlib.suppress(OSError):  # it still has the lines
         terminal.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize(("into", "code"), [(">/dev/full", 1), (">&-", 0)])
+def test_output_that_cannot_be_written(into: str, code: int) -> None:
+    command = f"{sys.executable} -m asyncspec_nodes.cli.main policies {into}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == ("asyncspec: cannot write: No space left on device\n" if code else "")

@@ -107,7 +107,11 @@ def refuse(arguments: argparse.Namespace) -> None:
 
 
 def folder(path: Path | None) -> Path | None:
-    """Where logs go. Raises ``UserError`` where that is not there."""
-    if path is not None and not path.is_dir():
-        raise UserError(f"--log-dir: there is no directory {path}")
-    return None if path is None else path.absolute()
+    """Where logs go; it is made. Raises ``UserError`` where that cannot be."""
+    if path is None:
+        return None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--log-dir: {path} cannot be made: {error.strerror}") from None
+    return path.absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -114,6 +115,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 2 a user's mistake, 1 anything else."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     # A terminal that cannot show a character shows a mark in its place.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -130,10 +133,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", 1)
     except BrokenPipeError:
-        # Whoever read our output has enough; the interpreter must not trip over it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()  # whoever read our output has enough
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _write_no_more()
+        return _complain(f"cannot write: {error.strerror}", 1)
     return code
+
+
+def _write_no_more() -> None:
+    """Or the interpreter would trip over what is left of our output once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str, code: int) -> int:

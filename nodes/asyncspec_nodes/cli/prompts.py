@@ -58,6 +58,8 @@ def _line(path: Path, number: int, text: str) -> Prompt:
         line = msgspec.json.decode(text, type=_Line)
     except msgspec.MsgspecError as error:
         raise UserError(f"line {number} of {path} is not a prompt: {error}") from None
+    if line.prompt is not None and line.turns:
+        raise UserError(f'line {number} of {path} has both "prompt" and "turns"; give one of them')
     turns = line.turns if line.prompt is None else (line.prompt,)
     if not turns:
         raise UserError(f'line {number} of {path} has neither "prompt" nor "turns"')

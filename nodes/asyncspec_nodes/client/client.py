@@ -85,7 +85,8 @@ class Client:
             await client.close()
             if isinstance(error, TimeoutError):
                 raise ClusterError(
-                    f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node?"
+                    f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node "
+                    "that has loaded?"
                 ) from None
             if isinstance(error, OSError):
                 raise ClusterError(

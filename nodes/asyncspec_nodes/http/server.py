@@ -9,6 +9,7 @@ import ssl
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from asyncspec_nodes.http import refused
 from asyncspec_nodes.http.app import Service
 
 KEEP_ALIVE_SECONDS = 75.0
@@ -44,6 +45,7 @@ class HttpServer:
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
+            logger=refused.log(),
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             lingering_time=LINGER_SECONDS,
             shutdown_timeout=LINGER_SECONDS,
