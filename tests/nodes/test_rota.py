@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Arm, Computed, Fired, Input, Joined, Received
+from asyncspec.actor.machine import Arm, Computed, Fired, Input, Joined, Received, Send
 from asyncspec.jobs import Batch
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
 from asyncspec_nodes.machines.verify.rota import ROTA
 from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Open, Rates, Segment
+from asyncspec_protocol.messages import Credit, Open, Rates, Segment
 
 ROWS = 5
 """Of every segment."""
@@ -28,6 +28,7 @@ class Stage:
     def __init__(self, batches: Sequence[Sequence[int]], most: int, *, also: int = 0) -> None:
         self.machine = VerifyMachine(VerifyConfig(Rank(1), 1, 4, batch_rows=most))
         self.state, self.now, self.armed = self.machine.initial(), 0.0, True
+        self.credit = 0
         self.sent = dict[int, int]()
         self.feed(Joined(DRAFT))
         members = [SessionId(s) for batch in batches for s in batch]
@@ -45,10 +46,12 @@ class Stage:
         for effect in effects:
             if isinstance(effect, Arm) and effect.timer == ROTA:
                 self.armed = effect.at is not None
+            if isinstance(effect, Send) and isinstance(effect.message, Credit):
+                self.credit = effect.message.limit
 
     def comes(self, session: int) -> None:
-        """Its next segment, unless one waits."""
-        if session in self.waiting:
+        """Its next segment, unless one waits or there is no credit."""
+        if session in self.waiting or sum(self.sent.values()) + len(self.sent) >= self.credit:
             return
         number = self.sent[session] = self.sent.get(session, -1) + 1
         ids = tuple(NodeId(ROWS * number + i) for i in range(ROWS))
