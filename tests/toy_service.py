@@ -21,6 +21,7 @@ from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.auth import Keys
 from asyncspec_nodes.http.engine import LinkEngine, NodeEngine
 from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.origins import Origins
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node.counts import counts
 from asyncspec_nodes.node.inspector import Inspector
@@ -105,12 +106,14 @@ class Toy:
         stages: int = 2,
         rules: Rules = RULES,
         keys: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
         **limits: Any,
     ) -> None:
         self.cluster = ServingCluster(stages, rules)
         self._over = over
         self._keys = Keys(keys)
+        self._origins = Origins(origins)
         self._tls = tls
         self._limits = Limits(**limits)
         self._stack = AsyncExitStack()
@@ -123,7 +126,9 @@ class Toy:
             host, port = self.cluster.ports[0]  # type: ignore[index]
             connect = partial(Client.connect, host, port, "toy", options=QUICK)
             self.engine = await self._stack.enter_async_context(LinkEngine(connect))
-        self.service = Service(self.engine, "toy", keys=self._keys, limits=self._limits)
+        self.service = Service(
+            self.engine, "toy", keys=self._keys, origins=self._origins, limits=self._limits
+        )
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # soon full
         sock.setblocking(False)

@@ -7,10 +7,11 @@ import json
 import socket
 from collections.abc import AsyncIterator
 
-import aiohttp
+import aiohttp.web
 import pytest
 import pytest_asyncio
 
+from asyncspec_nodes.http import guard
 from toy_service import ENDLESS, Toy
 
 pytestmark = pytest.mark.asyncio
@@ -96,8 +97,6 @@ async def test_a_body_without_a_length_is_bounded_as_well(toy: Toy) -> None:
     ("method", "path", "headers", "status"),
     [
         ("GET", "/v1/nothing", {}, 404),
-        ("GET", PATH, {}, 405),
-        ("DELETE", "/v1/models/toy", {}, 405),
         ("POST", PATH, {"Content-Type": "text/plain"}, 415),
         ("POST", PATH, {"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ("POST", PATH, {**JSON, "Content-Encoding": "gzip"}, 415),
@@ -116,6 +115,25 @@ async def test_requests(
         await error(reply)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "route", "allow"),
+    [
+        ("GET", PATH, PATH, "POST"),
+        ("OPTIONS", PATH, PATH, "POST"),
+        ("DELETE", "/v1/models/toy", "/v1/models/{name}", "GET, HEAD"),
+        ("POST", "/health", "/health", "GET, HEAD"),
+    ],
+)
+async def test_methods(toy: Toy, method: str, path: str, route: str, allow: str) -> None:
+    async with aiohttp.ClientSession(toy.url) as web:
+        async with web.request(method, path) as reply:
+            assert reply.status == 405
+            assert reply.headers["Allow"] == allow
+            assert (await error(reply))["code"] == "method_not_allowed"
+        async with web.get("/metrics") as reply:
+            assert f'requests_total{{route="{route}",status="405"}} 1.0' in await reply.text()
+
+
 async def connect(toy: Toy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", toy.port)
 
@@ -126,24 +144,60 @@ def post(body: bytes, length: int | None = None) -> bytes:
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
+KEYED = b" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-secret\r\n"
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(1000)) + b"\r\n",
-        b"POST " + PATH.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03secret",
+        b"GET secret\r\n\r\n",
+        b"GET /" + KEYED + b"Content-Length: -1 secret\r\n\r\n",
+        b"GET /" + KEYED + b"X-A: secret\x01\r\n\r\n",
+        b"GET /" + KEYED + b"X-A: secret" + b"a" * 9_000 + b"\r\n\r\n",
+        b"GET /secret" + b"a" * 100_000 + KEYED + b"\r\n",
+        b"GET http://[secret/" + KEYED + b"\r\n",
+        b"GET /" + KEYED + b"".join(b"X-%d: secret\r\n" % i for i in range(1000)) + b"\r\n",
+        b"POST " + PATH.encode() + KEYED + b"Transfer-Encoding: chunked\r\n\r\nZZsecret\r\n",
     ],
 )
-async def test_what_is_not_http(toy: Toy, garbage: bytes) -> None:
+async def test_what_is_not_http(
+    toy: Toy,
+    garbage: bytes,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told so in the API's form, and nothing of it is written down."""
     reader, writer = await connect(toy)
     writer.write(garbage)
-    writer.write_eof()
-    answer = await reader.read()
-    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+    assert b"application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert capsys.readouterr().err == "a request from 127.0.0.1 that is not HTTP was refused\n"
+    assert not caplog.records
+    async with aiohttp.ClientSession(toy.url) as web, web.get("/metrics") as reply:
+        assert 'requests_total{route="unknown",status="400"} 1.0' in await reply.text()
+
+
+async def test_our_own_mistake_outside_of_all_handlers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written down with its place, and told in the API's form."""
+
+    async def broken(request: aiohttp.web.Request) -> str:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(guard, "_route", broken)
+    async with (
+        Toy() as toy,
+        aiohttp.ClientSession(toy.url) as web,
+        web.get("/health") as reply,
+    ):
+        assert reply.status == 500
+        assert (await error(reply))["code"] == "internal"
+    assert "RuntimeError: broken" in capsys.readouterr().err
 
 
 async def test_a_slow_writer_is_given_up(toy: Toy) -> None:

@@ -157,7 +157,12 @@ def test_neutral_values_are_let_through(name: str) -> None:
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b'{"model": "\xff"}', "not valid JSON"),
-        (b'{"model": "\\ud800", "messages": []}', "not valid JSON"),
+        (rb'{"model": "\ud800", "messages": []}', "unpaired surrogate"),
+        (rb'{"model": "\uDC00 and more text", "messages": []}', "unpaired surrogate"),
+        (rb'{"model": "\ud83d\ud83d\ude00", "messages": []}', "unpaired surrogate"),
+        (rb'{"model": "\\\ud800"}', "unpaired surrogate"),
+        (rb'{"model": "\\ud800"', "truncated"),
+        (rb'{"model": "\ud83d\ude00"', "truncated"),
         (b"[" * 100_000, "not valid JSON"),
         (b"[]", "not a JSON object"),
         (b'{"model": 1e999}', "not valid JSON"),
@@ -169,6 +174,29 @@ def test_what_is_no_request(body: bytes, says: str) -> None:
     found = read(body, ChatRequest)
     assert isinstance(found, ApiError)
     assert says in found.message
+
+
+INTEGERS = {
+    ChatRequest: ("max_tokens", "max_completion_tokens", "n", "seed", "top_k", "top_logprobs"),
+    CompletionRequest: ("max_tokens", "n", "seed", "top_k", "logprobs"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_may_be_written_as_fractions(kind: type[Any]) -> None:
+    ask: dict[str, Any] = {"model": "m"}
+    if kind is ChatRequest:
+        ask |= {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    else:
+        ask |= {"prompt": "x", "best_of": 1.0}
+    for name in INTEGERS[kind]:
+        found = parse(json.dumps({**ask, name: 5.0}).encode(), kind)
+        assert getattr(found, name) == 5
+        assert type(getattr(found, name)) is int
+        for wrong in (5.5, "5", 1e30, [5.0]):
+            refused = read(json.dumps({**ask, name: wrong}).encode(), kind)
+            assert isinstance(refused, ApiError)
+            assert (refused.status, refused.param) == (400, name)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 127))

@@ -420,17 +420,31 @@ async def test_draining() -> None:
 
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_draining_ends(hurried: bool) -> None:
-    async with (
-        Toy(drain_seconds=100 if hurried else 0.2) as toy,
-        aiohttp.ClientSession(toy.url) as web,
-        web.post(PATH, json=LONG) as running,
-    ):
-        hurry = asyncio.Event()
-        draining = asyncio.create_task(toy.server.drain(hurry))
-        if hurried:
-            hurry.set()
-        await draining
-        running.close()
+    """What still runs then is told so: streams, those that wait, and those that still speak."""
+    async with aiohttp.ClientSession() as web:
+        async with Toy(drain_seconds=100 if hurried else 0.2) as toy:
+            running = await web.post(toy.url + PATH, json=LONG)
+            reading = asyncio.create_task(running.read())
+            whole = {**LONG, "stream": False}
+            waiting = asyncio.create_task(web.post(toy.url + PATH, json=whole))
+            half = await asyncio.open_connection("127.0.0.1", toy.port)
+            half[1].write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n")
+            half[1].write(b"Content-Type: application/json\r\n\r\n{")
+            while toy.service.places.taken < 2 or toy.service.drain.running < 3:
+                await toy.engine.nodes()
+            hurry = asyncio.Event()
+            draining = asyncio.create_task(toy.server.drain(hurry))
+            if hurried:
+                hurry.set()
+            await draining
+        told = [line for line in (await reading).split(b"\n\n") if line.startswith(b"data: ")][-1]
+        assert "stopping" in json.loads(told[6:])["error"]["message"]
+        async with await waiting as reply:
+            assert reply.status == 503
+            assert int(reply.headers["Retry-After"]) > 0
+            assert (await reply.json())["error"]["code"] == "unavailable"
+        assert (await half[0].readline()).startswith(b"HTTP/1.1 503")
+        half[1].close()
 
 
 async def test_who_asks_how_the_nodes_are_gets_an_answer_when_one_is_lost_meanwhile() -> None:

@@ -49,9 +49,10 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
             return 0
         engine, cluster = starting.result()
         draft = next(node for node in await engine.nodes() if node.role == "draft")
-        model = options.http.model or draft.model
-        service = Service(engine, model, keys=options.http.keys, limits=options.http.limits)
-        server = await stack.enter_async_context(HttpServer(service, sock, options.http.tls))
+        http = options.http
+        model = http.model or draft.model
+        service = Service(engine, model, keys=http.keys, origins=http.origins, limits=http.limits)
+        server = await stack.enter_async_context(HttpServer(service, sock, http.tls))
         if defaults := in_words(draft.defaults):
             say(f"{defaults}: what the target recommends, for requests that do not say otherwise")
         sys.stderr.write(f"serving {model} on {server.url}\n")

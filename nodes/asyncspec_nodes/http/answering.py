@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from asyncspec_nodes.http import sse
+from asyncspec_nodes.http.drain import Drain
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.http.form import Asked, Choice
@@ -44,10 +45,17 @@ class Answering:
     """One request's answers."""
 
     def __init__(
-        self, asked: Asked, engine: Engine, limits: Limits, metrics: Metrics, model: str
+        self,
+        asked: Asked,
+        engine: Engine,
+        drain: Drain,
+        limits: Limits,
+        metrics: Metrics,
+        model: str,
     ) -> None:
         self._asked = asked
         self._engine = engine
+        self._drain = drain
         self._limits = limits
         self._answers = [_Answer(metrics.watch()) for _ in asked.submits]
         self._envelope = {
@@ -114,7 +122,7 @@ class Answering:
     async def _gathered(self) -> AsyncIterator[Gathered]:
         try:
             async with asyncio.timeout(self._limits.answer_seconds):
-                async with Gathered(self._engine, self._asked) as gathered:
+                async with self._drain.bounded(), Gathered(self._engine, self._asked) as gathered:
                     yield gathered
         except TimeoutError:
             self._fail()

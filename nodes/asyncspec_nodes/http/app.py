@@ -21,6 +21,7 @@ from asyncspec_nodes.http.guard import guarded
 from asyncspec_nodes.http.limits import Limits, Places, check_prompts
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.models import Models
+from asyncspec_nodes.http.origins import Origins
 from asyncspec_nodes.http.parameters import parse
 from asyncspec_nodes.http.state import state, statuses, trouble
 
@@ -34,11 +35,13 @@ class Service:
         model: str,
         *,
         keys: Keys | None = None,
+        origins: Origins | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.engine = engine
         self.models = Models(model)
         self.keys = keys or Keys()
+        self.origins = origins or Origins()
         self.limits = limits or Limits()
         self.metrics = Metrics()
         self.places = Places(self.limits.concurrent)
@@ -46,7 +49,8 @@ class Service:
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[guarded(self.keys, self.metrics)])
+        app = web.Application(middlewares=[guarded(self.keys, self.origins, self.metrics)])
+        app.on_response_prepare.append(self.origins.sign)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics)
@@ -68,14 +72,16 @@ class Service:
         self, request: web.Request, kind: type[ChatRequest | CompletionRequest]
     ) -> web.StreamResponse:
         with self.drain.work():
-            wanted = parse(await read_body(request, self.limits), kind)
+            async with self.drain.bounded():
+                body = await read_body(request, self.limits)
+            wanted = parse(body, kind)
             self.models.check(wanted.model)
             # A seed that nobody chose is drawn here, and said in the answer; any JSON can hold it.
             asked = wanted.asked(seed=secrets.randbits(53))
             check_prompts(asked, self.limits)
             with self.places.take(len(asked.submits)):
                 answering = Answering(
-                    asked, self.engine, self.limits, self.metrics, self.models.name
+                    asked, self.engine, self.drain, self.limits, self.metrics, self.models.name
                 )
                 return await answering.answer(request)
 

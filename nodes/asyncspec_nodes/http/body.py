@@ -29,8 +29,8 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
     except TimeoutError:
         seconds = limits.body_seconds
         raise ApiError(408, f"the body did not come in {seconds:g} s", code="timeout") from None
-    except (web.RequestPayloadError, ClientConnectionError, ValueError) as error:
-        raise invalid(f"the body cannot be read: {error}") from None
+    except (web.RequestPayloadError, ClientConnectionError, ValueError):
+        raise invalid("the body is not what its headers say: it cannot be read") from None
 
 
 async def _read(request: web.Request, limits: Limits) -> bytes:

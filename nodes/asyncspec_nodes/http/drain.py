@@ -1,10 +1,10 @@
-"""A graceful end: what runs is finished, what comes is sent elsewhere."""
+"""A graceful end: what runs is finished or told that it is cut, what comes is sent elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from asyncspec_nodes.http.errors import ApiError
 
@@ -14,23 +14,41 @@ class Drain:
 
     def __init__(self) -> None:
         self.stopping = False
-        self._running = 0
+        self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        # Around what runs: times out once the service waits no longer.
+        self._bounds: set[asyncio.Timeout] = set()
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
         """Around a request. Raises ``ApiError`` once the service is about to stop."""
         if self.stopping:
-            raise ApiError(503, "the service is stopping", code="unavailable", retry_after=5)
-        self._running += 1
+            raise _stopping()
+        self.running += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._running -= 1
-            if not self._running:
+            self.running -= 1
+            if not self.running:
                 self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def bounded(self) -> AsyncIterator[None]:
+        """Around what takes long in a request. Raises ``ApiError`` when it is cut."""
+        bound = asyncio.timeout(None)
+        try:
+            async with bound:
+                self._bounds.add(bound)
+                try:
+                    yield
+                finally:
+                    self._bounds.discard(bound)
+        except TimeoutError:
+            if bound.expired():
+                raise _stopping() from None
+            raise
 
     async def finish(self, seconds: float) -> bool:
         """Take nothing more and wait for what runs; False where that took too long."""
@@ -41,3 +59,14 @@ class Drain:
         except TimeoutError:
             return False
         return True
+
+    def cut(self) -> None:
+        """Take nothing more, and wait for nothing more."""
+        self.stopping = True
+        now = asyncio.get_running_loop().time()
+        for bound in self._bounds:
+            bound.reschedule(now)
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the service is stopping", code="unavailable", retry_after=5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class ApiError(Exception):
@@ -16,14 +16,18 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        allow: Iterable[str] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        # A path that a client has sent may be quoted, and what is in it need not be characters.
+        self.message = message.encode(errors="replace").decode()
         self.param = param
         self.code = code
         # Seconds.
         self.retry_after = retry_after
+        # Methods that the route does take.
+        self.allow = sorted(allow)
 
     @property
     def kind(self) -> str:
@@ -38,6 +42,8 @@ class ApiError(Exception):
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.allow:
+            headers["Allow"] = ", ".join(self.allow)
         return headers
 
     def body(self) -> dict[str, dict[str, str | None]]:

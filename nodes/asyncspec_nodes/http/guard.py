@@ -13,39 +13,45 @@ from asyncspec_nodes.http import site
 from asyncspec_nodes.http.auth import Keys
 from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.origins import Origins
 
 CLOSED = 499
 """In the metrics: the client has left (nginx's number)."""
+
+UNKNOWN = "unknown"
+"""In the metrics: no route of this service."""
 
 OPEN = frozenset({"/health", "/ready", *site.FILES})
 """Routes that need no key: they tell nothing of anybody's requests."""
 
 
-def guarded(keys: Keys, metrics: Metrics) -> Middleware:
+def guarded(keys: Keys, origins: Origins, metrics: Metrics) -> Middleware:
     """The middleware of a service."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status = CLOSED
+        status, route = CLOSED, await _route(request)
         try:
-            if _route(request) not in OPEN:
-                keys.check(request.headers.get("Authorization"))
-            response = await handler(request)
+            response: web.StreamResponse | None = origins.preflight(request)
+            if response is None:
+                if route not in OPEN:
+                    keys.check(request.headers.get("Authorization"))
+                response = await handler(request)
             status = response.status
             return response
         except ApiError as error:
             status = error.status
-            return _response(error)
+            return response_of(error)
         except web.HTTPException as error:
             status = error.status
-            return _response(_of(error, request))
+            return response_of(_of(error, request))
         except ConnectionError:
             raise  # the client has left: there is nobody to tell
         except Exception:
             status = 500
-            return _response(mistake())
+            return response_of(mistake())
         finally:
-            metrics.requested(_route(request), status)
+            metrics.requested(route, status)
 
     return guard
 
@@ -57,21 +63,28 @@ def mistake() -> ApiError:
     return ApiError(500, "this service has made a mistake", code="internal")
 
 
-def _route(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "unknown" if resource is None else resource.canonical
+async def _route(request: web.Request) -> str:
+    """The pattern that the path fits, whatever the method."""
+    if (resource := request.match_info.route.resource) is not None:
+        return resource.canonical
+    for other in request.app.router.resources():
+        _, methods = await other.resolve(request)
+        if methods:
+            return other.canonical
+    return UNKNOWN
 
 
 def _of(error: web.HTTPException, request: web.Request) -> ApiError:
     if error.status == 404:
         return ApiError(404, f"there is no {request.method} {request.path}", code="not_found")
-    if error.status == 405:
+    if isinstance(error, web.HTTPMethodNotAllowed):
         text = f"{request.path} does not take {request.method}"
-        return ApiError(405, text, code="method_not_allowed")
+        return ApiError(405, text, code="method_not_allowed", allow=error.allowed_methods)
     return ApiError(error.status, error.reason, code="http_error")
 
 
-def _response(error: ApiError) -> web.Response:
+def response_of(error: ApiError) -> web.Response:
+    """An error, as it is sent."""
     response = web.Response(
         body=msgspec.json.encode(error.body()),
         status=error.status,

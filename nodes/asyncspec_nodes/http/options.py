@@ -16,6 +16,7 @@ from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.config_rules import is_loopback
 from asyncspec_nodes.http.auth import VARIABLE, Keys, read_keys
 from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.origins import Origins, read_origins
 from asyncspec_nodes.http.tls import server_context
 
 _BOUNDS = {
@@ -31,6 +32,7 @@ class HttpOptions(Struct, frozen=True):
     """How to serve."""
 
     keys: Keys
+    origins: Origins
     limits: Limits
     # The target's name for clients; None: the name of its directory.
     model: str | None
@@ -58,6 +60,14 @@ def add_arguments(parser: Parser) -> None:
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add("--no-api-key", action="store_true", help="open to whoever reaches it")
+    add(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin (https://HOST, or *) use the service from a browser; may be "
+        "given several times (default: none but its own)",
+    )
     add(
         "--max-concurrent",
         type=int,
@@ -109,6 +119,7 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
         raise UserError("--no-api-key is given, but there is an API key; leave one out")
     return HttpOptions(
         keys=keys,
+        origins=read_origins(arguments.allow_origin),
         limits=Limits(
             body_bytes=arguments.max_body_bytes,
             prompt_length=arguments.max_prompt_length,

@@ -5,8 +5,9 @@ The names and ranges are the API's; those it does not have are the project's own
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -130,17 +131,50 @@ def parse(body: bytes, kind: type[T]) -> T:
         fields = msgspec.json.decode(body)
     # msgspec's own, text that is no UTF-8, and lists in lists in lists.
     except (ValueError, RecursionError) as error:
-        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise _no_json(body, error) from None
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
     try:
-        request = msgspec.convert(without_unsupported(fields), kind)
+        request = msgspec.convert(_whole(without_unsupported(fields), kind), kind)
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
     except (OverflowError, RecursionError) as error:
         raise invalid(f"a value is out of bounds: {error}") from None
     request.check()
     return request
+
+
+def _whole(fields: dict[str, object], kind: type[Shared]) -> dict[str, object]:
+    """With whole numbers where they are due: some languages write 5 as 5.0."""
+    integers = _integers(kind)
+    return {
+        name: int(value)
+        if name in integers and isinstance(value, float) and value.is_integer()
+        else value
+        for name, value in fields.items()
+    }
+
+
+@functools.cache
+def _integers(kind: type[Shared]) -> frozenset[str]:
+    """The parameters that are integers, or null."""
+    hints = get_type_hints(kind)
+    return frozenset(name for name, hint in hints.items() if int in get_args(hint))
+
+
+# Half of what stands for one character in UTF-16, without its other half. Such an escape begins
+# behind an even number of backslashes.
+_HALF = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?:"
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F])"
+)
+
+
+def _no_json(body: bytes, error: Exception) -> ApiError:
+    # msgspec says "truncated" of some of them.
+    what = "an unpaired surrogate escape, which is no character" if _HALF.search(body) else error
+    return invalid(f"the body is not valid JSON: {what}", code="invalid_json")
 
 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")

@@ -9,11 +9,11 @@ import ssl
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from asyncspec_nodes.http import refused
 from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.connection import Connection
 
-KEEP_ALIVE_SECONDS = 75.0
-LINGER_SECONDS = 2.0
+CLEANUP_SECONDS = 2.0
+"""For readers to take the end of their streams; a slow one has it twice, then is cut off."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -28,7 +28,8 @@ class _Refused(asyncio.Protocol):
 
 class HttpServer:
     """``async with``: inside, the service is served on ``sock``, over ``tls`` if given. Leaving
-    closes all connections; ``drain`` before it lets what runs come to its end."""
+    ends what runs with an error, and closes all connections; ``drain`` before it lets what runs
+    come to its end."""
 
     def __init__(
         self, service: Service, sock: socket.socket, tls: ssl.SSLContext | None = None
@@ -43,12 +44,7 @@ class HttpServer:
             app,
             # A client that leaves cancels what it has asked for.
             handler_cancellation=True,
-            auto_decompress=False,
-            access_log=None,
-            logger=refused.log(),
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-            lingering_time=LINGER_SECONDS,
-            shutdown_timeout=LINGER_SECONDS,
+            shutdown_timeout=CLEANUP_SECONDS,
         )
 
     @property
@@ -87,6 +83,7 @@ class HttpServer:
         self._server.close()
         for timer in self._silent.values():
             timer.cancel()
+        self._service.drain.cut()
         await self._runner.cleanup()
         await self._server.wait_closed()
 
@@ -105,7 +102,7 @@ class HttpServer:
         assert server is not None
         if len(server.connections) >= limits.connections:
             return _Refused()
-        handler = server()
+        handler = Connection(server, self._service.metrics)
         loop = asyncio.get_running_loop()
         self._silent[handler] = loop.call_later(limits.request_seconds, self._give_up, handler)
         return handler

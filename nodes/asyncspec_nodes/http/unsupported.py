@@ -61,5 +61,5 @@ def without_unsupported(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _same(value: object, other: object) -> bool:
-    """Equal, and not merely as numbers: true is not 1."""
-    return type(value) is type(other) and value == other
+    """Equal; true is not 1, but 1.0 is."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other

@@ -150,7 +150,9 @@ def _http(config: Config, engine: NodeEngine, http: HttpSocket) -> HttpServer:
 
     options = http.options
     model = options.model or Path(config.target.path).name
-    service = Service(engine, model, keys=options.keys, limits=options.limits)
+    service = Service(
+        engine, model, keys=options.keys, origins=options.origins, limits=options.limits
+    )
     return HttpServer(service, http.sock, options.tls)
 
 
