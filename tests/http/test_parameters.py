@@ -176,7 +176,7 @@ def test_what_is_no_request(body: bytes, says: str) -> None:
     assert says in found.message
 
 
-INTEGERS = {
+INTEGERS: dict[type[Any], tuple[str, ...]] = {
     ChatRequest: ("max_tokens", "max_completion_tokens", "n", "seed", "top_k", "top_logprobs"),
     CompletionRequest: ("max_tokens", "n", "seed", "top_k", "logprobs"),
 }

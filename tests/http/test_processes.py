@@ -227,10 +227,11 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     )
     try:
         node = ["--role", "draft", "--rank", "0", "--config", str(file), "--http", "0"]
-        node += ["--api-key-file", str(keys), "--model-name", "fox"]
+        node += ["--api-key-file", str(keys), "--model-name", "fox", "--allow-origin", "*"]
         async with process("asyncspec_nodes.node.cli", *node) as (child, url):
             async with aiohttp.ClientSession(url) as web, web.get("/v1/models") as reply:
                 assert reply.status == 401
+                assert reply.headers["Access-Control-Allow-Origin"] == "*"
             bearer = {"Authorization": "Bearer secret"}
             async with aiohttp.ClientSession(url, headers=bearer) as web:
                 whole = await post(web, "/v1/completions", **{**ASK, "model": "fox"}, **HOW)

@@ -42,6 +42,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--answer-seconds", "1e300"], "--answer-seconds is 1e+300; it must be at most 1e+06"),
         (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
         (["--stages", "0"], "--stages is 0; it must be at least 1"),
+        (["--allow-origin", "x.example/"], "--allow-origin is x.example/; it must be SCHEME://"),
         (["--host", "0.0.0.0"], "give --api-key-file FILE, or --no-api-key on a network you trust"),
         (["--api-key-file", "/nowhere"], "cannot read the API keys in /nowhere: No such file"),
         (["--chat-template", "/nowhere"], "cannot read the chat template /nowhere: No such file"),
