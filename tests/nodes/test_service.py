@@ -90,6 +90,33 @@ def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
     ]
 
 
+class Words(Letters):
+    """Words with a space before each, which is taken off the first of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"prompt": "abc"}, " x y"),
+        ({"prompt": "", "prompt_ids": (97, 98)}, " x y"),
+        ({"prompt": "", "chat": "abc"}, "x y"),
+    ],
+)
+def test_a_completion_goes_on_its_prompt_and_what_a_chat_brings_is_a_text_of_its_own(
+    asked: dict[str, object], text: str
+) -> None:
+    world = World()
+    world.service = TextService(Words(), RULES, world.fed.append, world.aside, most=2)
+    world.ask(replace(ASK, **asked))
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    number = submitted.request.request
+    assert world.service.emit(Emit(number, (120, 121))) == text
+
+
 @pytest.mark.parametrize("field", ["prompt", "chat"])
 @pytest.mark.parametrize("times", [1, SHORT])
 def test_several_answers_to_one_prompt_are_one_reading(field: str, times: int) -> None:

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from asyncspec_nodes.serving.stops import AnswerText
-from asyncspec_nodes.serving.text import UNFINISHED, Detokenizer
+from asyncspec_nodes.serving.stops import AnswerText, Piece
+from asyncspec_nodes.serving.text import CONTEXT, UNFINISHED, Detokenizer
 from nodes.codecs import CODECS, Raw
 
 
-def stream(codec: Raw, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
+def stream(
+    codec: Raw, ids: Sequence[int], cuts: Sequence[int], after: Sequence[int] = ()
+) -> list[str]:
     """The pieces for ``ids``, given in portions that end at ``cuts``."""
-    detokenizer = Detokenizer(codec)
+    detokenizer = Detokenizer(codec, after)
     ends = [*sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
     starts = [0, *ends[:-1]]
     pieces = [detokenizer.push(ids[a:b]) for a, b in zip(starts, ends, strict=True)]
@@ -31,6 +33,43 @@ def test_pieces_add_up_to_the_whole(name: str, data: st.DataObject) -> None:
     ids = data.draw(st.lists(token, max_size=30))
     cuts = data.draw(st.lists(st.integers(0, 1000), max_size=30))
     assert "".join(stream(codec, ids, cuts)) == codec.decode(ids)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(data=st.data())
+def test_an_answer_is_what_it_adds_to_the_text_it_goes_on(name: str, data: st.DataObject) -> None:
+    codec = CODECS[name]
+    tokens = st.integers(0, codec.tokenizer.get_vocab_size() - 1)
+    prompt = data.draw(st.lists(tokens, max_size=12))
+    ids = data.draw(st.lists(tokens, max_size=20))
+    cuts = data.draw(st.lists(st.integers(0, 1000), max_size=20))
+    text = "".join(stream(codec, ids, cuts, prompt))
+    shown = [token for token in prompt if not codec.is_left_out(token)]
+    before = codec.decode(shown)
+    if not shown or codec.is_loose(shown[-1]) or before.endswith(UNFINISHED):
+        # The answer may change the prompt's last character, so it counts as a text of its own.
+        assert text == codec.decode(ids)
+    elif before.strip() and codec.decode(shown[-CONTEXT:]).strip():
+        assert before + text == codec.decode([*prompt, *ids])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [([], "d"), (["<s>"], "d"), (["a"], " d"), (["a", "<s>"], " d"), (["▁"], " d")],
+)
+def test_an_answer_keeps_the_space_between_it_and_the_prompt(prompt: list[str], text: str) -> None:
+    """Llama 2's decoder takes the space off the first word of a text."""
+    codec = CODECS["byte fallback, strip"]
+    prompt_ids, ids = ([named(codec, name) for name in names] for names in (prompt, ["▁d"]))
+    assert stream(codec, ids, [0, 1], prompt_ids) == ["", text, "", ""]
+
+
+def test_a_stop_string_does_not_begin_in_the_prompt() -> None:
+    codec = CODECS["byte fallback, strip"]
+    answer = AnswerText(codec, ["a d", " d"], after=[named(codec, "a")])
+    assert answer.push([named(codec, "bc"), named(codec, "▁d")]) == Piece("bc", 2, stopped=True)
+    answer = AnswerText(codec, ["a d"], after=[named(codec, "a")])
+    assert answer.push([named(codec, "▁d")]) == Piece(" d", 1)
 
 
 @pytest.mark.parametrize("first", ["<0x00>", "a", "▁"])

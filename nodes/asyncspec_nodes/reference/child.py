@@ -13,7 +13,7 @@ from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node import cores
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
 from asyncspec_nodes.serving.rules import Refusal, Rules, prepare
-from asyncspec_nodes.serving.stops import AnswerText
+from asyncspec_nodes.serving.stops import answer_text
 
 
 def main() -> NoReturn:
@@ -59,7 +59,7 @@ def _decode(task: Task) -> list[Comparison]:
     def one(question: Question) -> Comparison:
         request = prepare(question.submit, 0, rules, tokenizer)
         assert not isinstance(request, Refusal), request
-        text = AnswerText(tokenizer, question.submit.stop)
+        text = answer_text(tokenizer, question.submit, request.prompt)
         reference = decode(
             stages,
             request.prompt,

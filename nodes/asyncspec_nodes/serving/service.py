@@ -6,14 +6,14 @@ how a client knows that the request itself is to be changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.likely import Speller, output
 from asyncspec_nodes.serving.reading import Aside, Asked, Client, Reading
 from asyncspec_nodes.serving.rules import Encoder, Refusal, Rules
-from asyncspec_nodes.serving.stops import AnswerText
+from asyncspec_nodes.serving.stops import answer_text
 from asyncspec_nodes.serving.text import Codec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
@@ -26,11 +26,11 @@ class TextCodec(Codec, Encoder, Speller, Protocol):
 class _Answer:
     """A request that is being worked on."""
 
-    def __init__(self, client: Client, submit: Submit, codec: Codec) -> None:
+    def __init__(self, client: Client, submit: Submit, prompt: Sequence[int], codec: Codec) -> None:
         self.client = client
         # The number the client gave it.
         self.number = submit.request
-        self.text = AnswerText(codec, submit.stop, include=submit.include_stop)
+        self.text = answer_text(codec, submit, prompt)
         self.tops = submit.tops
         # Tokens the client was given, and whether a stop string has ended them.
         self.tokens = 0
@@ -115,7 +115,7 @@ class TextService:
         if isinstance(found, Refusal):
             client.send(Finished(submit.request, "error", found.text, {}, found.code))
             return
-        self._answers[asked.number] = _Answer(client, submit, self._codec)
+        self._answers[asked.number] = _Answer(client, submit, found.prompt, self._codec)
         self._feed(Submitted(found))
 
     def _cancel(self, number: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from asyncspec_nodes.serving.text import Codec, Detokenizer
+from asyncspec_protocol.requests import Submit
 
 
 class Found(Struct, frozen=True):
@@ -50,10 +51,18 @@ class Piece(Struct, frozen=True):
 
 
 class AnswerText:
-    """The text of one answer up to a stop string, piece by piece."""
+    """The text of one answer up to a stop string, piece by piece. ``after``: see
+    ``Detokenizer``."""
 
-    def __init__(self, codec: Codec, stops: Sequence[str] = (), *, include: bool = False) -> None:
-        self._text = Detokenizer(codec)
+    def __init__(
+        self,
+        codec: Codec,
+        stops: Sequence[str] = (),
+        *,
+        include: bool = False,
+        after: Sequence[int] = (),
+    ) -> None:
+        self._text = Detokenizer(codec, after)
         self._stops = tuple(stops)
         self._include = include
         # Certain text that may be the beginning of a stop string.
@@ -88,3 +97,9 @@ class AnswerText:
         cut = len(self._held) - beginning(self._held, self._stops)
         free, self._held = self._held[:cut], self._held[cut:]
         return free
+
+
+def answer_text(codec: Codec, submit: Submit, prompt: Sequence[int]) -> AnswerText:
+    """The text of an answer to ``submit``, whose prompt is the tokens ``prompt``."""
+    after = () if submit.chat else prompt
+    return AnswerText(codec, submit.stop, include=submit.include_stop, after=after)
