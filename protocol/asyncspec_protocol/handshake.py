@@ -19,8 +19,9 @@ def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     return Welcome(**asdict(me))
 
 
-def client_hello(cluster: str) -> Hello:
-    """What a client says first."""
+def client_hello(cluster: str = "") -> Hello:
+    """What a client says first. Without a name it takes whichever cluster is there, and its
+    ``Welcome`` says which."""
     return Hello(PROTOCOL_VERSION, cluster, NO_RANK, "client", 0, (0, 0), "", "", "")
 
 
@@ -38,13 +39,19 @@ def _common(me: Hello, peer: Hello | Welcome) -> str | None:
             f"protocol {peer.protocol} meets protocol {me.protocol}: "
             f"upgrade the older side, the {older}"
         )
-    if peer.cluster != me.cluster:
+    if peer.cluster != me.cluster and not _takes_any(peer):
         return (
             f"cluster {peer.cluster!r} meets cluster {me.cluster!r}: "
-            "give both sides the same [cluster] name (a client: --cluster NAME), or correct the "
-            "address"
+            "give both sides the same [cluster] name (a client: the right --cluster NAME, or "
+            "none), or correct the address"
         )
     return None
+
+
+def _takes_any(peer: Hello | Welcome) -> bool:
+    """A client that was given an address alone. Nodes that work together are never so open: one
+    of another cluster would serve, and be served, unnoticed."""
+    return isinstance(peer, Hello) and peer.role == "client" and not peer.cluster
 
 
 def _client(peer: Hello | Welcome) -> str | None:

@@ -217,7 +217,17 @@ def test_another_cluster_is_not_served(
     code, out, err = demo.ask(capsys, "--prompt", "a", "--cluster", "office")
     assert (code, out) == (1, "")
     assert "refuses this client: cluster 'office' meets cluster" in err
+    assert "(a client: the right --cluster NAME, or none)" in err
     assert err.count("\n") == 1
+
+
+def test_an_address_alone_is_enough(demo: Background, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.name.startswith("local-")  # which nobody could guess
+    host, port = demo.cluster.address
+    where = ["--connect", f"{host}:{port}", "--prompt", PROMPTS[0], "--json"]
+    assert cli.main(["run", *where, "--max-new-tokens", str(TOKENS)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], TOKENS)[0]
 
 
 def command(*argv: str) -> list[str]:

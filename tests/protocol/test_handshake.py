@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from asyncspec_protocol.handshake import answer, client_hello
 from asyncspec_protocol.ids import draft_rank
@@ -38,6 +38,24 @@ def test_any_draft_node_is_welcome_at_a_stage_and_at_no_other_draft_node() -> No
 def test_a_client_needs_only_the_cluster() -> None:
     assert isinstance(answer(hello(0, 3), client_hello("toy")), Welcome)
     assert isinstance(answer(hello(0, 3), client_hello("other")), Fault)
+
+
+def test_a_client_without_a_name_takes_any_cluster_and_is_told_which() -> None:
+    reply = answer(hello(0, 3), client_hello())
+    assert isinstance(reply, Welcome)
+    assert reply.cluster == "toy"
+    assert client_hello() == client_hello("")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 4, draft_rank(7)])
+def test_no_node_is_without_a_name(rank: int) -> None:
+    """Neither side of a link between nodes, nor one that answers as if it were a client."""
+    nameless = hello(rank, 3, cluster="")
+    for reply in (answer(ME, nameless), answer(nameless, ME)):
+        assert isinstance(reply, Fault)
+        assert "the same [cluster] name" in reply.text
+    as_client = Welcome(**asdict(client_hello()))
+    assert isinstance(answer(hello(0, 3), as_client), Fault)
 
 
 def test_a_client_may_not_bear_a_rank() -> None:

@@ -46,7 +46,8 @@ def record(arguments: argparse.Namespace) -> int:
 
 
 async def _record(where: Remote, path: Path, last: float | None, seconds: float | None) -> int:
-    writer = TraceWriter(path, title=f"{where.cluster} at {where.host}:{where.port}")
+    named = f"{where.cluster} at " if where.cluster else ""
+    writer = TraceWriter(path, title=f"{named}{where.host}:{where.port}")
     with contextlib.closing(writer):
         client = await remote.connect(where)
         try:

@@ -11,7 +11,7 @@ from asyncspec.errors import UserError
 from asyncspec_nodes.cli.arguments import Parser, host_and_port
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import load
-from asyncspec_nodes.cluster.config_tables import ClusterTable, Config, SecurityTable
+from asyncspec_nodes.cluster.config_tables import Config, SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.ids import DRAFT
 
@@ -21,6 +21,7 @@ class Remote(Struct, frozen=True):
 
     host: str
     port: int
+    # Empty: whichever is there.
     cluster: str
     security: SecurityTable | None
 
@@ -30,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--connect", metavar="HOST:PORT", help="use the draft node of a running cluster")
     add("--config", type=Path, metavar="FILE", help="cluster file of the cluster to connect to")
-    add("--cluster", metavar="NAME", help="name of the cluster to connect to")
+    add("--cluster", metavar="NAME", help="refuse a cluster of another name")
 
 
 def wanted(arguments: argparse.Namespace) -> bool:
@@ -45,7 +46,7 @@ def read_arguments(arguments: argparse.Namespace) -> Remote:
     return Remote(
         host=host,
         port=port,
-        cluster=arguments.cluster or (config.cluster if config else ClusterTable()).name,
+        cluster=arguments.cluster or (config.cluster.name if config else ""),
         security=None if config is None else config.security,
     )
 
