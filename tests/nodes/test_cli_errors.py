@@ -18,10 +18,12 @@ import pytest
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli import prompts
 from asyncspec_nodes.cli.arguments import say
+from asyncspec_nodes.client import client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.http.auth import read_keys
 from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.node import cli as node_cli
+from asyncspec_nodes.node import listen
 
 Change = Callable[[Path], None]
 
@@ -268,6 +270,22 @@ def test_nobody_to_connect_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
     assert err == (
         f"asyncspec: cannot connect to the draft node at 127.0.0.1:{port}: Connection refused\n"
+    )
+
+
+def test_a_node_that_is_still_loading(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens from its start on, and answers when it has loaded."""
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
+    with listen.bind("127.0.0.1", 0, whose="rank 0") as sock:
+        where = f"127.0.0.1:{sock.getsockname()[1]}"
+        assert cli.main(["run", "--connect", where, "--prompt", "a"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"asyncspec: {where} does not answer within 0.05 s: if it is a draft node it may still be "
+        "loading its model; try again then, or correct the address\n"
     )
 
 

@@ -75,7 +75,8 @@ class Client:
         tls: ssl.SSLContext | None = None,
         options: LinkOptions | None = None,
     ) -> Client:
-        """Link to a draft node. Raises ``ClusterError`` that names it."""
+        """Link to a draft node. ``cluster``: refused by one of another name; empty: whichever is
+        there. Raises ``ClusterError`` that names the node."""
         where = f"{host}:{port}"
         client = cls(where, options or LinkOptions())
         try:
@@ -85,8 +86,8 @@ class Client:
             await client.close()
             if isinstance(error, TimeoutError):
                 raise ClusterError(
-                    f"{where} does not answer within {CONNECT_SECONDS:g} s; is it a draft node "
-                    "that has loaded?"
+                    f"{where} does not answer within {CONNECT_SECONDS:g} s: if it is a draft node "
+                    "it may still be loading its model; try again then, or correct the address"
                 ) from None
             if isinstance(error, OSError):
                 raise ClusterError(
