@@ -181,6 +181,56 @@ async def test_what_is_not_http(
         assert 'requests_total{route="unknown",status="400"} 1.0' in await reply.text()
 
 
+CHUNKED = (
+    f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    "Transfer-Encoding: chunked\r\nExpect: {}\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "rest", [b"ZZsecret\r\n", b"2\r\n{}secret", b"2\r\n{}\r\n0\r\nsecret\r\n\r\n"]
+)
+async def test_a_body_that_is_no_http_is_refused_at_once(
+    rest: bytes, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where its head has come before and is worked on."""
+    async with Toy(body_seconds=20.0) as toy:
+        reader, writer = await connect(toy)
+        writer.write(CHUNKED.format("100-continue").encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(rest)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+        assert capsys.readouterr().err == "a request that is not HTTP was refused\n"
+        assert not caplog.records
+        async with aiohttp.ClientSession(toy.url) as web, web.get("/metrics") as reply:
+            assert f'requests_total{{route="{PATH}",status="400"}} 1.0' in await reply.text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "route"),
+    [
+        (CHUNKED, PATH),
+        ("GET /health HTTP/1.1\r\nHost: x\r\nExpect: {}\r\n\r\n", "/health"),
+        ("GET /nowhere HTTP/1.1\r\nHost: x\r\nExpect: {}\r\n\r\n", "unknown"),
+    ],
+)
+async def test_what_nobody_can_expect(toy: Toy, asked: str, route: str) -> None:
+    reader, writer = await connect(toy)
+    writer.write(asked.format("more").encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 417 ")
+    assert b"Content-Type: application/json" in head
+    inner = json.loads(body)["error"]
+    assert (inner["type"], inner["code"]) == ("invalid_request_error", "expectation_failed")
+    assert "Expect: 100-continue" in inner["message"]
+    async with aiohttp.ClientSession(toy.url) as web, web.get("/metrics") as reply:
+        assert f'requests_total{{route="{route}",status="417"}} 1.0' in await reply.text()
+
+
 async def test_our_own_mistake_outside_of_all_handlers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +239,7 @@ async def test_our_own_mistake_outside_of_all_handlers(
     async def broken(request: aiohttp.web.Request) -> str:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(guard, "_route", broken)
+    monkeypatch.setattr(guard, "route_of", broken)
     async with (
         Toy() as toy,
         aiohttp.ClientSession(toy.url) as web,

@@ -30,7 +30,8 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
         seconds = limits.body_seconds
         raise ApiError(408, f"the body did not come in {seconds:g} s", code="timeout") from None
     except (web.RequestPayloadError, ClientConnectionError, ValueError):
-        raise invalid("the body is not what its headers say: it cannot be read") from None
+        text = "the body is not what its headers say: it cannot be read"
+        raise invalid(text, code="invalid_http") from None
 
 
 async def _read(request: web.Request, limits: Limits) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import _ErrInfo
 
 from asyncspec_nodes.http.errors import ApiError
-from asyncspec_nodes.http.guard import UNKNOWN, mistake, response_of
+from asyncspec_nodes.http.guard import UNKNOWN, api_error, mistake, response_of, route_of
 from asyncspec_nodes.http.metrics import Metrics
 
 KEEP_ALIVE_SECONDS = 75.0
@@ -34,6 +35,25 @@ class Connection(web.RequestHandler):
             lingering_time=LINGER_SECONDS,
         )
         self._metrics = metrics
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``. Where what comes is no HTTP, aiohttp (3.14) has that answered
+        behind the request whose body it is, and tells nobody who waits for the rest of that."""
+        super().data_received(data)
+        if not (self._messages and isinstance(self._messages[-1][0], _ErrInfo)):
+            return
+        if self._current_request is not None and not self._current_request.content.is_eof():
+            self._current_request.content.set_exception(web.RequestPayloadError("malformed"))
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer: also one of aiohttp's own, to what it has not let through to any handler
+        of ours."""
+        if isinstance(resp, web.HTTPException) and isinstance(request, web.Request):
+            self._metrics.requested(await route_of(request), resp.status)
+            resp = response_of(api_error(resp, request))
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,

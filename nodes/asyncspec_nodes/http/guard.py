@@ -30,7 +30,7 @@ def guarded(keys: Keys, origins: Origins, metrics: Metrics) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status, route = CLOSED, await _route(request)
+        status, route = CLOSED, await route_of(request)
         try:
             response: web.StreamResponse | None = origins.preflight(request)
             if response is None:
@@ -44,7 +44,7 @@ def guarded(keys: Keys, origins: Origins, metrics: Metrics) -> Middleware:
             return response_of(error)
         except web.HTTPException as error:
             status = error.status
-            return response_of(_of(error, request))
+            return response_of(api_error(error, request))
         except ConnectionError:
             raise  # the client has left: there is nobody to tell
         except Exception:
@@ -63,7 +63,7 @@ def mistake() -> ApiError:
     return ApiError(500, "this service has made a mistake", code="internal")
 
 
-async def _route(request: web.Request) -> str:
+async def route_of(request: web.Request) -> str:
     """The pattern that the path fits, whatever the method."""
     if (resource := request.match_info.route.resource) is not None:
         return resource.canonical
@@ -74,12 +74,16 @@ async def _route(request: web.Request) -> str:
     return UNKNOWN
 
 
-def _of(error: web.HTTPException, request: web.Request) -> ApiError:
+def api_error(error: web.HTTPException, request: web.Request) -> ApiError:
+    """An answer of aiohttp's own in the API's form."""
     if error.status == 404:
         return ApiError(404, f"there is no {request.method} {request.path}", code="not_found")
     if isinstance(error, web.HTTPMethodNotAllowed):
         text = f"{request.path} does not take {request.method}"
         return ApiError(405, text, code="method_not_allowed", allow=error.allowed_methods)
+    if error.status == 417:
+        text = "no other expectation is met here than Expect: 100-continue; leave the header out"
+        return ApiError(417, text, code="expectation_failed")
     return ApiError(error.status, error.reason, code="http_error")
 
 
@@ -91,7 +95,7 @@ def response_of(error: ApiError) -> web.Response:
         content_type="application/json",
         headers=dict(error.headers),
     )
-    if error.status in (408, 413):
+    if error.status in (408, 413, 417):
         # The rest of the body is of no interest.
         response.force_close()
     return response
