@@ -25,7 +25,7 @@ KINDS: tuple[type[Any], ...] = (ChatRequest, CompletionRequest)
 NAMES = sorted(
     {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *IGNORED, *NEUTRAL}
 )
-OPTIONAL = [name for name in NAMES if name not in ("model", "messages", "prompt")]
+OPTIONAL = [name for name in NAMES if name not in ("messages", "prompt")]
 
 
 def any_value(floats: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
@@ -74,13 +74,13 @@ bodies = st.one_of(
     st.binary(max_size=40),
     anything.map(json.dumps).map(str.encode),
     st.fixed_dictionaries(
-        {"model": st.just("m"), "messages": messages, "prompt": st.just("x")},
+        {"messages": messages, "prompt": st.just("x")},
         optional={name: st.one_of(good.get(name, anything), anything) for name in OPTIONAL},
     )
     .map(json.dumps)
     .map(str.encode),
     st.fixed_dictionaries(
-        {"model": st.just("m"), "messages": messages, "prompt": good["prompt"]},
+        {"messages": messages, "prompt": good["prompt"]},
         optional={name: good[name] for name in OPTIONAL if name in good},
     )
     .map(json.dumps)
@@ -167,13 +167,32 @@ def test_neutral_values_are_let_through(name: str) -> None:
         (b"[]", "not a JSON object"),
         (b'{"model": 1e999}', "not valid JSON"),
         (b'{"model": NaN}', "not valid JSON"),
-        (b"{}", "missing parameter: model"),
+        (b"{}", "missing parameter: messages"),
     ],
 )
 def test_what_is_no_request(body: bytes, says: str) -> None:
     found = read(body, ChatRequest)
     assert isinstance(found, ApiError)
     assert says in found.message
+
+
+LEAST: dict[type[Any], dict[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
+    CompletionRequest: {"prompt": "x"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_stop_string_is_not_an_empty_one(kind: type[Shared]) -> None:
+    """As with vLLM: what would end every answer at once is a mistake."""
+    for none in ("null", "[]"):
+        body = json.dumps({**LEAST[kind], "stop": json.loads(none)}).encode()
+        assert read(body, kind).submits[0].stop == ()
+    for empty in ("", [""], ["x", ""]):
+        found = read(json.dumps({**LEAST[kind], "stop": empty}).encode(), kind)
+        assert isinstance(found, ApiError)
+        assert found.param == "stop"
+        assert "a stop string is empty" in found.message
 
 
 INTEGERS: dict[type[Any], tuple[str, ...]] = {

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio
 
 ASK = {"model": "toy", "prompt": "hello", "max_tokens": 5, "ignore_eos": True}
 LONG = {**ASK, "max_tokens": ENDLESS, "stream": True}
-PATH = "/v1/completions"
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 async def numbers(web: aiohttp.ClientSession) -> dict[tuple[str, ...], float]:
@@ -45,6 +45,19 @@ async def numbers(web: aiohttp.ClientSession) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
+async def test_who_names_no_model_gets_the_only_one(model: dict[str, str | None]) -> None:
+    asks: dict[str, dict[str, Any]] = {
+        PATH: {"prompt": "x"},
+        CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    }
+    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
+        for path, ask in asks.items():
+            async with web.post(path, json={**ask, **model, "max_tokens": 5}) as reply:
+                assert reply.status == 200
+                assert (await reply.json())["model"] == "toy"
 
 
 async def test_too_many_at_a_time() -> None:

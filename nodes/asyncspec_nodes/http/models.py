@@ -14,9 +14,9 @@ class Models:
         self.name = name
         self._created = int(time.time())
 
-    def check(self, name: str) -> None:
-        """Raises ``ApiError`` for a name that is not served."""
-        if name != self.name:
+    def check(self, name: str | None) -> None:
+        """Raises ``ApiError`` for a name that is not served. Who says none means the only one."""
+        if name and name != self.name:
             raise ApiError(
                 404,
                 f"the model {name!r} does not exist; this service has {self.name!r}",

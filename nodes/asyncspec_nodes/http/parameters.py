@@ -41,7 +41,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both kinds of completions take. None: the default."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
