@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config_rules import is_host
+from asyncspec_nodes.cluster.hosts import is_host
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,116 +1,18 @@
-"""``asyncspec``: the command line. Errors are one line; nothing here imports torch."""
+"""``asyncspec``: where the process begins. Errors are one line.
+
+Law of this file: it imports next to nothing, so that Ctrl-C meets somebody who sees to it from the
+start on, and ``--help`` is there at once.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
 
 from asyncspec.errors import AsyncSpecError, UserError
-from asyncspec.policy import POLICIES
-from asyncspec.policy.catalogue import parameters
-from asyncspec_nodes.cli import memory as memory_cli
-from asyncspec_nodes.cli import record as record_cli
-from asyncspec_nodes.cli import run_options, serve_options, simulate_options
-from asyncspec_nodes.cli import trace as trace_cli
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.plan import options as plan_options
-
-if TYPE_CHECKING:
-    import argparse
-
-INTRODUCTION = "Several small machines serve one large language model, fast and exactly."
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    options = run_options.read_arguments(arguments)
-    from asyncspec_nodes.cli.run import run
-
-    return run(options)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    options = serve_options.read_arguments(arguments)
-    from asyncspec_nodes.cli.serve import serve
-
-    return serve(options)
-
-
-def _simulate(arguments: argparse.Namespace) -> int:
-    from asyncspec_nodes.cli.simulate import run
-
-    return run(arguments)
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from asyncspec_nodes.cli.plan.command import run
-
-    return run(arguments)
-
-
-def _policies(arguments: argparse.Namespace) -> int:
-    width = max(map(len, POLICIES))
-    for name, policy in POLICIES.items():
-        sys.stdout.write(f"{name:{width}}  {_first_line(policy)}\n")
-        if settings := parameters(policy):
-            written = ",".join(f"{key}={value}" for key, value in settings.items())
-            sys.stdout.write(f"{'':{width}}  {name}:{written}\n")
-    return 0
-
-
-def _first_line(policy: object) -> str:
-    return (sys.modules[type(policy).__module__].__doc__ or "").strip().splitlines()[0].rstrip(".")
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="asyncspec", description=INTRODUCTION)
-    parser.add_argument("--version", action="version", version=f"asyncspec {version('asyncspec')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for described in COMMANDS:
-        text = described.text
-        command = commands.add_parser(described.name, help=text, description=text)
-        command.set_defaults(function=described.function)
-        described.arguments(command)
-    return parser
-
-
-class _Command(NamedTuple):
-    name: str
-    text: str
-    arguments: Callable[[Parser], None]
-    function: Callable[[argparse.Namespace], int]
-
-
-COMMANDS = (
-    _Command("run", "run prompts on a cluster of processes here", run_options.add_arguments, _run),
-    _Command(
-        "simulate",
-        "run the same machines on a virtual clock, with a model of language and of costs",
-        simulate_options.add_arguments,
-        _simulate,
-    ),
-    _Command(
-        "memory", "what each stage of a model takes", memory_cli.add_arguments, memory_cli.memory
-    ),
-    _Command(
-        "serve",
-        "serve the OpenAI interface over HTTP, on a cluster of processes here or a running one",
-        serve_options.add_arguments,
-        _serve,
-    ),
-    _Command(
-        "plan",
-        "plan who is verified together when many users draft for one target",
-        plan_options.add_arguments,
-        _plan,
-    ),
-    _Command("policies", "list the policies", lambda _: None, _policies),
-    _Command("record", "record a running cluster", record_cli.add_arguments, record_cli.record),
-    _Command("trace", "show a recorded run", trace_cli.add_arguments, trace_cli.trace),
-)
+from asyncspec_nodes.cli.interrupt import LAST_WORDS, ends_at_once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,15 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             reconfigure(errors="replace")
     try:
-        arguments = _parser().parse_args(argv)
-        code: int = arguments.function(arguments)
+        with ends_at_once():
+            from asyncspec_nodes.cli import commands
+        code = commands.run(argv)
         sys.stdout.flush()
     except UserError as error:
         return _complain(str(error), 2)
     except AsyncSpecError as error:
         return _complain(str(error), 1)
     except KeyboardInterrupt:
-        return _complain("interrupted", 1)
+        sys.stderr.write(LAST_WORDS)
+        return 1
     except BrokenPipeError:
         _write_no_more()  # whoever read our output has enough
         return 1

@@ -21,6 +21,7 @@ from asyncspec.policy import POLICIES
 from asyncspec.policy.base import most_live
 from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.cli.interrupt import ends_at_once
 from asyncspec_nodes.cluster.checkpoints import spelled_out
 from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
@@ -51,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
     add("--json", action="store_true")
 
 
-def memory(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print a table, or one JSON object."""
     directory = locate(arguments.target)
     facts = inspect_checkpoint(directory)
@@ -60,7 +61,8 @@ def memory(arguments: argparse.Namespace) -> int:
     slots = arguments.context if arguments.context is not None else facts.context_length
     numbers.POSITIONS.check("--context", slots)
     tree = _tree(arguments)
-    from asyncspec.backend.hf.footprint import as_stored, footprint
+    with ends_at_once():
+        from asyncspec.backend.hf.footprint import as_stored, footprint
 
     facts = as_stored(directory, facts)
     found = [

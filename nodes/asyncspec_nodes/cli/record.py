@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="where the trace goes")
 
 
-def record(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
     numbers.SOME_SECONDS.check("--last", arguments.last)
     numbers.SOME_SECONDS.check("--for", arguments.seconds)

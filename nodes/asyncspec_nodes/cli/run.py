@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -11,6 +12,7 @@ from typing import Any
 from asyncspec.backend.hf.threads import quiet_threads
 from asyncspec.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
+from asyncspec_nodes.cli import run_options
 from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
@@ -29,8 +31,9 @@ Start = Callable[[Config, Progress, Path | None], LocalCluster]
 """How a cluster is made: whom to tell how far it is, and where its logs go."""
 
 
-def run(options: RunOptions) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
+    options = run_options.read_arguments(arguments)
     return asyncio.run(until_signal(Run(options).work()))
 
 

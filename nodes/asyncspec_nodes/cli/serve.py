@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import socket
 import sys
@@ -10,6 +11,7 @@ from functools import partial
 
 from asyncspec.backend.hf.threads import quiet_threads
 from asyncspec.errors import AsyncSpecError
+from asyncspec_nodes.cli import serve_options
 from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.serve_options import ServeOptions
 from asyncspec_nodes.cli.signals import when_told_to_end
@@ -26,8 +28,9 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.defaults import in_words
 
 
-def serve(options: ServeOptions) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
+    options = serve_options.read_arguments(arguments)
     if options.threads is not None:
         quiet_threads(options.threads)  # children inherit it
     sock = listen.bind(options.host, options.port, whose="--host and --port")

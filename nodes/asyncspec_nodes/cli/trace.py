@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     add("--partial", action="store_true", help="forgive a last line that was cut off")
 
 
-def trace(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
     if arguments.json and not arguments.summary:
         raise UserError("--json goes with --summary")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.hosts import is_host, is_loopback
 from asyncspec_nodes.cluster.source_names import EAGLE, HYBRID, parts
 from asyncspec_protocol.ids import is_draft
 
@@ -94,22 +93,3 @@ def _check_pace(config: Config) -> None:
     for rank in config.pace:
         if config.find(rank) is None and not is_draft(rank):
             raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
-
-
-def is_host(host: str) -> bool:
-    """True for what may be a host's name or its address, whether there is one or not."""
-    try:
-        host.encode("idna")  # as whoever connects will do
-    except UnicodeError:
-        return False
-    return bool(host.strip()) and "/" not in host
-
-
-def is_loopback(host: str) -> bool:
-    """True for an address that no other machine can reach."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

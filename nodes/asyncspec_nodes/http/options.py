@@ -13,7 +13,7 @@ from msgspec import Struct
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli import numbers
 from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cluster.config_rules import is_loopback
+from asyncspec_nodes.cluster.hosts import is_loopback
 from asyncspec_nodes.http.auth import VARIABLE, Keys, read_keys
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.origins import Origins, read_origins

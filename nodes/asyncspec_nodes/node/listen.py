@@ -6,7 +6,7 @@ import errno
 import socket
 
 from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config_rules import is_host
+from asyncspec_nodes.cluster.hosts import is_host
 
 BACKLOG = 128
 

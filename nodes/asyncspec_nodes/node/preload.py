@@ -28,12 +28,12 @@ def preload(file: Path) -> None:
     from asyncspec.backend.hf import draft, mlas, stage
     from asyncspec.backend.hf.inspect import inspect_checkpoint
     from asyncspec.backend.hf.shard import model_class
-    from asyncspec_nodes.node import process
+    from asyncspec_nodes.node import command, process
     from asyncspec_nodes.serving import tokenizer
 
     loop.loop_factory()
     mlas.is_here()
-    del draft, stage, process, tokenizer
+    del draft, stage, command, process, tokenizer
     if config is not None:
         with contextlib.suppress(AsyncSpecError):
             model_class(inspect_checkpoint(Path(config.target.path)).architecture)
