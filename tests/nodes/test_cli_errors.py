@@ -394,12 +394,3 @@ def test_a_line_for_a_terminal_that_has_closed(monkeypatch: pytest.MonkeyPatch) 
     say("a stage was killed")
     with contextlib.suppress(OSError):  # it still has the lines
         terminal.close()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-@pytest.mark.parametrize(("into", "code"), [(">/dev/full", 1), (">&-", 0)])
-def test_output_that_cannot_be_written(into: str, code: int) -> None:
-    command = f"{sys.executable} -m asyncspec_nodes.cli.main policies {into}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr == ("asyncspec: cannot write: No space left on device\n" if code else "")

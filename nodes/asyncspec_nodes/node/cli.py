@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from asyncspec_nodes.cli.interrupt import ends_at_once
+from asyncspec_nodes.cli.output import forgiven_stderr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 stopped by a signal, 2 a user's mistake, 1 anything else."""
-    with ends_at_once(last_words="", code=0):
+    with forgiven_stderr(), ends_at_once(last_words="", code=0):
         from asyncspec_nodes.node.command import run
 
         # Until it serves, and sees to signals itself, there is nothing to put in order.

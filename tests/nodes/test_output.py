@@ -1,0 +1,157 @@
+"""Output that cannot be written: one line, or none where nobody is to read it; and what is said on
+stderr beside it, which no command fails for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.node import cli as node_cli
+from asyncspec_protocol.ids import Rank
+from toy_service import ENDLESS, RULES, ServingCluster
+
+pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+
+NO_SPACE = "asyncspec: cannot write: No space left on device\n"
+MEMORY = f"memory --target {BUNDLED_TARGET}"
+SIMULATE = "simulate --policy chain --tokens 8"
+PLAN = "plan dipsd --preset paper"
+
+
+@pytest.fixture
+def full() -> Iterator[TextIO]:
+    """A stream, a line at a time, to a disk that is full."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    stream = open(descriptor, "w", buffering=1, closefd=False)  # noqa: SIM115
+    yield stream
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)  # it still has the lines
+    stream.close()
+    os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "trace"
+    assert cli.main([*shlex.split(SIMULATE), "--trace", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "run --help",
+        "--version",
+        "policies",
+        pytest.param(MEMORY, marks=pytest.mark.torch),
+        pytest.param(f"{MEMORY} --json", marks=pytest.mark.torch),
+        SIMULATE,
+        f"{SIMULATE} --json",
+        PLAN,
+        f"{PLAN} --json",
+        "trace TRACE",
+        "trace TRACE --summary",
+        "trace TRACE --summary --json",
+        "trace TRACE --replay",
+        "trace TRACE --perfetto TRACE.json",
+    ],
+)
+def test_a_full_disk(
+    command: str,
+    trace: Path,
+    full: TextIO,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdout", full)
+    assert cli.main(shlex.split(command.replace("TRACE", str(trace)))) == 1
+    assert capsys.readouterr().err == NO_SPACE
+
+
+def test_stderr_on_a_full_disk(
+    full: TextIO,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stderr", full)
+    assert cli.main(["run", "--stages", "9"]) == 2
+    node = ["--role", "verify", "--rank", "1", "--config", str(tmp_path / "none")]
+    assert node_cli.main(node) == 2
+    assert capsys.readouterr().out == ""
+    assert sys.stderr is full
+
+
+def shell(words: str) -> tuple[int, str, str]:
+    """A command as a process: exit code and both outputs."""
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+COMMAND = f"{sys.executable} -m asyncspec_nodes.cli.main"
+
+
+@pytest.mark.parametrize("command", ["policies", "--help"])
+@pytest.mark.parametrize(
+    ("into", "code", "says"), [(">/dev/full", 1, NO_SPACE), (">&-", 0, ""), (">&- 2>&-", 0, "")]
+)
+def test_processes(command: str, into: str, code: int, says: str) -> None:
+    assert shell(f"{COMMAND} {command} {into}") == (code, "", says)
+
+
+@pytest.mark.parametrize("into", ["2>/dev/full", "2>&-"])
+def test_mistakes_that_nobody_can_be_told(into: str) -> None:
+    for command in ("run --stages none", "run --stages 9"):
+        assert shell(f"{COMMAND} {command} {into}") == (2, "", "")
+
+
+def test_a_reader_who_has_enough() -> None:
+    """The end of the pipe is closed before anything is written."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [*shlex.split(COMMAND), "policies"], stdout=writes, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+RUN = "run --connect {} --prompt x --max-new-tokens 5 --ignore-eos"
+LONG = f"run --connect {{}} --prompt x --max-new-tokens {ENDLESS} --ignore-eos"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (f"{RUN} >/dev/full", 1, NO_SPACE),
+        (f"{RUN} --json >/dev/full", 1, NO_SPACE),
+        # The first words cannot be written: nobody waits for the others.
+        (f"{LONG} >/dev/full", 1, NO_SPACE),
+        (f"{LONG} >/dev/full 2>/dev/full", 1, ""),
+        (f"{RUN} --json 2>/dev/full", 0, ""),
+        (f"{RUN} 2>/dev/full", 0, ""),
+        (f"{RUN} 2>&-", 0, ""),
+    ],
+)
+async def test_a_running_cluster(command: str, code: int, says: str) -> None:
+    async with ServingCluster(2, RULES) as cluster:
+        host, port = cluster.ports[Rank(0)]
+        child = await asyncio.create_subprocess_shell(
+            f"exec {COMMAND} {command.format(f'{host}:{port}')}",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        out, err = await child.communicate()
+    assert (child.returncode, err.decode()) == (code, says)
+    assert bool(out) == (not code)
