@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from aiohttp.web_protocol import _ErrInfo
 
 from asyncspec_nodes.http.errors import ApiError
 from asyncspec_nodes.http.guard import UNKNOWN, api_error, mistake, response_of, route_of
@@ -40,7 +40,7 @@ class Connection(web.RequestHandler):
         """See ``asyncio.Protocol``. Where what comes is no HTTP, aiohttp (3.14) has that answered
         behind the request whose body it is, and tells nobody who waits for the rest of that."""
         super().data_received(data)
-        if not (self._messages and isinstance(self._messages[-1][0], _ErrInfo)):
+        if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
             return
         if self._current_request is not None and not self._current_request.content.is_eof():
             self._current_request.content.set_exception(web.RequestPayloadError("malformed"))
