@@ -143,6 +143,20 @@ def test_a_node_may_be_made_slower() -> None:
         parse(GOOD + slow.replace("pace.2", "pace.7"))
 
 
+@pytest.mark.parametrize(
+    ("pace", "says"),
+    [
+        ("[pace.0]\nrow_seconds = 1\n", "[pace.0]: row_seconds is a verify stage's"),
+        ("[pace.1003]\nseconds = 1\n", "[pace.1003]: seconds is a verify stage's"),
+        ("[pace.2]\nseconds = 1\ncall_seconds = 1\n", "[pace.2]: call_seconds is of what drafts"),
+    ],
+)
+def test_a_pace_is_that_of_its_nodes_work(pace: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(GOOD + pace)
+    assert says in str(caught.value)
+
+
 def test_layers_may_be_given_or_split_evenly() -> None:
     assert layout(parse(spans("[0, 3]", "[3, 8]")), 8) == ((0, 3), (3, 8))
     assert layout(parse(GOOD), 7) == ((0, 4), (4, 7))

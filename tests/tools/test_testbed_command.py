@@ -37,6 +37,9 @@ def typed(*words: str) -> subprocess.CompletedProcess[str]:
         (["run", "lan-125", "--", "--stages", "2"], "the bed has 5 devices, the cluster 3 nodes"),
         (["run", "lan-125", "--", "--connect", "a:1"], "leave --connect and --config out"),
         (["run", "lan-125", "--", "--max-new-tokens", "-1"], "--max"),
+        (["run", "one-slow-paced", "--", "--stage-seconds", "0.01"], "leave --stage-seconds, "),
+        (["run", "one-slow-paced", "--", "--call-seconds", "0.01"], "leave --draft-seconds and "),
+        (["run", "one-slow-paced", "--", "--source-apart"], "device[0].pace: device 4 drafts"),
     ],
 )
 def test_a_mistake_is_a_line_and_exit_code_2(

@@ -134,6 +134,11 @@ def test_a_devices_own_rate_wins_and_one_direction_wins_over_both() -> None:
         (TWO + "[[link]]\nbetween = [1, 1]\n", "not 1 and itself"),
         (TWO + "[[link]]\nbetween = [0, 1]\n" * 2, "link[1]: the way from 0 to 1 is given twice"),
         (TWO + "pace = { second = 1 }\n", "unknown key 'second' (at device[1].pace)"),
+        ("[[device]]\npace = { seconds = 1 }\n[[device]]\n", "device[0].pace: seconds is a"),
+        ("[[device]]\npace = { plateau = 9 }\n[[device]]\n", "device[0].pace: plateau is a"),
+        (TWO + "pace = { level_seconds = 1 }\n", "device[1].pace: level_seconds is of"),
+        (TWO + "pace = { call_seconds = 1 }\n[[device]]\n", "device[1].pace: call_seconds is of"),
+        (TWO + "[[device]]\npace = { seconds = 1, call_seconds = 1 }\n", "device[2].pace: seconds"),
         ("[[device", "not valid TOML"),
     ],
 )

@@ -13,7 +13,7 @@ from asyncspec_nodes.cluster.config import parse
 from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster_file import local_config
 from tools.testbed import description, plan
-from tools.testbed.cluster_file import check_size, cluster_file
+from tools.testbed.cluster_file import check_fit, cluster_file
 from tools.testbed.plan import HOST, SWITCH, Names
 from tools.testbed.routes import Address, orders
 from tools.testbed.tables import (
@@ -125,7 +125,7 @@ def test_a_cluster_file_names_the_nodes_as_one_device_sees_them(apart: bool) -> 
         TargetTable(path="/models/t"), DraftTable(), 2 if apart else 3, 1, apart=apart
     )
     seen = [("198.18.0.254", 20_000 + n) for n in range(4)]
-    check_size(bed, config)
+    check_fit(bed, config)
     loaded = parse(cluster_file(config, seen, bed))
     assert [(node.host, node.port) for node in loaded.nodes] == seen
     assert loaded.cluster.name == config.cluster.name
@@ -134,7 +134,7 @@ def test_a_cluster_file_names_the_nodes_as_one_device_sees_them(apart: bool) -> 
 def test_a_cluster_has_as_many_nodes_as_the_bed_devices() -> None:
     config = local_config(TargetTable(path="/models/t"), DraftTable(), 2, 1)
     with pytest.raises(UserError, match=r"the bed has 2 devices, the cluster 3 nodes \(2 stages\)"):
-        check_size(Description(device=(DeviceTable(),) * 2), config)
+        check_fit(Description(device=(DeviceTable(),) * 2), config)
 
 
 def test_paces_are_tables_of_the_cluster_file() -> None:
@@ -148,3 +148,34 @@ def test_paces_are_tables_of_the_cluster_file() -> None:
         "0": {"level_seconds": 0.005},
         "1": {"seconds": 0.04, "plateau": 8, "row_seconds": 0.0005},
     }
+
+
+def fitting(*paces: PaceTable | None, apart: bool = False, **asked: PaceTable) -> None:
+    """Check a bed of devices with these paces against a cluster of as many nodes."""
+    bed = Description(device=tuple(DeviceTable(pace=pace) for pace in paces))
+    stages = len(paces) - 1 - apart
+    target = TargetTable(path="/models/t")
+    check_fit(bed, local_config(target, DraftTable(), stages, 1, apart=apart, **asked))
+
+
+PASS, LEVEL = PaceTable(seconds=0.04), PaceTable(level_seconds=0.005)
+
+
+def test_a_device_has_the_pace_of_what_it_does() -> None:
+    fitting(LEVEL, PASS, PASS)
+    fitting(None, PASS, LEVEL, apart=True)
+    with pytest.raises(UserError, match=r"device\[2\]\.pace: level_seconds is of what drafts"):
+        fitting(None, PASS, LEVEL)
+    with pytest.raises(UserError, match=r"device\[2\]\.pace: seconds is a verify stage's"):
+        fitting(None, PASS, PASS, apart=True)
+    with pytest.raises(UserError, match=r"device\[0\]\.pace: device 2 drafts"):
+        fitting(LEVEL, PASS, LEVEL, apart=True)
+
+
+def test_a_pace_is_the_beds_or_the_clusters() -> None:
+    fitting(LEVEL, None, None, stage_pace=PASS)
+    fitting(None, PASS, PASS, draft_pace=LEVEL)
+    with pytest.raises(UserError, match=r"device\[2\]\.pace: .* leave --stage-seconds, --plateau"):
+        fitting(None, None, PASS, stage_pace=PaceTable(seconds=0.01))
+    with pytest.raises(UserError, match=r"device\[0\]\.pace: .* leave --draft-seconds and"):
+        fitting(LEVEL, PASS, PASS, draft_pace=PaceTable(level_seconds=0.01))

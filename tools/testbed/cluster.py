@@ -11,7 +11,7 @@ from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.handshake import role_of
 from tools.testbed.bed import Bed
-from tools.testbed.cluster_file import addressed, check_size, cluster_file
+from tools.testbed.cluster_file import addressed, check_fit, cluster_file
 from tools.testbed.routes import Address
 
 
@@ -25,8 +25,8 @@ class BedCluster(LocalCluster):
         progress: Callable[[Report], None],
         logs: Path | None = None,
     ) -> None:
-        """Raises ``UserError`` where devices and ranks are not as many."""
-        check_size(bed.description, config)
+        """Raises ``UserError`` where devices and ranks do not fit."""
+        check_fit(bed.description, config)
         super().__init__(config, progress, logs, launch=BedLaunch(bed))
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from asyncspec.errors import UserError
 from asyncspec_nodes.cluster import toml_file
+from asyncspec_nodes.cluster.config_rules import check_pace, set_keys
+from asyncspec_nodes.cluster.config_tables import DRAFTING, PaceTable
+from asyncspec_protocol.messages import Role
 from tools.testbed.tables import MOST_DEVICES, Description
 
 READY_MADE = Path(__file__).parent / "beds"
@@ -50,6 +53,8 @@ def check(description: Description) -> None:
             raise UserError(
                 f"device[{number}]: mbit is idle beside up_mbit and down_mbit; remove it"
             )
+        if device.pace is not None:
+            check_pace(f"device[{number}].pace", device.pace, _role(number, device.pace, count))
     seen: set[tuple[int, int]] = set()
     for number, link in enumerate(description.link):
         first, second = link.between
@@ -66,3 +71,12 @@ def check(description: Description) -> None:
             if way in seen:
                 raise UserError(f"link[{number}]: the way from {way[0]} to {way[1]} is given twice")
             seen.add(way)
+
+
+def _role(number: int, pace: PaceTable, count: int) -> Role:
+    """What a device does. The last of three or more may be the token source's, if that is apart:
+    then its pace says so."""
+    if number == 0:
+        return "draft"
+    last = number == count - 1 > 1
+    return "source" if last and any(key in DRAFTING for key in set_keys(pace)) else "verify"

@@ -18,7 +18,7 @@ from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.local.progress import watched
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
-from tools.testbed.cluster_file import check_size
+from tools.testbed.cluster_file import check_fit
 from tools.testbed.tables import Description
 
 
@@ -33,7 +33,7 @@ def options_for(description: Description, argv: Sequence[str]) -> RunOptions:
     if arguments.stages is None:
         arguments.stages = len(description.device) - 1 - arguments.source_apart
     options = run_options.read_arguments(arguments)
-    check_size(description, _config(options))
+    check_fit(description, _config(options))
     return options
 
 

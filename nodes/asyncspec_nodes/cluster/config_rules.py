@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec import to_builtins
+
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config_tables import DRAFTING, PASSES, Config, PaceTable
 from asyncspec_nodes.cluster.hosts import is_host, is_loopback
 from asyncspec_nodes.cluster.source_names import EAGLE, HYBRID, parts
+from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import is_draft
+from asyncspec_protocol.messages import Role
 
 
 def check(config: Config) -> None:
@@ -90,6 +94,24 @@ def _check_layers(config: Config) -> None:
 
 
 def _check_pace(config: Config) -> None:
-    for rank in config.pace:
+    for rank, pace in config.pace.items():
         if config.find(rank) is None and not is_draft(rank):
             raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
+        check_pace(f"[pace.{rank}]", pace, role_of(rank, config.stages))
+
+
+def check_pace(where: str, pace: PaceTable, role: Role) -> None:
+    """A node has the times of what it does, and no others, which would be idle. ``where`` as the
+    user writes it. Raises ``UserError``."""
+    if role == "verify":
+        foreign, whose = DRAFTING, "of what drafts, and this is a verify stage"
+    else:
+        foreign, whose = PASSES, "a verify stage's, and this drafts"
+    for key in set_keys(pace):
+        if key in foreign:
+            raise UserError(f"{where}: {key} is {whose}; remove it")
+
+
+def set_keys(pace: PaceTable) -> list[str]:
+    """The keys that say something else than their defaults."""
+    return list(to_builtins(pace))  # which leaves defaults out

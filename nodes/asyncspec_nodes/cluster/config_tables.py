@@ -132,6 +132,13 @@ class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     call_seconds: NotNegative = 0.0
 
 
+PASSES = ("seconds", "plateau", "row_seconds")
+"""What a pace says of a verify stage."""
+
+DRAFTING = ("level_seconds", "call_seconds")
+"""What it says of a node that drafts."""
+
+
 class TraceTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[trace]``"""
 
