@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -179,7 +180,8 @@ def remains(name: str) -> list[str]:
     places = [Path("/run/netns"), Path("/sys/class/net"), state.directory()]
     places += [Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines()
                if line.split()[2].startswith("cgroup")]  # fmt: skip
-    return [str(path) for place in places for path in place.glob(f"{name}*")]
+    places.append(Path(tempfile.gettempdir()))
+    return [str(path) for place in places for path in place.glob(f"*{name}*")]
 
 
 def gone(pid: int) -> bool:
@@ -330,3 +332,33 @@ def test_the_next_bed_removes_what_a_killed_owner_has_left(up: Up) -> None:
     with Bed.open(DESCRIPTION, "loopback"):
         assert up.guest.wait(20) != 0
         assert remains(up.name) == []
+
+
+@pytest.mark.processes
+@pytest.mark.torch
+def test_the_next_bed_removes_a_killed_clusters_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, temporary = tmp_path / "two.toml", tmp_path / "temporary"
+    file.write_text("[[device]]\n" * 2)
+    temporary.mkdir()
+    # Theirs and ours.
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    command = [sys.executable, str(MAIN), "run", str(file), "--network", "loopback", "--serve"]
+    with subprocess.Popen(
+        [*command, "--", "--draft", "ngram"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert output(process).readline().startswith("asyncspec run --connect")
+        assert {path.name for path in temporary.rglob("*.toml")} == {
+            "cluster-0.toml",
+            "cluster-1.toml",
+        }
+        process.kill()
+    with Bed.open(DESCRIPTION, "loopback"):
+        assert list(temporary.rglob("*.toml")) == []
+    assert [path for path in temporary.glob("asyncspec*") if path != state.directory()] == []

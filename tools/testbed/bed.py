@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tools.testbed import plan
@@ -44,6 +45,8 @@ class Bed:
         self.devices = tuple(devices)
         # What of the description does not hold here, a sentence each.
         self.notes = tuple(notes)
+        # A folder that goes with the bed, however it goes.
+        self.scratch = Path(standing.scratch)
         self._standing = standing
         self._reach = reach
         self._started: list[subprocess.Popen[Any]] = []

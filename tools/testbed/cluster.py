@@ -27,7 +27,7 @@ class BedCluster(LocalCluster):
     ) -> None:
         """Raises ``UserError`` where devices and ranks do not fit."""
         check_fit(bed.description, config)
-        super().__init__(config, progress, logs, launch=BedLaunch(bed))
+        super().__init__(config, progress, logs, launch=BedLaunch(bed), scratch=bed.scratch)
 
 
 class BedLaunch:

@@ -1,4 +1,4 @@
-"""Removing a bed: what runs in it, its namespaces and interfaces, its cgroups, its file.
+"""Removing a bed: what runs in it, its namespaces and interfaces, its cgroups, its files.
 
 Every step finds the work of the steps before it done or not begun, so this may be repeated, and
 begun by a process that knows nothing but the file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -34,6 +35,8 @@ def remove(bed: State) -> None:
         if left:
             raise ClusterError(f"cannot remove the namespaces {', '.join(left)}")
     cgroups.remove(folders)
+    if bed.scratch:
+        _remove_folder(Path(bed.scratch))
     state.forget(bed)
 
 
@@ -75,6 +78,13 @@ def _inside(names: Names | None, folders: list[Path]) -> set[int]:
         with contextlib.suppress(ClusterError):
             pids |= {int(pid) for pid in execute(("ip", "netns", "pids", space)).split()}
     return pids - {os.getpid()}
+
+
+def _remove_folder(folder: Path) -> None:
+    # Somebody else may be removing it as well.
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        raise ClusterError(f"cannot remove {folder}")
 
 
 def _attempt(command: plan.Command) -> None:

@@ -42,6 +42,7 @@ def stand(description: Description, network: Network, notes: list[str]) -> State
 def _stand(description: Description, notes: list[str], *, namespaces: bool) -> State:
     standing, groups, found = _register(description, namespaces=namespaces)
     try:
+        _make(Path(standing.scratch))
         if standing.slot is not None:
             names = Names(standing.id, standing.devices, standing.slot)
             for command in plan.up(names, lines(description)):
@@ -78,11 +79,19 @@ def _register(
             slot=slot if namespaces else None,
             folders=tuple(str(folder) for group in groups for folder in group.folders),
             prefixes=(),
+            scratch=state.scratch(name),
         )
         prefixes = (_prefix(standing, n, group) for n, group in enumerate(groups))
         standing = replace(standing, prefixes=tuple(prefixes))
         state.write(standing)
     return standing, groups, found
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ClusterError(f"cannot make {folder}: {error.strerror}") from None
 
 
 def _group(found: Cgroups | None, name: str, device: DeviceTable) -> Group:

@@ -37,6 +37,8 @@ class State(Struct, frozen=True):
     folders: tuple[str, ...]
     # What stands before a command that is to run on a device.
     prefixes: tuple[tuple[str, ...], ...]
+    # Where its clusters put their files; empty: an older bed, which has none.
+    scratch: str = ""
 
 
 def directory() -> Path:
@@ -75,6 +77,11 @@ def free_name(states: list[State]) -> tuple[str, int]:
     if slot is None:
         raise ClusterError(f"there are {SLOTS} beds already; take some down")
     return f"{ID_LETTERS}{secrets.token_hex(3)}", slot
+
+
+def scratch(name: str) -> str:
+    """A folder of a bed's own, which is nobody's yet."""
+    return str(Path(tempfile.gettempdir()) / f"asyncspec-testbed-{name}")
 
 
 def write(state: State) -> None:

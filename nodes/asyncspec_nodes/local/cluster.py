@@ -31,7 +31,8 @@ NEVER = Restarts()
 class LocalCluster:
     """Use it as an asynchronous context: inside, every node of the file has loaded and serves.
 
-    ``launch`` starts them, on this machine unless it says otherwise. ``restarts``: which of them
+    ``launch`` starts them, on this machine unless it says otherwise. ``scratch``: where the folder of
+    its files is made, if not where the machine keeps such. ``restarts``: which of them
     are started again when they end by themselves; ``say`` is told so, a line each time.
     """
 
@@ -42,6 +43,7 @@ class LocalCluster:
         logs: Path | None = None,
         *,
         launch: Launch | None = None,
+        scratch: Path | None = None,
         restarts: Restarts = NEVER,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -55,6 +57,7 @@ class LocalCluster:
         self._restarts = restarts
         self._say = say
         self._launch = launch or Loopback()
+        self._scratch = scratch
         self._stopping = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._children: list[Child] = []
@@ -114,7 +117,7 @@ class LocalCluster:
         return next((e for e in ended if not isinstance(e, ClusterError)), ended[0])
 
     async def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="asyncspec-")
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncspec-", dir=self._scratch)
         self.config = self._launch.prepare(self.config, Path(self._folder.name))
         try:
             async with asyncio.timeout(START_SECONDS):
