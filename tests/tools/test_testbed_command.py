@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from asyncspec.errors import UserError
@@ -78,6 +79,34 @@ def test_check_says_what_works_here() -> None:
     assert done.returncode == 0
     assert "network   " in done.stdout
     assert "limits    " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "ready"),
+    [
+        (["up"], "up;"),
+        pytest.param(
+            ["run", "--serve"],
+            "asyncspec run --connect",
+            marks=[pytest.mark.processes, pytest.mark.torch],
+        ),
+    ],
+)
+def test_a_proxy_that_dies_takes_its_bed_down(tmp_path: Path, words: list[str], ready: str) -> None:
+    file = tmp_path / "bed.toml"
+    file.write_text("[network]\nlatency_ms = 1\n[[device]]\n[[device]]\n")
+    line = [sys.executable, str(MAIN), *words, str(file), "--network", "loopback"]
+    after = ["--", "--draft", "ngram"] if words != ["up"] else []
+    with subprocess.Popen(
+        [*line, *after], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as bed:
+        assert bed.stdout is not None
+        assert next(said for said in bed.stdout if said.startswith(ready))
+        (proxy,) = (c for c in psutil.Process(bed.pid).children() if "proxy" in c.cmdline())
+        proxy.kill()
+        _, err = bed.communicate(timeout=60)
+    assert bed.returncode == 1
+    assert err.splitlines()[-1] == "testbed: the bed's proxy was killed by SIGKILL"
 
 
 @pytest.mark.processes

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from asyncspec.errors import ClusterError, UserError
 from tools.testbed.proxy_process import proxy
 from tools.testbed.routes import Address, Direction, Orders, Route
 
@@ -179,6 +180,53 @@ def test_a_peer_that_does_not_read_stops_the_one_that_writes(places: dict[str, P
     near.shutdown(socket.SHUT_WR)
     with near, far:
         assert _read_all(far) == sent
+
+
+def orders_of(listen: Address) -> Orders:
+    """One route, to nobody."""
+    way = WAYS["plain"]
+    return Orders((Route(listen, ("127.0.0.1", 1), way, way),), {})
+
+
+def test_a_proxy_that_cannot_start_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with (
+            pytest.raises(ClusterError, match=r"proxy has not started: .*already in use") as caught,
+            proxy(orders_of(taken.getsockname()), ()),
+        ):
+            pass
+        assert "\n" not in str(caught.value)
+    with (
+        pytest.raises(ClusterError, match="proxy cannot be started: No such file or directory"),
+        proxy(orders_of(("127.0.0.1", 1)), ("/no/such/program",)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        (None, ClusterError("the bed's proxy was killed by SIGKILL")),
+        (ClusterError("stage 1 is gone"), ClusterError("the bed's proxy was killed by SIGKILL")),
+        (UserError("a mistake"), UserError("a mistake")),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt("Ctrl-C")),
+    ],
+)
+def test_what_fails_for_want_of_a_proxy_says_so(
+    inside: BaseException | None, outside: BaseException
+) -> None:
+    (gate,) = _free(1)
+
+    def dies() -> None:
+        with proxy(orders_of(gate), ()) as process:
+            assert process is not None
+            process.kill()
+            process.wait()
+            if inside is not None:
+                raise inside
+
+    with pytest.raises(type(outside), match=f"^{outside}$"):
+        dies()
 
 
 def test_who_dials_too_early_waits_and_who_hangs_up_is_forgotten() -> None:

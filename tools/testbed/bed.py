@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncspec.errors import ClusterError
 from tools.testbed import plan
 from tools.testbed.description import check
 from tools.testbed.plan import SWITCH, Names
-from tools.testbed.proxy_process import proxy
+from tools.testbed.proxy_process import proxy, watch
 from tools.testbed.remove import remove
 from tools.testbed.routes import Address, Orders, orders
 from tools.testbed.stand import Network, stand
@@ -36,6 +37,7 @@ class Bed:
         devices: Sequence[Address],
         reach: dict[Way, Address],
         notes: Sequence[str],
+        proxy: subprocess.Popen[bytes] | None,
     ) -> None:
         self.description = description
         self.id = standing.id
@@ -49,6 +51,7 @@ class Bed:
         self.scratch = Path(standing.scratch)
         self._standing = standing
         self._reach = reach
+        self._proxy = proxy
         self._started: list[subprocess.Popen[Any]] = []
 
     @classmethod
@@ -65,8 +68,8 @@ class Bed:
         standing = stand(description, network, notes)
         try:
             devices, todo, reach = _addresses(description, standing)
-            with proxy(todo, _switch(standing)):
-                bed = cls(description, standing, devices, reach, notes)
+            with proxy(todo, _switch(standing)) as process:
+                bed = cls(description, standing, devices, reach, notes, process)
                 try:
                     yield bed
                 finally:
@@ -81,6 +84,10 @@ class Bed:
     def prefix(self, device: int) -> tuple[str, ...]:
         """What stands before a command that is to run on a device; it keeps its process number."""
         return self._standing.prefixes[device]
+
+    async def watch(self) -> ClusterError:
+        """Wait until something of the bed ends by itself; what that means."""
+        return await watch(self._proxy)
 
     def start(self, device: int, command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
         """Start a process on a device, in a session of its own; ``how`` goes to ``Popen``."""

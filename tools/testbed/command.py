@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
 import signal
@@ -117,8 +118,7 @@ def _up(options: argparse.Namespace) -> int:
             host, port = bed.reach(i, j)
             print(f"{i} finds {j} at {host}:{port}")
         print("up; Ctrl-C takes it down", flush=True)
-        while True:
-            signal.pause()
+        raise asyncio.run(bed.watch())
 
 
 def _down(options: argparse.Namespace) -> int:

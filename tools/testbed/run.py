@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
-from asyncspec.errors import UserError
+from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import run_options
 from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.run import Run
@@ -57,7 +58,18 @@ async def _serve(bed: Bed, options: RunOptions) -> int:
         host, port = cluster.address
         name = config.cluster.name
         print(f"asyncspec run --connect {host}:{port} --cluster {name}", flush=True)
-        raise await cluster.watch()
+        raise await _first(cluster.watch(), bed.watch())
+
+
+async def _first(*watches: Coroutine[Any, Any, AsyncSpecError]) -> AsyncSpecError:
+    """What the first of them comes to."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _config(options: RunOptions) -> Config:

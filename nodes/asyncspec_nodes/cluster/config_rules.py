@@ -103,12 +103,11 @@ def _check_pace(config: Config) -> None:
 def check_pace(where: str, pace: PaceTable, role: Role) -> None:
     """A node has the times of what it does, and no others, which would be idle. ``where`` as the
     user writes it. Raises ``UserError``."""
-    if role == "verify":
-        foreign, whose = DRAFTING, "of what drafts, and this is a verify stage"
-    else:
-        foreign, whose = PASSES, "a verify stage's, and this drafts"
+    own, whose = PASSES, "of what drafts, and this is a verify stage"
+    if role != "verify":
+        own, whose = DRAFTING, "a verify stage's, and this drafts"
     for key in set_keys(pace):
-        if key in foreign:
+        if key not in own:
             raise UserError(f"{where}: {key} is {whose}; remove it")
 
 

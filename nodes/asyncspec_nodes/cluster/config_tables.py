@@ -132,10 +132,10 @@ class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     call_seconds: NotNegative = 0.0
 
 
-PASSES = ("seconds", "plateau", "row_seconds")
+PASSES: tuple[str, ...] = ("seconds", "plateau", "row_seconds")
 """What a pace says of a verify stage."""
 
-DRAFTING = ("level_seconds", "call_seconds")
+DRAFTING: tuple[str, ...] = ("level_seconds", "call_seconds")
 """What it says of a node that drafts."""
 
 

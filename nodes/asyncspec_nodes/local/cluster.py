@@ -31,9 +31,9 @@ NEVER = Restarts()
 class LocalCluster:
     """Use it as an asynchronous context: inside, every node of the file has loaded and serves.
 
-    ``launch`` starts them, on this machine unless it says otherwise. ``scratch``: where the folder of
-    its files is made, if not where the machine keeps such. ``restarts``: which of them
-    are started again when they end by themselves; ``say`` is told so, a line each time.
+    ``launch`` starts them, on this machine unless it says otherwise. ``scratch``: where the folder
+    of its files is made, if not where the machine keeps such. ``restarts``: which of them are
+    started again when they end by themselves; ``say`` is told so, a line each time.
     """
 
     def __init__(
