@@ -110,7 +110,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["hybrid", "--policies", "nosuch"], "unknown policy"),
         (["hybrid", "--policies", "autoregressive"], "needs no token source"),
-        (["hybrid", "--per-file", "0"], "give at least 1"),
+        (["hybrid", "--per-file", "0"], "it must be at least 1"),
         (["explain", "--set", "nosuch"], "there is no set"),
     ],
 )

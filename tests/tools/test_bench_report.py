@@ -191,7 +191,7 @@ def test_everything_shown_can_be_measured(stages: int | None) -> None:
     ("argv", "says"),
     [
         (["--only", "table9"], "there is no table or figure 'table9'; there are sources, "),
-        (["--per-file", "0"], "--per-file is 0; give at least 1"),
+        (["--per-file", "0"], "--per-file is 0; it must be at least 1"),
         (["--engine", "real", "--only", "flowspec-figure5"], "only the virtual clock has"),
         (["--draft", "/nowhere"], "/nowhere"),
     ],

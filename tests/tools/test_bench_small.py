@@ -11,6 +11,7 @@ import pytest
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from tools.bench import coverage, drafting, quantised, stage_time
+from tools.bench.__main__ import main
 
 
 def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,7 +22,7 @@ def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFi
     write_language(file, LanguageHeader(FORMAT, "t", "d", 10), [text])
     assert coverage.run(argparse.Namespace(file=file, json=True)) == 0
     assert json.loads(capsys.readouterr().out) == {"1": 0.5, "2": 0.75}
-    assert coverage.run(argparse.Namespace(file=tmp_path / "none", json=True)) == 2
+    assert main(["coverage", str(tmp_path / "none")]) == 2
 
 
 @pytest.mark.torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from asyncspec.backend.hf.threads import one_quiet_thread  # noqa: E402
 # Before torch is imported by any of the benchmarks.
 one_quiet_thread()
 
+from asyncspec.errors import AsyncSpecError, UserError  # noqa: E402
+from asyncspec_nodes.cli.arguments import Parser  # noqa: E402
 from tools.bench import (  # noqa: E402
     coverage,
     drafting,
@@ -58,13 +59,18 @@ KINDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark that was asked for."""
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    """Run the benchmark that was asked for. Exit code: 0 done, 2 a user's mistake, 1 anything
+    else."""
+    parser = Parser(prog="bench", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     for name, (module, text) in KINDS.items():
         module.add_arguments(kinds.add_parser(name, help=text, description=module.__doc__))
     options = parser.parse_args(argv)
-    code: int = KINDS[options.kind][0].run(options)
+    try:
+        code: int = KINDS[options.kind][0].run(options)
+    except AsyncSpecError as error:
+        sys.stderr.write(f"bench: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
     return code
 
 

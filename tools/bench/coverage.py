@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncspec.errors import UserError
 from asyncspec.sim.recorded import RecordedText, ranks, read_language
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
@@ -26,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the hit rate by k."""
-    try:
-        texts = read_language(options.file).texts
-    except UserError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2
+    texts = read_language(options.file).texts
     found = coverage(texts)
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")

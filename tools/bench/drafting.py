@@ -18,9 +18,17 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_nodes.cli.numbers import COUNT, Bounds
+from asyncspec_nodes.cluster.checkpoints import (
+    BUNDLED_DRAFT,
+    BUNDLED_EAGLE,
+    BUNDLED_TARGET,
+    check_target,
+)
+from tools.bench.options import check_numbers
 
 SESSIONS = (1, 2, 4, 8)
+LEVELS = Bounds(1, 100)
 
 
 class Level(Struct, frozen=True):
@@ -51,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
+    facts = check_target(options.target, 1)
+    check_numbers(
+        options,
+        context=Bounds(1, facts.context_length),
+        levels=LEVELS,
+        width=Bounds(1, facts.vocab_size),
+        repeats=COUNT,
+    )
     found = [*measure(options)]
     if options.json:
         lines = [to_builtins(level) | {"ratio": level.ratio} for level in found]

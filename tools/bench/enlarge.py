@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from asyncspec.backend.hf.weights import list_tensors, main_dtype
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli.numbers import COUNT
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from tools.bench.options import check_numbers
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
@@ -63,17 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write it and say what it is."""
-    try:
-        old = size_of(read_config(options.source))
-        size = Size(
-            options.hidden or old.hidden,
-            options.feed_forward or old.feed_forward,
-            options.layers or old.layers,
-        )
-        written = enlarge(options.source, options.out, size, DTYPES[options.dtype])
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2
+    check_numbers(options, hidden=COUNT, feed_forward=COUNT, layers=COUNT)
+    old = size_of(read_config(options.source))
+    size = Size(
+        options.hidden or old.hidden,
+        options.feed_forward or old.feed_forward,
+        options.layers or old.layers,
+    )
+    written = enlarge(options.source, options.out, size, DTYPES[options.dtype])
     print(f"{options.out}: {written / 2**20:.0f} MiB, {size}")
     return 0
 

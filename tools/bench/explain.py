@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,16 +19,17 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec.errors import UserError
 from asyncspec.jobs import Drafted
 from asyncspec.sampling import Sampling
 from asyncspec.source.grow import Proposal
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.learned import LOOK
+from asyncspec_nodes.cli.numbers import COUNT
 from asyncspec_nodes.node.sources import Source
 from asyncspec_protocol.messages import Expand
 from tools.bench.hybrid import MIXES
-from tools.bench.options import check_counts, check_policies
+from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers, check_policies
 from tools.bench.prompts import read_sets
 from tools.bench.report.cell import Ask, Cell, Setting
 from tools.bench.report.costs import TURNS
@@ -119,22 +119,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run every prompt once, and print."""
-    try:
-        for prompt, stats, places in _explained(options):
-            if options.json:
-                print(json.dumps({"prompt": prompt, "places": msgspec.to_builtins(places)}))
-            else:
-                print("\n".join((*lines(prompt, places), *sums(stats, places), "")))
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    for prompt, stats, places in _explained(options):
+        if options.json:
+            print(json.dumps({"prompt": prompt, "places": msgspec.to_builtins(places)}))
+        else:
+            print("\n".join((*lines(prompt, places), *sums(stats, places), "")))
     return 0
 
 
 def _explained(
     options: argparse.Namespace,
 ) -> Iterator[tuple[str, dict[str, float], list[Place]]]:
-    check_counts(options, "per_file", "max_new_tokens", "stages")
+    check_numbers(
+        options,
+        per_file=COUNT,
+        max_new_tokens=SEVERAL,
+        stages=COUNT,
+        temperature=TEMPERATURE,
+    )
     check_policies([options.policy])
     sets = read_sets(options.prompts, options.per_file)
     if options.set is not None and options.set not in sets:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.policy.catalogue import split
 from asyncspec.sampling import Sampling
-from tools.bench.options import check_counts, check_policies
+from asyncspec_nodes.cli.numbers import COUNT
+from tools.bench.options import SEVERAL, check_numbers, check_policies
 from tools.bench.paired import Gain, Pair, compare
 from tools.bench.prompts import Prompt, Sets, read_sets
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
@@ -69,11 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure what is missing, and print."""
-    try:
-        rows = list(_rows(options))
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    rows = list(_rows(options))
     if options.json:
         print(json.dumps(msgspec.to_builtins(rows), indent=1))
     else:
@@ -82,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
-    check_counts(options, "per_file", "max_new_tokens", "stages", "jobs")
+    check_numbers(options, per_file=COUNT, max_new_tokens=SEVERAL, stages=COUNT, jobs=COUNT)
     policies = split(options.policies)
     check_policies(policies)
     sets = read_sets(options.prompts, options.per_file)

@@ -1,4 +1,4 @@
-"""What arguments of several benchmarks have in common."""
+"""What arguments of several benchmarks have in common: which numbers, which policies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Iterable
 
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
+from asyncspec_nodes.cli.numbers import LARGE, Bounds, option
+
+SEVERAL = Bounds(2, LARGE)
+"""A rate is of what comes after the first, and quartiles are of two at least."""
+
+TEMPERATURE = Bounds(0.0, 1e6)
 
 
-def check_counts(options: argparse.Namespace, *names: str) -> None:
-    """Raise ``UserError`` where one of these arguments was given, and is less than 1."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; give at least 1")
+def check_numbers(options: argparse.Namespace, **bounds: Bounds) -> None:
+    """Raise ``UserError`` where one of these arguments, or one of its values, was given and is out
+    of its bounds."""
+    for name, allowed in bounds.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, list | tuple) else (given,):
+            allowed.check(option(name), value)
 
 
 def check_policies(names: Iterable[str]) -> None:

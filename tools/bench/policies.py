@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli.numbers import COUNT
+from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers
 from tools.bench.processes import run_prompts
 from tools.bench.prompts import read_sets
 
@@ -45,13 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        sets = read_sets(options.prompts, options.per_file)
-        prompts = [prompt.text for some in sets.values() for prompt in some]
-        rows = {policy: measure(policy, prompts, options) for policy in progress(POLICIES)}
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    check_numbers(
+        options,
+        per_file=COUNT,
+        max_new_tokens=SEVERAL,
+        stages=COUNT,
+        temperature=TEMPERATURE,
+    )
+    sets = read_sets(options.prompts, options.per_file)
+    prompts = [prompt.text for some in sets.values() for prompt in some]
+    rows = {policy: measure(policy, prompts, options) for policy in progress(POLICIES)}
     if options.json:
         print(json.dumps(rows, indent=1))
     else:

@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from asyncspec.errors import UserError
+from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from tools.bench.options import check_numbers
 
 if TYPE_CHECKING:
     from asyncspec.backend.hf.stage import HFStage
@@ -33,6 +36,15 @@ WAYS = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloa
 BASE = "bfloat16"
 WINDOW = 256
 """Tokens of a text that are read at a time."""
+
+HEAD = 64
+"""Width of an attention head."""
+
+POSITIONS = 8192
+"""What the random model is made for."""
+
+WIDTHS = Bounds(HEAD, 1 << 16)
+LAYERS = Bounds(1, 1000)
 
 _CHILD = """
 import sys, torch
@@ -82,13 +94,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
+    check_numbers(
+        options,
+        hidden=WIDTHS,
+        inner=WIDTHS,
+        layers=LAYERS,
+        context=Bounds(1, POSITIONS - max(ROWS)),
+        repeats=COUNT,
+        windows=COUNT,
+    )
+    if options.hidden % HEAD:
+        raise UserError(f"--hidden is {options.hidden}; it must be a multiple of {HEAD}")
+    windows = [] if options.text is None else _windows(options)
     import torch
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = save_random(Path(folder), options)
         ways = measure(path, options)
-    opinions = [] if options.text is None else read_text(options)
+    opinions = read_text(windows) if windows else []
     if options.json:
         found = {"ways": msgspec.to_builtins(ways), "text": msgspec.to_builtins(opinions)}
         sys.stdout.write(json.dumps(found) + "\n")
@@ -98,22 +122,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def save_random(folder: Path, options: argparse.Namespace) -> Path:
-    """A checkpoint of random bfloat16 weights with heads of 64."""
+    """A checkpoint of random bfloat16 weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from asyncspec.backend.hf.quiet import quiet_transformers
 
-    heads = options.hidden // 64
+    heads = options.hidden // HEAD
     config = LlamaConfig(
         hidden_size=options.hidden,
         intermediate_size=options.inner,
         # One more: the measured stage has neither norm nor head.
         num_hidden_layers=options.layers + 1,
         num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 4),
+        num_key_value_heads=1 if heads % 4 else heads // 4,
         vocab_size=256,
-        max_position_embeddings=8192,
+        max_position_embeddings=POSITIONS,
     )
     torch.manual_seed(0)
     with quiet_transformers():
@@ -193,18 +217,28 @@ def _way(
     )
 
 
-def read_text(options: argparse.Namespace) -> list[Opinion]:
+def _windows(options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The tokens of a text, by the window. Raises ``UserError``."""
+    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+
+    try:
+        text = options.text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text: {options.text} cannot be read: {error}") from None
+    tokens = load_tokenizer(BUNDLED_TARGET).encode(text)[: options.windows * WINDOW]
+    if len(tokens) < 2:
+        raise UserError(f"--text: {options.text} is too short; it must have two tokens")
+    return [tokens[i : i + WINDOW] for i in range(0, len(tokens) - 1, WINDOW)]
+
+
+def read_text(windows: Sequence[Sequence[int]]) -> list[Opinion]:
     """Perplexity of a text, and how often the likeliest token is float32's."""
     import torch
 
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.stage import load_stage
-    from asyncspec_nodes.serving.tokenizer import load_tokenizer
 
     checkpoint = open_checkpoint(BUNDLED_TARGET)
-    text = options.text.read_text(encoding="utf-8")
-    tokens = load_tokenizer(checkpoint.path).encode(text)[: options.windows * WINDOW]
-    windows = [tokens[i : i + WINDOW] for i in range(0, len(tokens) - 1, WINDOW)]
     opinions: list[Opinion] = []
     likeliest: list[torch.Tensor] = []
     for quantize in ("none", "int8", "int4"):

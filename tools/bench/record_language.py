@@ -7,7 +7,6 @@ before it. The file is what ``asyncspec simulate --language FILE`` reads (docs/s
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec.errors import UserError
 from asyncspec.jobs import Release, SourceJob
 from asyncspec.sampling import Sampling
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
+from asyncspec_nodes.cli.numbers import COUNT, SEED
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -30,6 +29,7 @@ from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.node.sources import load_source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
+from tools.bench.options import TEMPERATURE, check_numbers
 from tools.bench.prompts import read_sets
 
 Source = Callable[[SourceJob], Expanded | None]
@@ -53,14 +53,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Record and write."""
-    try:
-        prompts = read_prompts(options)
-        header, texts = record(prompts, options)
-        watched = track(texts, "texts", total=len(prompts), console=Console(stderr=True))
-        write_language(options.file, header, watched)
-    except UserError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2
+    check_numbers(
+        options,
+        per_file=COUNT,
+        prompt_characters=COUNT,
+        max_new_tokens=COUNT,
+        temperature=TEMPERATURE,
+        seed=SEED,
+        candidates=COUNT,
+    )
+    prompts = read_prompts(options)
+    header, texts = record(prompts, options)
+    watched = track(texts, "texts", total=len(prompts), console=Console(stderr=True))
+    write_language(options.file, header, watched)
     return 0
 
 

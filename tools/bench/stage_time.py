@@ -14,7 +14,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cli.numbers import COUNT, Bounds
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, check_target
+from tools.bench.options import check_numbers
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -31,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
+    facts = check_target(options.target, 1)
+    check_numbers(
+        options,
+        layers=Bounds(1, facts.layers),
+        context=Bounds(1, facts.context_length - max(ROWS)),
+        repeats=COUNT,
+    )
     seconds = measure(options)
     if options.json:
         sys.stdout.write(json.dumps({str(n): t for n, t in seconds.items()}) + "\n")

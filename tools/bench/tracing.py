@@ -24,17 +24,20 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
+from asyncspec.errors import UserError
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import ENCODER, Node, Record, Step
+from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_target
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.machines.replay import events
 from asyncspec_protocol.messages import Finished, Submit
+from tools.bench.options import SEVERAL, check_numbers
 
 PROMPT = "Once upon a time there was a little girl who"
 
@@ -49,6 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Measure and print."""
+    check_numbers(options, quartets=SEVERAL, stages=COUNT)
+    facts = check_target(BUNDLED_TARGET, options.stages)
+    check_numbers(options, max_new_tokens=Bounds(2, facts.context_length))
     times, work, lines = asyncio.run(_measure(options))
     shares = asyncio.run(_shares(options))
     figures = {
@@ -106,6 +112,9 @@ async def _measure(options: Namespace) -> tuple[list[float], list[float], int]:
                     # Recording ends with the delivery of the last events.
                     busy[traced] += _cpu_seconds() - before
                     lines += collector.lines if traced else 0
+                if not busy[False]:
+                    short = f"--max-new-tokens is {options.max_new_tokens}"
+                    raise UserError(f"{short}; so short an answer takes no time that is counted")
                 times.append(seconds[True] / seconds[False])
                 work.append(busy[True] / busy[False])
                 bar.advance(task)

@@ -7,13 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from asyncspec.errors import UserError
+from asyncspec_nodes.cli.numbers import COUNT, SEED
+from tools.bench.chosen import make_folder
 from tools.bench.dipsd.crowd import crowd, crowd_markdown
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
 from tools.bench.dipsd.proof import proofs, proofs_markdown
 from tools.bench.dipsd.quality import quality, quality_markdown
 from tools.bench.dipsd.unsteady import unsteady, unsteady_markdown
+from tools.bench.options import check_numbers
 
 PARTS = ("curves", "quality", "crowd", "unsteady")
 OPTIONAL = ("milp",)
@@ -32,14 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write DIR/PART.md and the files it shows."""
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        sys.stderr.write(f"bench: cannot write {options.out}: {error.strerror}\n")
-        return 2
-    if options.count < 1:
-        sys.stderr.write(f"bench: --count is {options.count}; it must be at least 1\n")
-        return 2
+    check_numbers(options, count=COUNT, seed=SEED)
+    make_folder(options.out)
     if "curves" in options.parts:
         parts = [write_curve(curve, points(curve), options.out) for curve in CURVES]
         _write(options.out / "curves.md", "".join(parts))
@@ -53,13 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if "unsteady" in options.parts:
         _write(options.out / "unsteady.md", unsteady_markdown(list(unsteady(options.seed))))
     if "milp" in options.parts:
-        try:
-            _write(
-                options.out / "milp.md", proofs_markdown(list(proofs(options.count, options.seed)))
-            )
-        except UserError as error:
-            sys.stderr.write(f"bench: {error}\n")
-            return 2
+        _write(options.out / "milp.md", proofs_markdown(list(proofs(options.count, options.seed))))
     return 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.errors import ClusterError
 from asyncspec_nodes.cli.plan.running_output import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
@@ -34,7 +33,7 @@ from asyncspec_nodes.reference.check import Question, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Consulted, Finished, Output, Submit
 from tools.bench.dipsd.watch import Watch
-from tools.bench.options import check_counts
+from tools.bench.options import SEVERAL, check_numbers
 
 PROMPTS = (
     "Once upon a time there was a little fox",
@@ -90,12 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        check_counts(options, "max_new_tokens")
-        found = asyncio.run(_measure(options.max_new_tokens))
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    check_numbers(options, max_new_tokens=SEVERAL)
+    found = asyncio.run(_measure(options.max_new_tokens))
     if options.json:
         print(json.dumps(msgspec.to_builtins(found), indent=1))
     else:

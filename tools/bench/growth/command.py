@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.errors import AsyncSpecError, UserError
 from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.growth import page
 from tools.bench.growth.curve import Curve
@@ -61,14 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        chosen = chosen_parts(options.only, PARTS)
-        if options.out is not None:
-            make_folder(options.out)
-        parts = measure(chosen)
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    chosen = chosen_parts(options.only, PARTS)
+    if options.out is not None:
+        make_folder(options.out)
+    parts = measure(chosen)
     if options.out is not None:
         write(parts, options.out)
     if options.json:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.errors import AsyncSpecError, UserError
 from tools.bench.chosen import chosen_parts
 from tools.bench.limits.progress import Tick
 
@@ -142,11 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        figures = measure(chosen_parts(options.only, PARTS))
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    figures = measure(chosen_parts(options.only, PARTS))
     if options.json:
         print(json.dumps(figures, indent=1))
     else:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -30,6 +29,7 @@ from asyncspec_nodes.cluster.checkpoints import (
 )
 from asyncspec_nodes.cluster.layout import check_stages
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
+from tools.bench.options import check_numbers
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
 from tools.bench.peers.generate import WAYS
@@ -81,22 +81,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        print(compare(read_comparison(options), as_object=options.json))
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    print(compare(read_comparison(options), as_object=options.json))
     return 0
 
 
 def read_comparison(options: argparse.Namespace) -> Comparison:
     """What is to be compared, checked as far as it can be before anything is started. Raises
     ``UserError``."""
-    for name, most in (("stages", MOST_DEVICES - 1), ("repeats", 1000), ("tokens", 1000)):
-        if not 1 <= getattr(options, name) <= most:
-            raise UserError(f"--{name} {getattr(options, name)}: give 1 to {most}")
-    if not 0.01 <= options.cpu <= 64:
-        raise UserError(f"--cpu {options.cpu:g}: give 0.01 to 64 cores")
+    check_numbers(
+        options,
+        stages=Bounds(1, MOST_DEVICES - 1),
+        repeats=Bounds(1, 1000),
+        tokens=Bounds(1, 1000),
+        cpu=Bounds(0.01, 64),
+        hidden=COUNT,
+        feed_forward=COUNT,
+        layers=COUNT,
+    )
     size = Size(options.hidden, options.feed_forward, options.layers) if options.enlarge else None
     facts = check_target(options.target, 1)
     check_stages(options.stages, size.layers if size else facts.layers)

@@ -9,7 +9,6 @@ The report defines its numbers; docs/results.md is one.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec.sim.cluster_cost import ClusterCost
-from tools.bench.options import check_counts
+from asyncspec_nodes.cli.numbers import COUNT
+from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.prompts import read_sets
 from tools.bench.report.exhibit import Exhibit, cells
 from tools.bench.report.exhibits import choose
@@ -48,15 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure what is missing, and write the report."""
-    try:
-        check_counts(options, "per_file", "max_new_tokens", "stages", "jobs")
-        report(options)
-    except UserError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 1
+    check_numbers(options, per_file=COUNT, max_new_tokens=SEVERAL, stages=COUNT, jobs=COUNT)
+    report(options)
     return 0
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli.numbers import SOME_SECONDS
 from tools.bench.chosen import chosen_parts, make_folder
+from tools.bench.options import check_numbers
 from tools.bench.serving.parts import PARTS, as_dict
 
 SOAK_SECONDS = 20.0
@@ -41,16 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        parts = chosen_parts(options.only, PARTS)
-        if not 0 < options.soak < float("inf"):
-            raise UserError(f"--soak is {options.soak:g}; it must be above 0")
-        if options.out is not None:
-            make_folder(options.out)
-        found = measure(parts, options.soak)
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    parts = chosen_parts(options.only, PARTS)
+    check_numbers(options, soak=SOME_SECONDS)
+    if options.out is not None:
+        make_folder(options.out)
+    found = measure(parts, options.soak)
     if options.out is not None:
         write(found, options.out)
     if options.json:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_protocol.ids import MOST_DRAFTS
 from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.dipsd.machines.cases import CASES
@@ -30,7 +29,7 @@ from tools.bench.dipsd.machines.measure import (
     measure,
 )
 from tools.bench.dipsd.machines.page import draw, page
-from tools.bench.options import check_counts
+from tools.bench.options import SEVERAL, check_numbers
 
 MOST_STAGES = 16
 
@@ -52,26 +51,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    try:
-        check_counts(options, "max_new_tokens", "jobs")
-        _check(options.users, "--users", MOST_DRAFTS)
-        _check(options.stages, "--stages", MOST_STAGES)
-        names = chosen_parts(options.only, CASES)
-        if options.out is not None:
-            make_folder(options.out)
-        asks = [
-            Ask(CASES[name], users, stages, variant, options.max_new_tokens)
-            for users in options.users
-            for stages in options.stages
-            for name in names
-            for variant in options.drafts
-        ]
-        with Progress(console=Console(stderr=True)) as progress:
-            task = progress.add_task("crowds", total=len(asks))
-            found = measure(lambda: progress.advance(task), asks, options.jobs)
-    except AsyncSpecError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+    check_numbers(
+        options,
+        users=Bounds(1, MOST_DRAFTS),
+        stages=Bounds(1, MOST_STAGES),
+        max_new_tokens=SEVERAL,
+        jobs=COUNT,
+    )
+    names = chosen_parts(options.only, CASES)
+    if options.out is not None:
+        make_folder(options.out)
+    asks = [
+        Ask(CASES[name], users, stages, variant, options.max_new_tokens)
+        for users in options.users
+        for stages in options.stages
+        for name in names
+        for variant in options.drafts
+    ]
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("crowds", total=len(asks))
+        found = measure(lambda: progress.advance(task), asks, options.jobs)
     text = json.dumps({"crowds": msgspec.to_builtins(found)}, indent=1)
     if options.out is not None:
         (options.out / "machines.json").write_text(text + "\n")
@@ -79,9 +78,3 @@ def run(options: argparse.Namespace) -> int:
         draw(found, options.out / "machines.png")
     print(text if options.json else page(found), end="\n" if options.json else "")
     return 0
-
-
-def _check(counts: list[int], name: str, most: int) -> None:
-    for count in counts:
-        if not 1 <= count <= most:
-            raise UserError(f"{name} is {count}; give 1 to {most}")
