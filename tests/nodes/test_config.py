@@ -89,6 +89,9 @@ def test_draft_nodes_need_no_table() -> None:
         (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
         (('path = "model"', 'path = "model"\n[draft]\nsource = "eagle:"'), "names no head"),
         (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "(at limits.sessions)"),
+        (("[target]", "[limits]\nsilence_seconds = nan\n[target]"), "(at limits.silence_seconds)"),
+        (("[target]", "[pace.2]\nseconds = inf\n[target]"), "inf is no number"),
+        (("port = 7700", "port = 1e999"), "(at node[0].port)"),
         (("[target]", '[source]\nhost = "10.0.0.9"\nport = 7703\n[target]'), "10.0.0.9 (rank 3)"),
         (("[target]", '[source]\nhost = "localhost"\nport = 7702\n[target]'), "ranks 2 and 3 both"),
         (

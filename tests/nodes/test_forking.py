@@ -51,7 +51,7 @@ def forked_by(file: Path, log: Path, act: Act) -> None:
     """Do something with a server; nothing is left of it."""
 
     async def main() -> None:
-        forking = Forking(file)
+        forking = Forking(file, log.parent)
         try:
             with log.open("wb") as stderr:
                 await act(forking, stderr)

@@ -29,7 +29,7 @@ from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import Config, DraftTable, SecurityTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.local.launch import Loopback
+from asyncspec_nodes.local.launch import FILE, Loopback
 from asyncspec_nodes.node.reports import Loading, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
@@ -444,10 +444,19 @@ def test_an_interrupt_while_all_is_imported_stops_every_process(tiny: Path) -> N
     assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
-def test_nodes_do_not_outlive_a_killed_parent(tiny: Path) -> None:
+def test_nodes_and_files_do_not_outlive_a_killed_parent(tiny: Path) -> None:
     running = Running(tiny, 1)
+    (folder,) = {folder_of(process) for process in running.family} - {None}
+    assert folder is not None
+    assert (folder / FILE).exists()
     running.process.kill()
     assert running.ended() == ""
+    assert not folder.exists()
+
+
+def folder_of(process: psutil.Process) -> Path | None:
+    """Where the files of a cluster are, of which this may be a process."""
+    return next((Path(word).parent for word in process.cmdline() if word.endswith(FILE)), None)
 
 
 def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None]) -> None:

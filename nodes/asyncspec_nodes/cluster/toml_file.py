@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -32,11 +33,25 @@ def load(path: Path, what: str, parse: Callable[[str], T]) -> T:
 def decode(text: str, kind: type[T]) -> T:
     """A text as a struct. Raises ``UserError`` that names the key."""
     try:
-        return msgspec.convert(tomllib.loads(text), kind, str_keys=True)
+        found = tomllib.loads(text)
+        _check_finite(found, "")
+        return msgspec.convert(found, kind, str_keys=True)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise UserError(_sentence(str(error))) from None
+
+
+def _check_finite(value: object, at: str) -> None:
+    """TOML knows numbers that are none, and none that could be meant here."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_finite(inner, f"{at}.{key}" if at else key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _check_finite(inner, f"{at}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{value} is no number that could be meant (at {at})")
 
 
 def table(head: str, values: Mapping[str, object]) -> str:

@@ -1,10 +1,11 @@
 """The process that local nodes are forked from: it has imported once what all of them import.
 
-Run as ``python -m asyncspec_nodes.local.fork_server FILE DESCRIPTOR``: a cluster file, and a Unix
-socket of packets. Each packet on that is an order: a node's arguments in JSON, and with it the
-node's standard streams, a pipe that is told its process number and then its exit code (as
-``subprocess`` has it; 8 bytes each), and maybe a listening socket. When the socket ends, so do all
-nodes and this process.
+Run as ``python -m asyncspec_nodes.local.fork_server FILE FOLDER DESCRIPTOR``: a cluster file, the
+folder of the cluster's files, and a Unix socket of packets. Each packet on that is an order: a
+node's arguments in JSON, and with it the node's standard streams, a pipe that is told its process
+number and then its exit code (as ``subprocess`` has it; 8 bytes each), and maybe a listening
+socket. When the socket ends, so do all nodes and this process; and as whoever ordered was killed,
+who would have removed the folder, that goes as well.
 
 ``multiprocessing`` has such a server too. There every child runs the main module of whoever asked
 once more, which may be any program that uses this package; and whoever asks waits until
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -47,6 +49,8 @@ class ForkServer:
         # The pipes of the nodes that have not ended, by process number.
         self._pipes: dict[int, int] = {}
         self._woken, self._wakes = socket.socketpair()
+        # Nobody is left who could order.
+        self.alone = False
 
     def serve(self) -> list[str] | None:
         """In the server: None, when nobody can order any more and all nodes have ended. In a node
@@ -60,6 +64,7 @@ class ForkServer:
             if self._orders in ready:
                 words, descriptors, _, _ = socket.recv_fds(self._orders, MOST_BYTES, 8)
                 if not words:
+                    self.alone = True
                     break
                 arguments = msgspec.json.decode(words, type=list[str])
                 if self._fork(descriptors):
@@ -138,11 +143,14 @@ def _as_node(arguments: list[str], descriptors: Sequence[int]) -> list[str]:
 
 def main() -> None:
     """The process."""
-    file, descriptor = sys.argv[1:]
+    file, folder, descriptor = sys.argv[1:]
     preload(Path(file))
-    arguments = ForkServer(socket.socket(fileno=int(descriptor))).serve()
+    server = ForkServer(socket.socket(fileno=int(descriptor)))
+    arguments = server.serve()
     if arguments is not None:
         cli.entry(arguments)
+    if server.alone:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # without taking torch apart
 
 

@@ -61,10 +61,11 @@ class Forked:
 
 class Forking:
     """The server, from the first node on; another one if it was killed. ``file``: the cluster file,
-    which says what to import."""
+    which says what to import; ``folder``: what is to go if this process is killed."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, folder: Path) -> None:
         self._file = file
+        self._folder = folder
         self._starting = asyncio.Lock()
         self._server: asyncio.subprocess.Process | None = None
         self._orders: socket.socket | None = None
@@ -113,6 +114,7 @@ class Forking:
             "-m",
             fork_server.__name__,
             str(self._file),
+            str(self._folder),
             str(orders),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,

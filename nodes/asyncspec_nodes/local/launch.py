@@ -51,7 +51,7 @@ class Loopback:
         self._config = _with_ports(config, ports)
         self._file = folder / FILE
         self._file.write_text(to_toml(self._config), encoding="utf-8")
-        self._forking = Forking(self._file) if self._forks else None
+        self._forking = Forking(self._file, folder) if self._forks else None
         return self._config
 
     async def start(self, rank: int, log: Path, *, again: bool) -> Child:
