@@ -66,6 +66,7 @@ class Cluster:
     ) -> None:
         """``apart``: the token source is a node of its own for all draft nodes, unless it reads
         features."""
+        self.costs = costs
         self.model = model or ToyModel()
         self.stages = stages
         self.top = top

@@ -298,6 +298,7 @@ def check_empty(cluster: Cluster) -> None:
         draft = cluster.state(rank)
         assert not draft.sessions
         assert not draft.endings
+        assert not draft.leaving
         assert not draft.backlog
     for rank in cluster.drafts & cluster.eagles.keys():
         assert not cluster.eagles[rank].fed

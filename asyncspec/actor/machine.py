@@ -182,6 +182,8 @@ class Report(Struct, frozen=True):
     rows: int
     dead_rows: int
     compute_seconds: float
+    # As in ``Closed``.
+    kept: bool = False
 
 
 class Arm(Struct, frozen=True):

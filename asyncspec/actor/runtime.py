@@ -219,9 +219,9 @@ class Runtime(Generic[S]):
                 sent = sum(map(self._mesh.take_bytes, effect.sessions))
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self._shell.finish(effect)
-            case Report(to, session, passes, computed, dead, seconds):
+            case Report(to, session, passes, computed, dead, seconds, kept):
                 sent = self._mesh.take_bytes(session)
-                account = Closed(session, self.rank, passes, computed, dead, seconds, sent)
+                account = Closed(session, self.rank, passes, computed, dead, seconds, sent, kept)
                 size = self._outgoing.send(to, account)
                 self._mesh.take_bytes(session)  # the account itself: the books of the session close
                 return size

@@ -156,9 +156,10 @@ class World:
     # Each gives the bytes written, where somebody records them.
 
     def _report(self, rank: Rank, actor: Actor, effect: Report) -> int:
-        session, seconds = effect.session, effect.compute_seconds
+        session, passes, rows = effect.session, effect.passes, effect.rows
+        dead, seconds, kept = effect.dead_rows, effect.compute_seconds, effect.kept
         sent = self._lines.take_bytes(rank, session)
-        account = Closed(session, rank, effect.passes, effect.rows, effect.dead_rows, seconds, sent)
+        account = Closed(session, rank, passes, rows, dead, seconds, sent, kept)
         size = self._send(rank, actor, Send(effect.to, account))
         self._lines.take_bytes(rank, session)  # the books of the session close
         return size

@@ -54,6 +54,9 @@ class Ready(Struct, array_like=True, frozen=True, tag="ready"):
     # The highest session of that draft node that it has heard of: the next ones are above it, also
     # where the clock has been set back since. -1: of none.
     opened: SessionId = SessionId(-1)
+    # Every session of that draft node below it is over here, as the last ``Floor`` has said: its
+    # answer, by which the draft node knows what is free. -1: not said.
+    floor: SessionId = SessionId(-1)
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False):

@@ -75,3 +75,5 @@ class Closed(Struct, array_like=True, frozen=True, tag="closed"):
     compute_seconds: float
     # Bytes this stage wrote for the session, headers included.
     bytes_sent: int
+    # Its prompt stays in the cache; the ``Close`` that ends that is answered as well.
+    kept: bool = False

@@ -149,14 +149,14 @@ def test_losing_one_ends_its_sessions_alone() -> None:
     assert sessions(effects) == [0]
     granted = middle.feed(Joined(OTHER))
     assert Send(OTHER, Credit(8, 8)) in granted
-    assert Send(OTHER, Ready(Rank(1), True, opened=THEIRS)) in granted
+    assert Send(OTHER, Ready(Rank(1), True, 0, THEIRS, SessionId(0))) in granted
 
 
 def test_all_are_told_of_the_next_stage_and_of_what_passes_take() -> None:
     first = shared(1, 2)
     effects = first.feed(Lost(Rank(2)))
     for rank, opened in ((DRAFT, SessionId(0)), (OTHER, THEIRS)):
-        assert Send(rank, Ready(Rank(1), False, opened=opened)) in effects
+        assert Send(rank, Ready(Rank(1), False, 0, opened, SessionId(0))) in effects
     assert not first.state.sessions
     only, told = shared(), []
     for number in range(9):

@@ -33,7 +33,7 @@ from asyncspec_protocol.messages import PruneIndices
 from cluster import Cluster, ask
 from laws import FEATURES, SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
 
-DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
+DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3], [4, 0, 0, 6, 1])
 
 
 PENALISED = Sampling(0.5, presence_penalty=-1.0, frequency_penalty=0.9)

@@ -8,15 +8,12 @@ is not overtaken for ever by small ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Request
 from asyncspec.policy import Policy
 from asyncspec.policy.base import most_live
 from asyncspec_nodes.machines.draft import sharing
-from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import DraftState, Kept
 
 BLOCK = 64
@@ -36,11 +33,17 @@ def slots_in_all(state: DraftState) -> int | None:
     return min(bounds) if bounds else None
 
 
+def slots_kept(prompt: Kept) -> int:
+    """The slots of a prompt that is kept, in whole blocks."""
+    return _blocks(len(prompt.prefix))
+
+
 def slots_taken(state: DraftState) -> int:
-    """What the sessions that are open may come to, those whose end not every stage has told, and
-    the prompts that are kept."""
-    kept = sum(_blocks(len(one.prefix)) for one in state.kept)
-    return kept + sum(slots_needed(s.request, s.policy, s.stages) for s in _holders(state))
+    """What the sessions that are open may come to, the prompts that are kept, and what is over and
+    not free on every stage."""
+    open_ones = (slots_needed(s.request, s.policy, s.stages) for s in state.sessions.values())
+    leaving = sum(one.slots for one in state.leaving)
+    return sum(open_ones) + sum(map(slots_kept, state.kept)) + leaving
 
 
 def fits(state: DraftState, request: Request) -> bool:
@@ -54,11 +57,14 @@ def fits(state: DraftState, request: Request) -> bool:
 
 def prompts_in_the_way(state: DraftState, request: Request) -> tuple[Kept, ...]:
     """Prompts that could be given up for a request, the oldest first; none where it would have to
-    wait all the same."""
+    wait all the same, or only waits for what is leaving."""
+    then = replace(state, leaving=())
+    if fits(then, request):
+        return ()
     free = sharing.not_needed(state)
     names = {one.session for one in free}
     left = tuple(one for one in state.kept if one.session not in names)
-    return free if free and fits(replace(state, kept=left), request) else ()
+    return free if free and fits(replace(then, kept=left), request) else ()
 
 
 def too_large(state: DraftState, request: Request) -> str:
@@ -96,15 +102,10 @@ def _source_slots(state: DraftState, request: Request) -> int | None:
 def _source_taken(state: DraftState) -> int:
     """What the sessions that draft may come to at the token source: it has one cache each. Of the
     prompts that are kept it has nothing, but their features are held for it."""
-    kept = sum(_blocks(len(one.prefix)) for one in state.kept if one.features)
+    kept = sum(slots_kept(one) for one in state.kept if one.features)
     drafting = (one for one in state.sessions.values() if one.policy.drafts)
     return kept + sum(slots_needed(s.request, s.policy, s.stages) for s in drafting)
 
 
 def _blocks(slots: int) -> int:
     return -(-slots // BLOCK) * BLOCK
-
-
-def _holders(state: DraftState) -> Iterable[DraftSession]:
-    yield from state.sessions.values()
-    yield from (ending.session for ending in state.endings.values())

@@ -10,6 +10,7 @@ from asyncspec.actor.machine import Arm, Finish, Request, Send
 from asyncspec_nodes.machines.draft import sharing
 from asyncspec_nodes.machines.draft.asking import release
 from asyncspec_nodes.machines.draft.counters import Counters, summary
+from asyncspec_nodes.machines.draft.leaving import freed, leave, leave_prompts
 from asyncspec_nodes.machines.draft.session import DraftSession
 from asyncspec_nodes.machines.draft.state import (
     DraftState,
@@ -40,11 +41,9 @@ def end(
 
 def give_up(state: DraftState, prompts: Sequence[Kept]) -> tuple[DraftState, Effects]:
     """Prompts that are kept no longer."""
-    names = {one.session for one in prompts}
-    left = tuple(one for one in state.kept if one.session not in names)
     ranks = reachable(state)
     closes = tuple(Send(rank, Close(one.session)) for one in prompts for rank in ranks)
-    return replace(state, kept=left), closes
+    return leave_prompts(state, prompts), closes
 
 
 def close(
@@ -54,11 +53,13 @@ def close(
     stays on the stages."""
     message = Close(session.session, keep)
     closes = tuple(Send(rank, message) for rank in sorted(state.peers))
-    return without(state, session.session), (*closes, *release(state, session))
+    left = leave(without(state, session.session), session)
+    return left, (*closes, *release(state, session))
 
 
 def account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
-    """A node says what a session has cost it."""
+    """A node says what a session has cost it, and that its cache is free of it."""
+    state = freed(state, message)
     ending = state.endings.get(message.session)
     if ending is None:
         return _of_broken(state, message), ()

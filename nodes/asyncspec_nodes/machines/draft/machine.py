@@ -29,7 +29,7 @@ from asyncspec_nodes.machines.draft import drafting, measuring, verdicts
 from asyncspec_nodes.machines.draft.ends import account
 from asyncspec_nodes.machines.draft.going_on import go_on
 from asyncspec_nodes.machines.draft.lines import pass_seconds
-from asyncspec_nodes.machines.draft.peers import above, broken, complete, joined, lost
+from asyncspec_nodes.machines.draft.peers import broken, complete, heard, joined, lost
 from asyncspec_nodes.machines.draft.requests import cancelled, fired, stopped, submitted
 from asyncspec_nodes.machines.draft.state import FIRST, DraftConfig, DraftState, Effects, put
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -97,10 +97,8 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
                 raise RemoteProtocolError("credit was taken back", peer=peer)
             window = room or state.window or limit
             return replace(state, allowed=limit, window=window), ()
-        case Ready(rank, up, slots, opened) if peer == rank:
-            echo, echoes = rank in state.echoes, state.echoes - {rank}
-            slots_now = {**state.slots, peer: slots}
-            state = above(replace(state, slots=slots_now, echoes=echoes), opened, peer)
+        case Ready(rank, up) if peer == rank:
+            echo, state = rank in state.echoes, heard(state, message)
             if up == (peer in state.ready):
                 return state, ()  # only its slots have changed: another draft node came or went
             if up:

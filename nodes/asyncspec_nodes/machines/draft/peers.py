@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Arm, Effect, Send
 from asyncspec_nodes.machines.draft import breakers
 from asyncspec_nodes.machines.draft.ends import close, finish_if_complete, unserved
+from asyncspec_nodes.machines.draft.leaving import freed_below, leave_prompts
 from asyncspec_nodes.machines.draft.state import FIRST, REJOIN, DraftState, Effects
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
-from asyncspec_protocol.messages import Floor
+from asyncspec_protocol.messages import Floor, Ready
 from asyncspec_protocol.requests import BREAKS
 
 
@@ -23,7 +24,20 @@ def joined(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
     return complete(state) if peer == state.config.source else (state, ())
 
 
-def above(state: DraftState, opened: SessionId, peer: Rank) -> DraftState:
+def heard(state: DraftState, message: Ready) -> DraftState:
+    """A node has said how it is: its slots, and what of earlier sessions is over there. Raises
+    ``RemoteProtocolError`` where it has heard of sessions that cannot be this node's."""
+    rank, floor = message.rank, message.floor
+    echoes = state.echoes
+    if rank in echoes and (not message.up or floor >= echoes[rank]):
+        echoes = {other: since for other, since in echoes.items() if other != rank}
+    state = replace(state, slots={**state.slots, rank: message.slots}, echoes=echoes)
+    if floor >= 0 and rank <= state.config.stages:
+        state = freed_below(replace(state, floors={**state.floors, rank: floor}), rank, floor)
+    return _above(state, message.opened, rank)
+
+
+def _above(state: DraftState, opened: SessionId, peer: Rank) -> DraftState:
     """The next session is above those of this node that a stage has heard of: they were issued
     before it was started again, by a clock that has been set back since. Raises
     ``RemoteProtocolError`` where they cannot be this node's."""
@@ -49,12 +63,14 @@ def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects
     if peer not in state.peers:
         return state, ()
     stood, peers = state.up, state.peers - {peer}
-    before = state.ready & {Rank(peer - 1)}
+    echoes = {rank: since for rank, since in state.echoes.items() if rank != peer}
+    if (before := Rank(peer - 1)) in state.ready:
+        echoes[before] = state.next_session
     state = replace(
         state,
         peers=peers,
         ready=state.ready - {peer},
-        echoes=(state.echoes | before) - {peer},
+        echoes=echoes,
         expected=0,
     )
     state, down = broken(state, now, stood=stood)
@@ -80,7 +96,8 @@ def broken(
         effects.extend(closed)
     for job in ended:
         effects += (unserved(job, "error", breakers.why_ended(job), now, BREAKS),)
-    state = replace(state, backlog=(*back, *state.backlog), kept=())
+    state = replace(state, backlog=(*back, *state.backlog))
+    state = leave_prompts(state, state.kept)
     if state.backlog and stood:
         effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))
     return state, tuple(effects)

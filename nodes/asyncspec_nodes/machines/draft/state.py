@@ -84,6 +84,16 @@ class Kept(Struct, frozen=True):
     spare: bool = False
 
 
+class Leaving(Struct, frozen=True):
+    """A session that is over, or the prompt that was kept of one: its cache slots count until every
+    stage has freed them."""
+
+    session: SessionId
+    slots: int
+    missing: frozenset[Rank]
+    prompt: bool = False
+
+
 class DraftState(Struct, frozen=True):
     """Everything the draft node knows. Mappings are never changed in place."""
 
@@ -95,15 +105,20 @@ class DraftState(Struct, frozen=True):
     endings: Mapping[SessionId, Ending] = {}
     # Prompts of sessions that are over, the oldest first.
     kept: tuple[Kept, ...] = ()
+    # What is over and not free everywhere.
+    leaving: tuple[Leaving, ...] = ()
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
     # Stages whose next one was lost, and that have said nothing of their link to it since: if they
-    # say that it is down they speak of the same break.
-    echoes: frozenset[Rank] = frozenset()
+    # say that it is down they speak of the same break. With the first session after it: who answers
+    # its ``Floor`` has nothing to say of that break any more.
+    echoes: Mapping[Rank, SessionId] = {}
     # Cache slots there are on the stages that have told, and at a token source of its own; 0: no
     # bound.
     slots: Mapping[Rank, int] = {}
+    # What stages have answered to ``Floor``, or would.
+    floors: Mapping[Rank, SessionId] = {}
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
     # What lines add to the way of a segment.

@@ -31,7 +31,7 @@ from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning, question, turns
 from asyncspec_nodes.machines.verify.arrivals import arrived, by_line
 from asyncspec_nodes.machines.verify.passes import send_parked, serve
-from asyncspec_nodes.machines.verify.peers import joined, lost
+from asyncspec_nodes.machines.verify.peers import joined, lost, ready
 from asyncspec_nodes.machines.verify.prunes import pruned
 from asyncspec_nodes.machines.verify.results import computed
 from asyncspec_nodes.machines.verify.rota import ROTA
@@ -118,7 +118,8 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return closed(state, message)
         case Floor(first) if is_draft(peer):
             check_owner(first, peer)
-            return raise_floor(state, peer, first)
+            state, effects = raise_floor(state, peer, first)
+            return state, (*effects, ready(state, peer))
         case Rates(session) if config.rank == 1 and is_draft(peer):
             check_owner(session, peer)
             return question.told(state, message), ()

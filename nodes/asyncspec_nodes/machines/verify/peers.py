@@ -27,20 +27,22 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         effects.extend(granted)
     if is_draft(peer):
         news = state.drafts if config.slots else (peer,)  # all shares are smaller now
-        effects.extend(_ready(state, draft) for draft in news)
+        effects.extend(ready(state, draft) for draft in news)
         # Told once more, to all of them: it is little, and this one knows nothing yet.
         state, told = tell_costs(replace(state, cost=state.cost.untold()))
         effects.extend(told)
     elif peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)
-        effects.extend(_ready(state, draft) for draft in state.drafts)
+        effects.extend(ready(state, draft) for draft in state.drafts)
     return state, tuple(effects)
 
 
-def _ready(state: VerifyState, draft: Rank) -> Send:
+def ready(state: VerifyState, draft: Rank) -> Send:
+    """What a draft node is told of this stage, and of its own sessions here."""
     up = state.config.last or state.config.after in state.peers
-    opened = state.known.get(draft, UNKNOWN).opened
-    return Send(draft, Ready(state.config.rank, up, _share(state), opened))
+    known = state.known.get(draft, UNKNOWN)
+    message = Ready(state.config.rank, up, _share(state), known.opened, known.floor)
+    return Send(draft, message)
 
 
 def _share(state: VerifyState) -> int:
@@ -66,7 +68,7 @@ def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         state = know(state, peer, replace(state.known[peer], closed_early=frozenset()))
     told: Effects = ()
     if (peer == config.after and not config.last) or (is_draft(peer) and config.slots):
-        told = tuple(_ready(state, draft) for draft in state.drafts)
+        told = tuple(ready(state, draft) for draft in state.drafts)
     return state, (*dropped, *told)
 
 

@@ -58,7 +58,8 @@ def computed(
                 verdicts.append(verdict)
         elif stay:
             parked.append(_done(session, part, own, stay))
-    effects.extend(report(closing.pop(name)) for name in sorted(seen & closing.keys()))
+    over = sorted(seen & closing.keys())
+    effects.extend(report(closing.pop(name), kept=name in state.kept) for name in over)
     state = replace(
         state, running=None, sessions=sessions, closing=closing, parked=(*state.parked, *parked)
     )

@@ -107,18 +107,20 @@ def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
     """A session is over; one that has not come yet never begins."""
     session_id = message.session
     session = state.sessions.get(session_id)
+    draft = owner(session_id)
+    # Its account, which is still to come, says it as well.
+    free: Effects = () if session_id in state.closing else (_nothing_left(session_id),)
     if session_id in state.kept:
         left = {k: v for k, v in state.kept.items() if k != session_id}
-        return replace(state, kept=left), (Compute(Release(session_id)),)
+        return replace(state, kept=left), (Compute(Release(session_id)), *free)
     if session is None:
-        draft = owner(session_id)
         known = state.known.get(draft, UNKNOWN)
         if session_id > known.opened:
             early = known.closed_early | {session_id}
             if len(early) > MOST_CLOSED_EARLY:
                 raise RemoteProtocolError("too many sessions closed unopened", peer=draft)
-            state = know(state, draft, replace(known, closed_early=early))
-        return state, ()
+            return know(state, draft, replace(known, closed_early=early)), ()
+        return state, free
     sessions = {k: v for k, v in state.sessions.items() if k != session_id}
     state = replace(state, sessions=sessions)
     length = session.liveness.prompt_length
@@ -131,7 +133,7 @@ def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
     if running is not None and running.of(session_id):
         state = replace(state, closing={**state.closing, session_id: session})
     else:
-        release = (*release, report(session))
+        release = (*release, report(session, kept=session_id in state.kept))
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
     return state, (*abandoned, *release, *granted)
@@ -148,6 +150,7 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
         known,
         opened=max(known.opened, SessionId(first - 1)),
         closed_early=frozenset(s for s in known.closed_early if s >= first),
+        floor=max(known.floor, first),
     )
     state = replace(
         know(state, draft, known),
@@ -160,8 +163,8 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
     return state, (*abandoned, *released, *told, *granted)
 
 
-def report(session: StageSession) -> Report:
-    """The account of a session."""
+def report(session: StageSession, *, kept: bool = False) -> Report:
+    """The account of a session. ``kept``: its prompt stays."""
     return Report(
         to=owner(session.session),
         session=session.session,
@@ -169,4 +172,10 @@ def report(session: StageSession) -> Report:
         rows=session.rows,
         dead_rows=session.dead_rows,
         compute_seconds=session.compute_seconds,
+        kept=kept,
     )
+
+
+def _nothing_left(session: SessionId) -> Report:
+    """Nothing is here of a session whose account was given before, not even its prompt."""
+    return Report(owner(session), session, 0, 0, 0, 0.0)

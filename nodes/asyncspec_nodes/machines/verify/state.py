@@ -81,6 +81,8 @@ class Known(Struct, frozen=True):
     opened: SessionId = SessionId(-1)
     # Closed before their ``Open`` had come down the pipeline.
     closed_early: frozenset[SessionId] = frozenset()
+    # Sessions below are over, as the draft node has said (``Floor``).
+    floor: SessionId = SessionId(0)
 
 
 UNKNOWN = Known()

@@ -1,0 +1,169 @@
+"""No stage is given more than it has room for, however long it takes to hear of an end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from asyncspec.actor.machine import Cancelled, Effect, Input, Request, Submitted
+from asyncspec.jobs import Job
+from asyncspec_nodes.machines.draft.admission import BLOCK, slots_taken
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import Message
+from cluster import Cluster, ask
+from laws import Shaken, check_after, check_empty, clusters, requests, watch_invariants
+
+BOUND = 100_000.0
+
+
+class Far(Struct, frozen=True):
+    """Every pass takes a second, and so do all lines but the draft node's own to some stages."""
+
+    seconds: tuple[float, ...]
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        return self.seconds[max(source, target) - 1] if DRAFT in (source, target) else 1.0
+
+    def device(self, rank: Rank, job: Job) -> float:
+        return 1.0
+
+
+class Shaking(Shaken):
+    """Any delays, and beside them a constant one of the draft node's own line to each stage."""
+
+    far: tuple[float, ...] = (0.0,)
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        more = self.far[max(source, target) % len(self.far)] if DRAFT in (source, target) else 0.0
+        return more + self.next()
+
+
+def promised(state: Any) -> int:
+    """What a stage's open sessions may come to and what it keeps, in whole blocks."""
+    most = [session.most_slots for session in state.sessions.values()]
+    return sum(-(-slots // BLOCK) * BLOCK for slots in (*most, *state.kept.values()))
+
+
+def watch_room(cluster: Cluster) -> list[int]:
+    """Check after each step of a stage that it has room for all that was promised; the sums."""
+    watch_invariants(cluster)
+    before, sums = cluster.world.watch, [0]
+    assert before is not None
+
+    def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        before(rank, event, effects)
+        if 0 < rank <= cluster.stages:
+            sums.append(promised(cluster.state(rank)))
+            assert not cluster.slots or sums[-1] <= cluster.slots, f"stage {rank}"
+
+    cluster.world.watch = check
+    return sums
+
+
+def check_books(cluster: Cluster) -> None:
+    """What is over is in no books: there are only the prompts that are kept."""
+    state = cluster.state(DRAFT)
+    assert not state.leaving
+    kept = sum(-(-len(one.prefix) // BLOCK) * BLOCK for one in state.kept)
+    assert slots_taken(state) == kept
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "chain"])
+def test_a_stage_that_has_not_heard_of_an_end_gets_no_session_in_its_place(policy: str) -> None:
+    """The first request ends without the account of the last stage, which is nine seconds away."""
+    cluster = Cluster(Far((1.0, 1.0, 9.0)), stages=3, slots=BLOCK, account_seconds=2.0)
+    sums = watch_room(cluster)
+    asked = [ask(i, prompt=(1, 2, i), max_new_tokens=4, policy=policy) for i in range(3)]
+    for request in asked:
+        cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, asked)
+    check_books(cluster)
+    assert max(sums) == BLOCK
+
+
+def test_a_prompt_that_is_given_up_keeps_its_room_until_every_stage_has_freed_it() -> None:
+    cluster = Cluster(Far((1.0, 9.0)), stages=2, slots=2 * BLOCK, share_from=3)
+    sums = watch_room(cluster)
+    long = BLOCK + 20
+    asked = [
+        ask(i, prompt=(i,) * length, max_new_tokens=4, policy="autoregressive")
+        for i, length in enumerate((long - 30, long, long))
+    ]
+    for when, request in enumerate(asked):
+        cluster.world.at(100 * when, cluster.world.feed, DRAFT, Submitted(request))
+    cluster.world.run(until=BOUND)
+    check_after(cluster, asked)
+    check_books(cluster)
+    assert max(sums) == 2 * BLOCK
+
+
+def test_a_session_that_was_under_way_to_a_stage_that_is_started_again_has_room_there() -> None:
+    """Its ``Open`` comes down the pipeline when that stands again, and its end does not come."""
+    cluster = Cluster(Far((1.0, 30.0)), stages=2, slots=BLOCK)
+    sums = watch_room(cluster)
+    request = ask(prompt=(1, 2), max_new_tokens=4, policy="autoregressive")
+    cluster.submit(request)
+
+    def strike() -> None:
+        cluster.world.restart(Rank(2), cluster.node(Rank(2)))
+        cluster.connect_all()
+
+    # Both are linked, and have told that they are there, when the request begins.
+    cluster.world.at(30.5, strike)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, [request])
+    check_books(cluster)
+    assert max(sums) == BLOCK
+
+
+@settings(max_examples=400)
+@given(
+    clusters(costs=Shaking, slots=128, source_slots=0, account_seconds=2.0, max_sessions=3),
+    requests(5),
+    st.lists(st.sampled_from((0.0, 1.0, 5.0, 30.0)), min_size=4, max_size=4),
+    st.lists(st.tuples(st.integers(0, 150), st.integers(0, 4)), max_size=3),
+    st.lists(
+        st.tuples(
+            st.integers(0, 150), st.integers(1, 4), st.integers(0, 2), st.sampled_from((0, 1, 7))
+        ),
+        max_size=4,
+    ),
+)
+def test_a_stage_never_holds_more_than_its_room_and_no_room_is_lost(
+    cluster: Cluster,
+    asked: list[Request],
+    seconds: list[float],
+    cancelled: list[tuple[int, int]],
+    strikes: list[tuple[int, int, int, int]],
+) -> None:
+    """Whatever lines take, whoever cancels, and whichever stages and links are lost meanwhile."""
+    world, costs = cluster.world, cluster.costs
+    assert isinstance(costs, Shaking)
+    costs.far = tuple(seconds)
+    watch_room(cluster)
+    for request in asked:
+        cluster.submit(request)
+    for when, which in cancelled:
+        world.at(when, world.feed, DRAFT, Cancelled(asked[which % len(asked)].request))
+
+    def strike(rank: Rank, what: int) -> None:
+        if what == 0:
+            world.restart(rank, cluster.node(rank))
+        elif what == 1 and rank < cluster.stages:
+            world.cut(rank, Rank(rank + 1))
+        else:
+            world.cut(DRAFT, rank)
+
+    for when, which, what, pause in strikes:
+        world.at(when, strike, Rank(1 + which % cluster.stages), what)
+        world.at(when + pause, cluster.connect_all)
+    world.run(until=BOUND)
+    gone = {asked[which % len(asked)].request for _, which in cancelled}
+    check_after(cluster, [request for request in asked if request.request not in gone])
+    check_empty(cluster)
+    check_books(cluster)
