@@ -80,15 +80,18 @@ def bounded(ms: float) -> float:
     return min(max(SHORTEST, ms), LONGEST_MS)
 
 
-def measured(users: Sequence[User], stages: Sequence[tuple[float, float]]) -> Deployment:
-    """The deployment of ``users`` and stages whose passes take (fixed ms, ms a row)."""
+def measured(
+    users: Sequence[User], stages: Sequence[tuple[float, float]], batch_rows: int = 0
+) -> Deployment:
+    """The deployment of ``users`` and stages whose passes take (fixed ms, ms a row), of at most
+    ``batch_rows`` rows; 0: of any number."""
     count = len(stages)
     verifier = Verifier(
         RowCount(count, 1, 1),
         # A stage of one layer of ``count`` is charged that share of a FLOP.
         tuple(Stage(1, count * min(row, LONGEST_MS), bounded(fixed)) for fixed, row in stages),
     )
-    return Deployment(tuple(users), verifier, LONGEST)
+    return Deployment(tuple(users), verifier, LONGEST, batch_rows)
 
 
 def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:

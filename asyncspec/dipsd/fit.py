@@ -113,6 +113,8 @@ class Fit:
             late = self.period - (tables.slope * size * self.rows(prefix) + tables.through)
             ready = (self.draft[None] <= late[:, None, None]).sum(axis=2)
             reach = np.minimum(ready, self.lengths[:, None])
+            # What does not fit in a pass is as bad as being late.
+            reach[max(0, tables.reach(size)) :] = 0
             values = self.gain[self.people, reach]
             self._values[prefix, size] = values
         return values

@@ -1,11 +1,12 @@
 """Work-conserving greedy batching, event by event: no plan, whoever is ready is verified. Pure.
 
 Whenever the first stage is free it takes everybody whose draft is there, as far as the memory
-allows, oldest first. The honest baseline of a plan at run time.
+allows and a pass has room, oldest first. The honest baseline of a plan at run time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from asyncspec.dipsd.noise import QUIET, Noise
@@ -27,7 +28,7 @@ def simulate_greedy(
     verdict = 0.0
     while verified < total:
         now = max(line.free[0], waiting[0][0])
-        taken = _taken(tables, waiting, now)
+        taken = _taken(tables, lengths, waiting, now)
         waiting = [one for one in waiting if one[1] not in taken]
         longest = max(lengths[m] for m in taken)
         verdict = line.run(now, players.passing(taken, longest, done[taken[0]]))[-1]
@@ -45,13 +46,20 @@ def simulate_greedy(
     return Simulated(sum(rates), took / passes, line.shares(before), rates)
 
 
-def _taken(tables: Tables, waiting: Sequence[tuple[float, int]], now: float) -> list[int]:
-    """Who is ready by now, oldest first, as many as fit; at least one."""
+def _taken(
+    tables: Tables, lengths: Sequence[int], waiting: Sequence[tuple[float, int]], now: float
+) -> list[int]:
+    """Who is ready by now, oldest first, as many as fit; at least one. Where somebody's rows do not
+    a later one's may."""
+    most = tables.batch_rows or math.inf
     taken: list[int] = []
+    rows = 0
     for ready, m in waiting:
         if ready > now or (taken and not tables.fits([*taken, m])):
             break
-        taken.append(m)
+        if not taken or rows + lengths[m] + 1 <= most:
+            taken.append(m)
+            rows += lengths[m] + 1
     return taken
 
 

@@ -66,7 +66,8 @@ def _common(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[float, int
     """(tokens a ms, length): the best draft length that all users share."""
     best = 0.0, -1
     work = [tables.work(group) for group in groups]
-    for k in range(1, tables.longest + 1):
+    longest = min(tables.reach(len(group)) for group in groups)
+    for k in range(1, longest + 1):
         period = tables.server(sum(row[k] for row in work), len(groups))
         for row, group in zip(work, groups, strict=True):
             period = max(period, tables.passing(row[k]) + max(tables.draft[m][k] for m in group))

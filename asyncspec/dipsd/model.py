@@ -77,11 +77,16 @@ class Verifier(Struct, frozen=True):
 
 
 class Deployment(Struct, frozen=True):
-    """Users and verifier; ``longest`` is the longest draft allowed (the paper's L_ub)."""
+    """Users and verifier; ``longest`` is the longest draft allowed (the paper's L_ub).
+
+    ``batch_rows``: rows of a pass that users share at most, where everybody has one row for each
+    drafted token and one for the root, and all are padded to the longest draft; 0: any number.
+    """
 
     users: tuple[User, ...]
     verifier: Verifier
     longest: int = 20
+    batch_rows: int = 0
 
 
 def drafted_ms(shape: Shape, ms_per_flop: float, fixed_ms: float, prefix: int) -> float:

@@ -43,7 +43,7 @@ class Sweep:
             passing = [tables.passing(work) for work in self.work[n]]
             for m in group:
                 draft, gain = tables.draft[m], tables.gain[m]
-                for longest in range(1, tables.longest + 1):
+                for longest in range(1, tables.reach(len(group)) + 1):
                     verified = passing[longest]
                     if draft[1] + verified > ceiling:
                         break

@@ -39,6 +39,7 @@ class Tables:
         }
         self.capacity = capacity(verifier)
         self.by_batch = verifier.memory == "batch"
+        self.batch_rows = deployment.batch_rows
 
     def work(self, users: Sequence[int]) -> list[float]:
         """FLOPs of a batch by its longest draft: all its rows are padded to the longest of them."""
@@ -66,8 +67,18 @@ class Tables:
         stages = zip(self.slopes, self.fixed, strict=True)
         return max(stages, key=lambda stage: stage[0] * work + stage[1] * batches)
 
+    def reach(self, size: int) -> int:
+        """The longest draft with which a batch of so many users fits in one pass; 0: with none. A
+        user alone always does."""
+        if size == 1 or not self.batch_rows:
+            return self.longest
+        return min(self.longest, self.batch_rows // size - 1)
+
     def fits(self, users: Sequence[int]) -> bool:
-        """Whether a batch's caches fit; where all users' must, that was checked before."""
+        """Whether a batch fits in one pass, with drafts of one token, and its caches fit; where all
+        users' must, that was checked before."""
+        if self.reach(len(users)) < 1:
+            return False
         if not self.by_batch:
             return True
         return len(users) * max(self.prefix[m] for m in users) <= self.capacity

@@ -14,8 +14,11 @@ Stages = Sequence[tuple[float, float, float]]
 """Of each: (seconds of a pass, seconds of each of its rows, relative deviation)."""
 
 
-def question(told: Sequence[Rates], stages: Stages, names: Sequence[str] = ()) -> Planning:
-    """What is to be planned for users of whom that is told, named by their sessions or as given.
+def question(
+    told: Sequence[Rates], stages: Stages, names: Sequence[str] = (), batch_rows: int = 0
+) -> Planning:
+    """What is to be planned for users of whom that is told, named by their sessions or as given,
+    with passes of at most ``batch_rows`` rows (0: of any number).
 
     Lengths are planned for cautious chances, and what they bring is forecast by the mean ones.
     """
@@ -31,7 +34,7 @@ def question(told: Sequence[Rates], stages: Stages, names: Sequence[str] = ()) -
     passes = [(1000 * fixed, 1000 * row) for fixed, row, _ in stages]
     return Planning(
         tuple([rates.session for rates in told]),
-        measured(users, passes),
+        measured(users, passes, batch_rows),
         Noise(alphas=alphas, deviations=deviations),
     )
 

@@ -27,6 +27,7 @@ class Trial:
         tokens: int = 300,
         top: float = 0.8,
         policy: str = "dip-sd",
+        batch_rows: int = 1024,
         **options: Any,
     ) -> None:
         self.bench = bench
@@ -35,7 +36,7 @@ class Trial:
             drafts=len(bench.people),
             stages=stages,
             top=top,
-            batch_rows=1024,
+            batch_rows=batch_rows,
             model=ToyModel(vocab=50, seed=3),
             prefill_rows=64,
             **options,

@@ -49,6 +49,21 @@ def test_a_plan_keeps_its_word_and_beats_greedy_batching() -> None:
     assert not trial.rota.offences
 
 
+@pytest.mark.parametrize("rows", [12, 1024])
+def test_no_batch_is_planned_that_does_not_fit_in_a_pass(rows: int) -> None:
+    trial = Trial(Bench(people(SPREAD)), batch_rows=rows)
+    trial.run()
+    plans = [decision for _, decision in trial.decided if decision.groups]
+    most = [
+        len(group) * (1 + max(plan.lengths[m] for m in group))
+        for plan in plans
+        for group in plan.groups
+        if len(group) > 1
+    ]
+    assert max(most) <= rows
+    assert rows == 12 or max(most) > 12
+
+
 def test_where_greedy_batching_is_better_there_is_no_plan() -> None:
     """One uplink is so slow that whoever is verified with it waits."""
     trial = Trial(Bench([*people(SPREAD[:5]), Person(0.034, 0.1)]))

@@ -48,7 +48,8 @@ def question(state: VerifyState) -> Planning | None:
     known = passes(state, len(sessions))
     if not sessions or known is None:
         return None
-    return planning([rota.members[session] for session in sessions], known)
+    rates = [rota.members[session] for session in sessions]
+    return planning(rates, known, batch_rows=state.config.batch_rows)
 
 
 def passes(state: VerifyState, users: int) -> Stages | None:
