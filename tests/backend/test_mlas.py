@@ -69,6 +69,25 @@ def test_where_it_is_used() -> None:
     assert (type(shared), shared.weight_bytes) == (RowLinear, 0)
 
 
+@pytest.mark.parametrize(
+    ("capability", "name", "here"),
+    [
+        ("AVX2", "AMD EPYC", True),
+        ("AVX512", "Intel Xeon", True),
+        ("AVX512", "AMD EPYC", False),
+        ("AVX512", None, False),
+        ("DEFAULT", "Intel Xeon", False),
+    ],
+)
+def test_on_which_cpus(
+    monkeypatch: pytest.MonkeyPatch, capability: str, name: str | None, here: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    known = {} if name is None else {"cpu_name": name}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    assert mlas.is_here() is here
+
+
 def test_without_onnxruntime_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert not mlas.is_quickest.__wrapped__()

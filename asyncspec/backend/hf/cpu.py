@@ -31,6 +31,12 @@ def multiplies_bfloat16() -> bool:
     return ask is not None and bool(ask())
 
 
+def is_intel() -> bool:
+    """Whether Intel made this CPU; no where torch cannot tell."""
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return str(known.get("cpu_name")).startswith("Intel")
+
+
 def reads_half() -> bool:
     """Whether this torch has FBGEMM's product of float32 rows and float16 weights."""
     # "x86" is FBGEMM with oneDNN beside it, torch's default where there is one.
