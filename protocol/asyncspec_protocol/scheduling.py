@@ -112,3 +112,5 @@ class Consulted(Struct, array_like=True, frozen=True, tag="consulted"):
     plan_rounds: float = 0.0
     greedy_share: float = 0.0
     greedy_rounds: float = 0.0
+    # Rows of a pass that users share at most.
+    batch_rows: int = 0

@@ -29,6 +29,7 @@ from cluster import ask
 from shell.local import QUICK, LocalCluster, hello
 
 SECOND = draft_rank(1)
+ROWS = VerifyConfig(Rank(1), 1).batch_rows
 
 
 class Other(Inspector):
@@ -57,7 +58,7 @@ def test_users_of_one_draft_node_are_seen_through_the_other() -> None:
             inspected(cluster)
             client = await connect(cluster, SECOND)
             await cluster.ask(ask(0, max_new_tokens=4))  # the pipeline stands
-            assert await client.consult() == Consulted(0)
+            assert await client.consult() == Consulted(0, batch_rows=ROWS)
             request = ask(1, max_new_tokens=4000, policy="dip-sd")
             cluster.nodes[0].feed(Submitted(request))
             while not (told := await client.consult()).used:

@@ -37,14 +37,19 @@ people = st.lists(
 )
 
 
-@given(people, st.lists(st.tuples(ms, st.floats(0, 1e6)), min_size=1, max_size=4))
+@given(
+    people,
+    st.lists(st.tuples(ms, st.floats(0, 1e6)), min_size=1, max_size=4),
+    st.integers(0, 1000),
+)
 def test_what_is_saved_is_what_is_read(
-    users: list[User], stages: list[tuple[float, float]]
+    users: list[User], stages: list[tuple[float, float]], rows: int
 ) -> None:
     users = [replace(user, name=f"u{i}{user.name}") for i, user in enumerate(users)]
-    deployment = measured(users, stages)
+    deployment = measured(users, stages, rows)
     found = parse(to_toml(deployment))
     assert found.users == deployment.users
+    assert found.batch_rows == rows
     assert (found.longest, found.verifier.shape) == (deployment.longest, deployment.verifier.shape)
     for a, b in zip(found.verifier.stages, deployment.verifier.stages, strict=True):
         assert replace(a, ms_per_flop=b.ms_per_flop) == b
@@ -62,6 +67,11 @@ def test_users_are_planned_for_with_caution_and_forecast_as_they_are() -> None:
     assert found.noise.deviations.passes == (0.05, 0.0)
     # Of 4 ms beside the tokens one is the link's.
     assert found.noise.deviations.links == pytest.approx((0.0, 0.1))
+
+
+@pytest.mark.parametrize("rows", [0, 256])
+def test_plans_are_for_passes_of_as_many_rows_as_there(rows: int) -> None:
+    assert running(replace(TOLD, batch_rows=rows)).deployment.batch_rows == rows
 
 
 def test_users_of_one_draft_node_are_told_apart() -> None:

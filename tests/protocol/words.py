@@ -173,6 +173,7 @@ def consulted(draw: st.DrawFn) -> Consulted:
         draw(count),
         *(column(st.integers(0, 20), users) for _ in range(2)),
         *(draw(times) for _ in range(9)),
+        draw(count),
     ]
     return Consulted(*fields)
 

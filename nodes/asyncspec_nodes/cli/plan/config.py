@@ -82,9 +82,12 @@ class UserTable(Table, frozen=True):
 
 
 class PlanTable(Table, frozen=True):
-    """What plans may be made: the longest draft."""
+    """What plans may be made."""
 
+    # Tokens of the longest draft.
     longest: Annotated[int, Meta(ge=1, le=64)] = 20
+    # Rows of a pass that users share at most; 0: any number.
+    batch_rows: Annotated[int, Meta(ge=0, le=10**9)] = 0
 
 
 class PlanFile(Table, frozen=True):
@@ -107,7 +110,7 @@ def parse(text: str) -> Deployment:
     file = toml_file.decode(text, PlanFile)
     if any(stage.row_ms is not None for stage in file.stage):
         return _by_rows(file)
-    return Deployment(_users(file), _verifier(file), file.plan.longest)
+    return Deployment(_users(file), _verifier(file), file.plan.longest, file.plan.batch_rows)
 
 
 def _by_rows(file: PlanFile) -> Deployment:
@@ -124,7 +127,7 @@ def _by_rows(file: PlanFile) -> Deployment:
         stages.append((stage.fixed_ms, stage.row_ms))
     # Prefixes cost nothing where work is rows.
     users = [replace(user, prefix=0) for user in _users(file)]
-    found = measured(users, stages)
+    found = measured(users, stages, file.plan.batch_rows)
     verifier = replace(found.verifier, hop_ms=table.hop_ms, memory=table.memory)
     return replace(found, verifier=verifier, longest=file.plan.longest)
 

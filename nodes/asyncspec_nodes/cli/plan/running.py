@@ -51,7 +51,7 @@ def running(told: Consulted) -> Running:
     if not told.sessions or not told.pass_seconds:
         users = f"{told.unknown + len(told.sessions)} answers with the policy dip-sd"
         raise ClusterError(f"too little is known yet of {users}; try again in a moment")
-    planning = question(rates(told), stages(told), names(told.sessions))
+    planning = question(rates(told), stages(told), names(told.sessions), told.batch_rows)
     return Running(told, planning.deployment, planning.noise)
 
 

@@ -31,5 +31,6 @@ def to_toml(deployment: Deployment) -> str:
         told = {"name": user.name, "alpha": user.alpha}
         times = {"token_ms": user.token_ms, "link_ms": user.link_ms}
         parts.append(table("[[user]]", {**told, **times}))
-    parts.append(table("[plan]", {"longest": deployment.longest}))
+    rows = deployment.batch_rows or None
+    parts.append(table("[plan]", {"longest": deployment.longest, "batch_rows": rows}))
     return "\n".join(parts)

@@ -37,6 +37,7 @@ def consulted(state: VerifyState, question: int) -> Consulted:
         aside=sum(offence.aside for offence in rota.offences.values()),
         batches=tuple([place.get(session, 0) for session in known]),
         lengths=tuple([rota.lengths.get(session, 0) for session in known]),
+        batch_rows=state.config.batch_rows,
     )
     return _in_use(answer, rota)
 
