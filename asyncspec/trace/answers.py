@@ -38,9 +38,13 @@ class _Progress:
 
 
 def read_answers(
-    life: Life, paths: Mapping[int, Path], journeys: Mapping[tuple[int, int], int]
+    life: Life,
+    paths: Mapping[int, Path],
+    journeys: Mapping[tuple[int, int], int],
+    seen: Mapping[int, float],
 ) -> Answers:
-    """Follow one draft node. ``journeys``: index of a segment's journey."""
+    """Follow one draft node. ``journeys``: index of a segment's journey; ``seen``: when any node
+    worked on a session first."""
     answers = Answers()
     progress: dict[int, _Progress] = {}
     given: Counter[int] = Counter()
@@ -50,7 +54,7 @@ def read_answers(
         for effect in step.effects:
             match effect:
                 case records.Emitted(request, tokens, _, session):
-                    answers.requests.setdefault(request, _earlier(request, life))
+                    answers.requests.setdefault(request, _earlier(request, session, life, seen))
                     answers.owners[session] = request
                     mine = progress.setdefault(session, _Progress(started=step.at))
                     path = paths.get(session) or Path(session)
@@ -60,7 +64,7 @@ def read_answers(
                     given[request] += len(tokens)
                     _rounds(answers, effect, mine, step.at)
                 case records.Finished(request, reason, session, stats):
-                    old = answers.requests.get(request) or _earlier(request, life)
+                    old = answers.requests.get(request) or _earlier(request, session, life, seen)
                     ended = replace(old, finished=step.at, reason=reason, stats=stats)
                     answers.requests[request] = ended
                     if session in progress and progress[session].tokens:
@@ -71,9 +75,11 @@ def read_answers(
     return answers
 
 
-def _earlier(request: int, life: Life) -> Request:
-    """One that was there when the recording began: as far as can be told, it came then."""
-    return Request(request, life.steps[0].at, None, "", 0)
+def _earlier(request: int, session: int, life: Life, seen: Mapping[int, float]) -> Request:
+    """One that was there when the recording began: as far as can be told, it came then. Others may
+    have been at work on it before the draft node's first step."""
+    first = life.steps[0].at
+    return Request(request, min(first, seen.get(session, first)), None, "", 0)
 
 
 def _submitted(answers: Answers, step: LogStep, source: records.Submitted) -> None:

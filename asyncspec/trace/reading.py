@@ -36,8 +36,18 @@ def read(trace: Trace) -> Reading:
     last = max((view.life.rank for view in stages), default=0)
     journeys = read_journeys(drafts, stages, paths, last)
     index = {(j.session, j.segment): i for i, j in enumerate(journeys)}
-    answers = _merge([read_answers(life, paths, index) for life in drafts])
+    seen = _first_seen(log, journeys)
+    answers = _merge([read_answers(life, paths, index, seen) for life in drafts])
     return Reading(trace.header, log, stages, paths, journeys, answers)
+
+
+def _first_seen(log: Log, journeys: Sequence[Journey]) -> dict[int, float]:
+    """When any node worked on a session first, or had a segment of it."""
+    seen: dict[int, float] = {}
+    jobs = [(run.session, run.at) for life in log.lives for run in life.runs.values()]
+    for session, at in (*jobs, *((j.session, j.sent) for j in journeys)):
+        seen[session] = min(at, seen.get(session, at))
+    return seen
 
 
 def _merge(parts: Sequence[Answers]) -> Answers:

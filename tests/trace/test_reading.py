@@ -159,6 +159,24 @@ def test_a_partial_trace_is_read_as_far_as_it_goes(
     summarise(reading, timeline(reading))
 
 
+def recorded_between(whole: Trace, start: float, end: float) -> Trace:
+    """What of a recording would be there had it begun and ended then."""
+    lines = [line for line in whole.lines if not isinstance(line, Step | Ran)]
+    some = [line for line in whole.lines if isinstance(line, Step | Ran)]
+    return Trace(whole.header, (*lines, *(x for x in some if start < x.at <= x.until < end)))
+
+
+def test_a_request_that_was_there_counts_from_whoever_worked_on_it_first() -> None:
+    """The draft node's first step comes when the first stage has had its passes."""
+    reading = read(recorded_between(run(Shaken([6, 2, 2]), "flowspec", 2).trace(), 140, 156))
+    found = timeline(reading)
+    (first, *_) = [span for span in found.spans if span.rank == 1 and span.rows]
+    own = min(step.at for life in reading.log.lives if not life.rank for step in life.steps)
+    (request,) = found.requests
+    assert request.submitted == first.at < own
+    assert all(device.busy for device in summarise(reading, found).devices)
+
+
 @given(delays, st.sampled_from(["autoregressive", "chunked", "flowspec"]), st.data())
 def test_a_request_that_was_there_already_counts_from_the_start(
     delays: list[int], policy: str, data: st.DataObject
@@ -167,10 +185,7 @@ def test_a_request_that_was_there_already_counts_from_the_start(
     whole = run(Shaken(delays), policy, 2).trace()
     steps = [line for line in whole.lines if isinstance(line, Step)]
     start, end = sorted(data.draw(st.sampled_from(steps)).at for _ in range(2))
-    lines = [line for line in whole.lines if not isinstance(line, Step | Ran)]
-    some = [line for line in whole.lines if isinstance(line, Step | Ran)]
-    cut = [line for line in some if start < line.at <= line.until < end]
-    reading = read(Trace(whole.header, (*lines, *cut)))
+    reading = read(recorded_between(whole, start, end))
     found = timeline(reading)
     asked = {request.request for request in found.requests}
     assert {token.request for token in found.tokens} <= asked
