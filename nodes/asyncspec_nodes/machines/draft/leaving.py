@@ -22,14 +22,13 @@ from asyncspec_protocol.messages import Closed
 def leave(state: DraftState, session: DraftSession) -> DraftState:
     """A session is over."""
     slots = slots_needed(session.request, session.policy, session.stages)
-    return _with(state, Leaving(session.session, slots, frozenset(state.floors)))
+    return _with(state, Leaving(session.session, slots, state.telling))
 
 
 def leave_prompts(state: DraftState, prompts: Sequence[Kept]) -> DraftState:
     """Prompts are kept no longer."""
     names = {one.session for one in prompts}
-    stages = frozenset(state.floors)
-    going = [Leaving(one.session, slots_kept(one), stages, prompt=True) for one in prompts]
+    going = [Leaving(one.session, slots_kept(one), state.telling, prompt=True) for one in prompts]
     left = tuple(one for one in state.kept if one.session not in names)
     return _with(replace(state, kept=left), *going)
 

@@ -33,7 +33,7 @@ def heard(state: DraftState, message: Ready) -> DraftState:
         echoes = {other: since for other, since in echoes.items() if other != rank}
     state = replace(state, slots={**state.slots, rank: message.slots}, echoes=echoes)
     if floor >= 0 and rank <= state.config.stages:
-        state = freed_below(replace(state, floors={**state.floors, rank: floor}), rank, floor)
+        state = freed_below(replace(state, telling=state.telling | {rank}), rank, floor)
     return _above(state, message.opened, rank)
 
 

@@ -117,8 +117,8 @@ class DraftState(Struct, frozen=True):
     # Cache slots there are on the stages that have told, and at a token source of its own; 0: no
     # bound.
     slots: Mapping[Rank, int] = {}
-    # What stages have answered to ``Floor``, or would.
-    floors: Mapping[Rank, SessionId] = {}
+    # Stages that answer a ``Floor``, and so say what is free there.
+    telling: frozenset[Rank] = frozenset()
     # What passes take, as the stages have told.
     times: Mapping[Rank, PassTimes] = {}
     # What lines add to the way of a segment.
