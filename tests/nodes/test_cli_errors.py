@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncspec.policy import LOSSLESS, POLICIES
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli import prompts
 from asyncspec_nodes.cli.arguments import say
@@ -376,7 +377,9 @@ def test_the_parent_never_imports_torch() -> None:
 
 def test_version_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["policies"]) == 0
-    assert "flowspec " in capsys.readouterr().out
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "flowspec" in lines
+    assert {name for name in POLICIES if "lossy: not what" not in lines[name]} == set(LOSSLESS)
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from asyncspec.policy import POLICIES
+from asyncspec.policy import POLICIES, Policy
 from asyncspec.policy.catalogue import parameters
 from asyncspec_nodes.cli.arguments import Parser
 
@@ -18,12 +18,16 @@ def run(arguments: argparse.Namespace) -> int:
     """The whole command."""
     width = max(map(len, POLICIES))
     for name, policy in POLICIES.items():
-        sys.stdout.write(f"{name:{width}}  {_first_line(policy)}\n")
+        sys.stdout.write(f"{name:{width}}  {_first_line(policy)}{_warning(policy)}\n")
         if settings := parameters(policy):
             written = ",".join(f"{key}={value}" for key, value in settings.items())
             sys.stdout.write(f"{'':{width}}  {name}:{written}\n")
     return 0
 
 
-def _first_line(policy: object) -> str:
+def _first_line(policy: Policy) -> str:
     return (sys.modules[type(policy).__module__].__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def _warning(policy: Policy) -> str:
+    return "; lossy: not what the target alone would write" if policy.tops else ""
