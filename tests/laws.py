@@ -269,7 +269,7 @@ def check_features(session: Any) -> None:
     assert features.held.keys() == session.judged.keys()
     assert features.fed == features.known
     assert not features.ready
-    if session.round:
+    if session.answering:
         assert features.known == session.length - 1
         assert session.reach == session.length
 

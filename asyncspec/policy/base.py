@@ -48,7 +48,8 @@ UNKNOWN = Loop()
 
 
 class View(Struct, frozen=True):
-    """A session as a policy sees it. The prompt has been processed: the root is a new token."""
+    """A session as a policy sees it. The root is a new token, or for those that are ``eager`` the
+    prompt's last one, which has been sent or will be."""
 
     # Live nodes, the root being the tip of the committed path.
     tree: TokenTree
@@ -137,6 +138,10 @@ class Usual(Struct, frozen=True):
     def narrows(self) -> bool:
         return False
 
+    @property
+    def eager(self) -> bool:
+        return False
+
     def accepts(self, view: View) -> bool:
         return True
 
@@ -169,6 +174,11 @@ class Policy(Protocol):
     def narrows(self) -> bool:
         """True where what a segment has no room for may come with the next. Then a session that is
         alone sends as many rows as cost little; others' trees would be smaller."""
+
+    @property
+    def eager(self) -> bool:
+        """True where what is drafted below the prompt's last token may follow the prompt through
+        the pipeline. The papers begin to draft with the first token."""
 
     def most_live(self, stages: int) -> int:
         """Nodes of a session's tree at most, its root not counted: what a pipeline of so many

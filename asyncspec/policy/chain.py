@@ -18,6 +18,8 @@ class Chain(Usual, frozen=True):
     k: Positive = 4
     # Most chunks ahead of the last certain token; 0: one for each stage and one being drafted.
     ahead: Count = 0
+    # Whether what is drafted below the prompt's last token follows the prompt. Ours.
+    eager: bool = True
 
     def most_live(self, stages: int) -> int:
         return (self.ahead or stages + 1) * self.k

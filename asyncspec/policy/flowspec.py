@@ -43,6 +43,8 @@ class FlowSpec(Usual, frozen=True):
     d_loop: bool = False
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = True
+    # Whether what is drafted below the prompt's last token follows the prompt. Ours.
+    eager: bool = True
 
     @property
     def narrows(self) -> bool:

@@ -34,6 +34,8 @@ class Levels(Usual, frozen=True):
     parts: Positive = 1
     # What waits at a stage may share a pass. Ours, and then a turn may bring more than one level.
     coalesce: bool = False
+    # Whether what is drafted below the prompt's last token follows the prompt. Ours.
+    eager: bool = True
     # Which token to take (SpecPipe 3.4, "lossy acceleration"); p of "top-p".
     lossy: Lossy = ""
     top_p: Share = 0.9

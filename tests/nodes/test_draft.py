@@ -84,7 +84,7 @@ def emitted(effects: list[Any]) -> tuple[int, ...]:
 def test_the_prompt_is_a_chain_in_chunks_and_the_source_reads_it_meanwhile() -> None:
     driven = draft()
     prompt = tuple(range(2, 132))
-    effects = driven.feed(Submitted(ask(0, prompt=prompt)))
+    effects = driven.feed(Submitted(ask(0, prompt=prompt, policy="pruned")))
     (opened,) = sent(effects, Open, to=1)
     assert opened.prompt_length == 130
     chunks = sent(effects, Segment)
@@ -94,6 +94,74 @@ def test_the_prompt_is_a_chain_in_chunks_and_the_source_reads_it_meanwhile() -> 
     (job,) = [e.job for e in effects if isinstance(e, Compute)]
     assert isinstance(job, Expand)
     assert (job.committed, job.count) == (prompt, 0)
+
+
+def guessed(credit: int = 99, **changes: Any) -> tuple[Driven, list[Any]]:
+    """A prompt of 65 tokens, whose second piece has the last one, and a tree below it, of nodes
+    65..69; what was sent."""
+    driven = draft(credit=credit)
+    effects = driven.feed(Submitted(ask(0, prompt=tuple(range(65)), **changes)))
+    return driven, effects + answer_source(driven, effects, **TREE)
+
+
+def test_a_tree_follows_the_prompt_before_the_first_token_is_there() -> None:
+    _, effects = guessed()
+    (job,) = [e.job for e in effects if isinstance(e, Compute)][:1]
+    assert isinstance(job, Expand)
+    assert (len(job.committed), job.count > 0) == (65, True)
+    pieces = sent(effects, Segment)
+    assert [len(piece.ids) for piece in pieces[:2]] == [64, 1]
+    assert sorted(node for piece in pieces[2:] for node in piece.ids) == [65, 66, 67, 68, 69]
+    assert {parent for piece in pieces[2:] for parent in piece.parents} == {64, 65, 67}
+
+
+def test_a_first_token_that_was_guessed_goes_on_with_its_tree() -> None:
+    driven, _ = guessed()
+    effects = driven.feed(verdict(1, {64: 10}))
+    assert emitted(effects) == (10,)
+    (message,) = sent(effects, PruneIndices)
+    assert (message.accepted, set(message.keep)) == ((65,), {67, 68, 69})
+    session = driven.state.sessions[0]
+    assert session.tree.root == 65
+    counters = session.counters
+    assert (counters.rounds, counters.firsts, counters.misses) == (1, (0,), ())
+
+
+def test_a_first_token_that_was_not_guessed_plants_a_new_root() -> None:
+    driven, _ = guessed()
+    effects = driven.feed(verdict(1, {64: 99}))
+    assert emitted(effects) == (99,)
+    assert sent(effects, PruneIndices)[0].keep == ()
+    assert [segment.parents for segment in sent(effects, Segment)] in ([], [(64,)])
+    counters = driven.state.sessions[0].counters
+    assert (counters.firsts, counters.misses) == ((0,), ())
+    assert counters.rounds == len(sent(effects, Segment))
+
+
+def test_what_is_drafted_before_all_of_the_prompt_is_sent_waits_for_it() -> None:
+    driven, effects = guessed(credit=1)
+    assert [len(piece.ids) for piece in sent(effects, Segment)] == [64]
+    pieces = sent(driven.feed(Received(V1, Credit(99))), Segment)
+    assert pieces[0].ids == (64,)
+    assert sorted(node for piece in pieces[1:] for node in piece.ids) == [65, 66, 67, 68, 69]
+
+
+@pytest.mark.parametrize("policy", ["pruned", "chunked", "static-tree", "dip-sd"])
+def test_others_begin_to_draft_with_the_first_token(policy: str) -> None:
+    driven = draft()
+    effects = driven.feed(Submitted(ask(0, prompt=tuple(range(65)), policy=policy)))
+    (job,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(job, Expand)
+    assert (len(job.committed), job.count) == (65, 0)
+
+
+def test_nothing_is_guessed_where_somebody_else_would_wait_for_it() -> None:
+    driven = draft()
+    driven.feed(Submitted(ask(0, prompt=(1,), policy="autoregressive")))
+    effects = driven.feed(Submitted(ask(1, prompt=(2,))))
+    (job,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(job, Expand)
+    assert job.count == 0
 
 
 def test_segments_that_had_to_wait_for_credit_say_so() -> None:

@@ -15,7 +15,7 @@ from asyncspec.jobs import Release
 from asyncspec.source.batch import admitted, batched
 from asyncspec_nodes.machines.draft import drafting
 from asyncspec_nodes.machines.draft.session import DraftSession
-from asyncspec_nodes.machines.draft.state import DraftState, Effects, put, starving
+from asyncspec_nodes.machines.draft.state import DraftState, Effects, guessing, put, starving
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Withdraw
 
@@ -41,7 +41,12 @@ def _wanted(state: DraftState, asking: dict[SessionId, DraftSession]) -> Iterato
     """What the sessions want, the longest waiting first; ``asking`` takes each of them as it is
     once it has asked."""
     for session in sorted(state.sessions.values(), key=_waiting):
-        asked = drafting.ask(session, starving=starving(state), loop=state.lines.loop)
+        asked = drafting.ask(
+            session,
+            guessing=guessing(state, session),
+            starving=starving(state),
+            loop=state.lines.loop,
+        )
         if asked is not None:
             asking[session.session] = asked[0]
             yield asked[1]

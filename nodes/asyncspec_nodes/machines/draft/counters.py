@@ -20,7 +20,7 @@ from asyncspec_protocol.messages import Closed
 
 
 class TurnClock(Struct, frozen=True):
-    """The logical clock of one session, in turns since the first token."""
+    """The logical clock of one session, in turns since its whole prompt was sent."""
 
     # The latest turn that brought a verdict.
     now: float = 0.0
@@ -32,6 +32,13 @@ class TurnClock(Struct, frozen=True):
     passes: int = 0
     # The earliest slot for each segment that has no verdict yet.
     earliest: Mapping[SegmentId, float] = {}
+    # When the first token was there.
+    begun: float = 0.0
+
+    @property
+    def turns(self) -> float:
+        """Since the first token."""
+        return self.now - self.begun
 
     def send(self, segment: SegmentId, *, drafts: bool) -> TurnClock:
         """A segment was handed to the first stage; ``drafts``: it has nodes that had to be drafted
@@ -49,7 +56,7 @@ class TurnClock(Struct, frozen=True):
             slot = max(slot, self._free(segment, passes - self.passes))
         later = {k: v for k, v in self.earliest.items() if k > segment}
         now = max(self.now, slot + stages)
-        return TurnClock(now, self.drafted, slot, passes, later)
+        return replace(self, now=now, slot=slot, passes=passes, earliest=later)
 
     def _free(self, segment: SegmentId, passes: int) -> float:
         """The first slot for a segment so many passes after the last one that was judged. The j-th
@@ -59,6 +66,10 @@ class TurnClock(Struct, frozen=True):
         for at in before:
             free = max(free + 1, at)
         return free + between - len(before) + min(passes, 1)
+
+    def begin(self) -> TurnClock:
+        """The first token is there: turns count from now on."""
+        return replace(self, begun=self.now)
 
     def flush(self) -> TurnClock:
         """After a miss nothing that waits or is being drafted counts any more."""

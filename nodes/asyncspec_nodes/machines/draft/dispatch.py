@@ -12,6 +12,7 @@ from asyncspec_nodes.machines.draft.state import (
     FIRST,
     DraftState,
     Effects,
+    guessing,
     put,
     starving,
     without,
@@ -28,7 +29,7 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     segments: list[Segment] = []
     # The prompt of who is alone is in nobody's way.
     idle, seconds = 0, slowest(state.times) if len(state.sessions) > 1 else None
-    decoding = [session for session in state.sessions.values() if session.round]
+    decoding = [session for session in state.sessions.values() if session.answering]
     busy = sum([session.rows for session in decoding])
     state = _pieced(state, busy)
     prompts = len(state.sessions) - len(decoding)
@@ -36,14 +37,18 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
         cut = sending.next_segment(
-            session, prefill_rows=rows, starving=starving(state), loop=state.lines.loop
+            session,
+            guessing=guessing(state, session),
+            prefill_rows=rows,
+            starving=starving(state),
+            loop=state.lines.loop,
         )
         if cut is None:
             idle += 1
         else:
             idle = 0
             session, message = cut
-            if session.segments == 1:
+            if session.segments == 1 and session.answering:
                 opener = Opener(message.segment, now, len(message.ids))
                 session = replace(session, opener=opener)
             most = state.lines.rows
@@ -63,7 +68,7 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
 def _pieced(state: DraftState, busy: int) -> DraftState:
     """Sessions whose prompts are new, once and for all with the rows of their pieces; ``busy``:
     rows of sessions that are further on."""
-    new = [one for one in state.sessions.values() if not (one.piece or one.round)]
+    new = [one for one in state.sessions.values() if not (one.piece or one.answering)]
     if not new:
         return state
     left = sum(len(one.prefix) - one.prefilled for one in state.sessions.values())

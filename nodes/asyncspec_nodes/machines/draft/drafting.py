@@ -25,11 +25,14 @@ def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
     return None if fed is None else (replace(session, features=fed[0]), fed[1])
 
 
-def ask(session: DraftSession, *, starving: bool, loop: Loop) -> tuple[DraftSession, Expand] | None:
-    """What the token source is to do next; None while it works or where there is nothing."""
+def ask(
+    session: DraftSession, *, guessing: bool, starving: bool, loop: Loop
+) -> tuple[DraftSession, Expand] | None:
+    """What the token source is to do next; None while it works or where there is nothing.
+    ``guessing``: its tree may grow."""
     if session.asked is not None or not session.policy.drafts:
         return None
-    if session.round:
+    if guessing and session.reach == session.length:
         growth = session.policy.grow(view(session, starving=starving, loop=loop))
         if growth is None or session.barren == (growth, session.version, session.next_node):
             return None
@@ -107,7 +110,7 @@ def expanded(
     if not asked.abandoned:
         share = seconds / turn_seconds if turn_seconds else 1.0
         clock = clock.draft(asked.turn, share)
-        drafting = share if asked.job.committed else drafting
+        drafting = share if asked.job.committed and asked.length > len(session.prefix) else drafting
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),

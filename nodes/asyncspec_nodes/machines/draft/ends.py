@@ -151,4 +151,4 @@ def _stats(
 def with_turns(session: DraftSession) -> Counters:
     """A session's counters with the turns it has taken."""
     counters = session.counters
-    return replace(counters, turns=counters.turns + session.clock.now)
+    return replace(counters, turns=counters.turns + session.clock.turns)

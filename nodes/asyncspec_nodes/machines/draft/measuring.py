@@ -23,7 +23,7 @@ NEWS = 0.1
 
 def planned(session: DraftSession) -> bool:
     """Whether a session takes part now: its answer has begun."""
-    return session.policy.planned and session.round > 0
+    return session.policy.planned and session.answering
 
 
 def judged(state: DraftState, message: Verdict, now: float) -> DraftState:

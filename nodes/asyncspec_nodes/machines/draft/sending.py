@@ -16,12 +16,13 @@ from asyncspec_protocol.messages import Segment
 
 
 def next_segment(
-    session: DraftSession, *, prefill_rows: int, starving: bool, loop: Loop
+    session: DraftSession, *, guessing: bool, prefill_rows: int, starving: bool, loop: Loop
 ) -> tuple[DraftSession, Segment] | None:
-    """The next piece of the prompt, or what the policy wants to send."""
+    """The next piece of the prompt, or what the policy wants to send; ``guessing``: its tree may be
+    sent."""
     if session.prefilled < len(session.prefix):
         return _prefill(session, min(session.piece, prefill_rows))
-    if not session.round:
+    if not guessing:
         return None
     # Parents come first: what a segment has no room for waits for the next one.
     ids = session.policy.cut(view(session, starving=starving, loop=loop))[:MOST_NODES]
@@ -38,7 +39,7 @@ def next_segment(
         tuple(nodes[n].token for n in ids),
     )
     counters = session.counters
-    if not session.segments:
+    if not session.segments and session.answering:
         counters = replace(counters, rounds=counters.rounds + 1)
     session = replace(
         session,
@@ -58,13 +59,17 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
     ids = tuple(NodeId(i) for i in range(start, end))
     parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
     message = _segment(session, ids, parents, session.prefix[start:end])
+    clock = session.clock
+    if root in ids:
+        clock = clock.send(message.segment, drafts=False)
     return (
         replace(
             session,
             prefilled=end,
-            unsent=() if root in ids else session.unsent,
+            unsent=tuple([n for n in session.unsent if n not in ids]),
             sent=session.sent.union({root}.intersection(ids)),
             next_segment=SegmentId(session.next_segment + 1),
+            clock=clock,
         ),
         message,
     )

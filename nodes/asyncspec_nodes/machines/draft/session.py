@@ -87,7 +87,7 @@ class DraftSession(Struct, frozen=True):
     barren: tuple[Growth, Version, NodeId] | None = None
     # What the token source reads of the target beside the tokens; None where it wants nothing.
     features: Features | None = None
-    # 0 while the prompt is processed, then 1, 2, ...
+    # Rounds begun after the one whose root is the prompt's last token.
     round: int = 0
     # Of this round: segments sent, trees received.
     segments: int = 0
@@ -124,6 +124,11 @@ class DraftSession(Struct, frozen=True):
         if start >= begun:
             return self.committed[start - begun : end - begun]
         return self.prefix[start:end] + self.committed[: max(0, end - begun)]
+
+    @property
+    def answering(self) -> bool:
+        """Whether its prompt has been read: its first token is there."""
+        return bool(self.committed)
 
     @property
     def length(self) -> int:

@@ -66,14 +66,14 @@ def best_start(state: DraftState, prompt: Wanted) -> Start:
 def waits(state: DraftState, job: Job) -> bool:
     """Whether a session is still reading the prompt that a request waits for."""
     session = None if job.behind is None else state.sessions.get(job.behind)
-    return session is not None and not session.round
+    return session is not None and not session.answering
 
 
 def being_read(state: DraftState, prompt: Wanted) -> SessionId | None:
     """The session by which more of a prompt is held soon, for it is reading that just now; None
     where there is none, or where it would be waited for longer than reading takes. Several answers
     to one prompt come so."""
-    reading = [session for session in state.sessions.values() if not session.round]
+    reading = [session for session in state.sessions.values() if not session.answering]
     shared = {one.session: _shared(state, as_kept(one), prompt) for one in reading}
     if not any(shared.values()):
         return None
@@ -104,7 +104,7 @@ def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
 def _held(state: DraftState) -> Iterator[Kept]:
     yield from _useful(state.kept)
     for session in state.sessions.values():
-        if session.round:
+        if session.answering:
             yield as_kept(session)
 
 
@@ -120,7 +120,7 @@ def keep(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
     one, most = as_kept(session), state.config.kept
     long = len(one.prefix) - 1 >= state.config.share_from
     covered = any(_covers(other, one) for other in _useful(state.kept))
-    if not (most and session.round and long) or covered:
+    if not (most and session.answering and long) or covered:
         if one.session not in _needed(state):
             return state, False
         return replace(state, kept=(*state.kept, replace(one, spare=True))), True
@@ -139,7 +139,7 @@ def _needed(state: DraftState) -> frozenset[SessionId]:
     reached every stage: a ``Close`` would overtake it."""
     ending = (ending.session for ending in state.endings.values())
     sessions = (*state.sessions.values(), *ending)
-    return frozenset(session.like for session in sessions if not session.round)
+    return frozenset(session.like for session in sessions if not session.answering)
 
 
 def not_needed(state: DraftState) -> tuple[Kept, ...]:

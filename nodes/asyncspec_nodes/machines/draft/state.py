@@ -164,6 +164,12 @@ def starving(state: DraftState) -> bool:
     return state.allowed - state.sent >= state.window
 
 
+def guessing(state: DraftState, session: DraftSession) -> bool:
+    """Whether a session's tree may grow and be sent: its first token is there, or is guessed, which
+    is done where nobody else would wait for that."""
+    return session.answering or (session.policy.eager and len(state.sessions) == 1)
+
+
 def reachable(state: DraftState) -> tuple[Rank, ...]:
     """The stages this node is linked to, in order."""
     return tuple(sorted(rank for rank in state.peers if rank <= state.config.stages))

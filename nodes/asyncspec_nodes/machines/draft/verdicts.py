@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from asyncspec import tree as trees
 from asyncspec.accept import Opinion, walk
 from asyncspec_nodes.machines.draft import features as feature_books
-from asyncspec_nodes.machines.draft.counters import TurnClock
 from asyncspec_nodes.machines.draft.session import DraftSession, view
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Version
@@ -37,7 +36,7 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
         features=features,
         acknowledged=max(session.acknowledged, verdict.applied),
         clock=session.clock.judge(verdict.segment, session.stages, verdict.turn),
-        counters=replace(session.counters, passes=session.counters.passes + (session.round > 0)),
+        counters=replace(session.counters, passes=session.counters.passes + session.answering),
     )
 
 
@@ -69,7 +68,7 @@ class Advance(Struct, frozen=True):
 
 def advance(session: DraftSession, now: float) -> Advance | None:
     """Accept what verdicts allow. None where they bring nothing new, or the policy waits."""
-    if session.round and not session.policy.accepts(view(session)):
+    if session.answering and not session.policy.accepts(view(session)):
         return None
     walked = walk(session.tree, session.judged, session.policy.choose)
     if not walked.accepted and walked.bonus is None:
@@ -104,14 +103,16 @@ def _until_end(
 def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
     """Book ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
     counters, clock, place = session.counters, session.clock, session.new_tokens
-    if session.round:
-        missed = range(place + hits, place + tokens)
-        counters = replace(counters, misses=(*counters.misses, *missed))
-    else:
-        clock = TurnClock()  # turns are counted from the first token on
-        counters = replace(counters, firsts=(*counters.firsts, place))
+    if not session.answering:
+        clock = clock.begin()
+        # A round that was begun before counts where it goes on.
+        rounds = counters.rounds + (hits > 0)
+        counters = replace(counters, rounds=rounds, firsts=(*counters.firsts, place))
         if counters.first_token is None:
             counters = replace(counters, first_token=now)
+        place, tokens, hits = place + 1, tokens - 1, max(0, hits - 1)
+    missed = range(place + hits, place + tokens)
+    counters = replace(counters, misses=(*counters.misses, *missed))
     return replace(session, counters=counters, clock=clock)
 
 
