@@ -138,6 +138,15 @@ def test_a_first_token_that_was_not_guessed_plants_a_new_root() -> None:
     assert counters.rounds == len(sent(effects, Segment))
 
 
+def test_a_guess_that_was_not_sent_yet_begins_the_round() -> None:
+    driven, effects = guessed(credit=2)
+    assert [len(piece.ids) for piece in sent(effects, Segment)] == [64, 1]
+    assert emitted(driven.feed(verdict(1, {64: 10}))) == (10,)
+    (first, *_) = sent(driven.feed(Received(V1, Credit(99))), Segment)
+    assert first.ids[0] == 65
+    assert driven.state.sessions[0].counters.rounds == 1
+
+
 def test_what_is_drafted_before_all_of_the_prompt_is_sent_waits_for_it() -> None:
     driven, effects = guessed(credit=1)
     assert [len(piece.ids) for piece in sent(effects, Segment)] == [64]

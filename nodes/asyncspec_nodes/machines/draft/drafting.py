@@ -110,7 +110,9 @@ def expanded(
     if not asked.abandoned:
         share = seconds / turn_seconds if turn_seconds else 1.0
         clock = clock.draft(asked.turn, share)
-        drafting = share if asked.job.committed and asked.length > len(session.prefix) else drafting
+        # Below a new tip; below the prompt's last token it has read the prompt besides.
+        if asked.job.committed and asked.length > len(session.prefix):
+            drafting = share
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),

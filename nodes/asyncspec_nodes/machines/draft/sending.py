@@ -59,14 +59,15 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
     ids = tuple(NodeId(i) for i in range(start, end))
     parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
     message = _segment(session, ids, parents, session.prefix[start:end])
-    clock = session.clock
+    unsent, clock = session.unsent, session.clock
     if root in ids:
-        clock = clock.send(message.segment, drafts=False)
+        # No live node is older than the root.
+        unsent, clock = unsent[1:], clock.send(message.segment, drafts=False)
     return (
         replace(
             session,
             prefilled=end,
-            unsent=tuple([n for n in session.unsent if n not in ids]),
+            unsent=unsent,
             sent=session.sent.union({root}.intersection(ids)),
             next_segment=SegmentId(session.next_segment + 1),
             clock=clock,

@@ -106,7 +106,7 @@ def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSe
     if not session.answering:
         clock = clock.begin()
         # A round that was begun before counts where it goes on.
-        rounds = counters.rounds + (hits > 0)
+        rounds = counters.rounds + (hits > 0 and session.segments > 0)
         counters = replace(counters, rounds=rounds, firsts=(*counters.firsts, place))
         if counters.first_token is None:
             counters = replace(counters, first_token=now)
