@@ -88,7 +88,8 @@ class Link(asyncio.BufferedProtocol):
         self._reason = ""
         self._over = False
         self._heard = 0.0
-        self._echo = 0.0
+        # The peer's clock in its last heartbeat, 0 if none waits for its echo, and when that came.
+        self._echo = self._came = 0.0
         self._beat: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -268,11 +269,12 @@ class Link(asyncio.BufferedProtocol):
 
     def _tick(self) -> None:
         options = self._options
-        now = self._loop.time()
-        if now - self._heard > options.timeout_seconds:
+        if self._loop.time() - self._heard > options.timeout_seconds:
             self.abort(f"silent for {options.timeout_seconds:g} s")
             return
-        self.send(Heartbeat(sent=now, echo=self._echo, byte_seconds=self.byte_seconds))
+        now = time.monotonic()  # uvloop's clock has whole milliseconds
+        echo = self._echo and self._echo + (now - self._came)
+        self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
         self._echo = 0.0
         self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
 
@@ -300,11 +302,12 @@ class Link(asyncio.BufferedProtocol):
             self._tap.probed(self.rank, clock.asked, clock.answered, now)
 
     def _heartbeat(self, beat: Heartbeat) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         if beat.echo:
-            # The echo waited for the peer's own beat, so this is an upper bound; keep the least.
-            self.rtt = min(self.rtt or float("inf"), max(0.0, now - beat.echo))
-        self._echo = beat.sent
+            # Bytes wait at both ends, so this is an upper bound; keep the least.
+            trip = max(0.0, now - beat.echo)
+            self.rtt = trip if self.rtt is None else min(self.rtt, trip)
+        self._echo, self._came = beat.sent, now
         self.packs = packs(self.packs, beat.byte_seconds, self._options.packing_seconds)
 
 

@@ -64,7 +64,8 @@ class Heartbeat(Struct, array_like=True, frozen=True, tag="heartbeat", gc=False)
 
     # Sender's clock, in seconds.
     sent: float
-    # The peer's last ``sent``, 0 if none has come.
+    # The peer's last ``sent``, later by as long as it has waited here for this beat: what is left
+    # to the peer's clock is the way there and back. 0 if none has come.
     echo: float = 0.0
     # What the line takes for each byte it brings from the peer, by its large frames, in seconds; 0:
     # not known. Only the receiver can tell, and the sender packs rows by it.

@@ -302,8 +302,36 @@ def test_heartbeats_go_both_ways_and_measure_the_round_trip(run: Runner) -> None
             assert await end.message() == Credit(1)
             assert end.link.rtt is not None
             assert 0 <= end.link.rtt < 30
-            # The first beat may have been on its way before ours came.
-            assert 5.0 in [getattr(await bare.read(), "echo", None) for _ in range(2)]
+
+    run(main())
+
+
+def test_the_round_trip_is_without_what_the_echo_waited_for_the_beat(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare(BRISK) as (end, bare):
+            end.link.accepted(hello(1, 1))
+            assert isinstance(await bare.read(), Heartbeat)
+            written = time.monotonic()
+            await bare.write(Heartbeat(sent=5.0), Credit(1))
+            assert await end.message() == Credit(1)
+            read = time.monotonic()
+            # A beat may have been on its way before ours came.
+            beats = [await bare.read() for _ in range(2)]
+            [beat] = [beat for beat in beats if isinstance(beat, Heartbeat) and beat.echo]
+            waited = beat.echo - 5.0
+            assert beat.sent - read - 1e-6 <= waited <= beat.sent - written + 1e-6
+
+    run(main())
+
+
+def test_the_shortest_round_trip_counts_also_where_it_is_none(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare() as (end, bare):
+            now = time.monotonic()
+            echoes = (Heartbeat(sent=5.0, echo=echo) for echo in (now + 3600, now - 3600))
+            await bare.write(*echoes, Credit(1))
+            assert await end.message() == Credit(1)
+            assert end.link.rtt == 0
 
     run(main())
 
