@@ -18,6 +18,8 @@ from .limits import MOST_HEADER_BYTES, MOST_HELLO_BYTES, MOST_TENSOR_BYTES
 from .messages import Message
 
 _PREFIX = struct.Struct("!II")
+# How an HTTP service begins its answer, whatever it is sent: its port is easily taken for a node's.
+_HTTP = int.from_bytes(b"HTTP", "big")
 
 AHEAD_BYTES = 4096
 """Read at once where a frame begins: more than most frames have without their tensors, and little
@@ -160,6 +162,10 @@ class FrameReader:
         header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
         most = (MOST_HEADER_BYTES, MOST_TENSOR_BYTES) if self._trusted else (MOST_HELLO_BYTES, 0)
         if not 0 < header <= most[0] or tensor > most[1]:
+            if header == _HTTP:
+                raise RemoteProtocolError(
+                    "the peer answers in HTTP; give the address of a node itself"
+                )
             raise RemoteProtocolError(f"a frame of {header} + {tensor} bytes is out of bounds")
         self._start += _PREFIX.size
         return header, tensor

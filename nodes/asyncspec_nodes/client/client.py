@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from msgspec.structs import replace
 
-from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.errors import ClusterError
 from asyncspec_nodes.client.consultations import Consultations
 from asyncspec_nodes.client.inbox import Event, Inbox
@@ -57,6 +57,8 @@ class Client:
         self._consultations = Consultations()
         self._next = 0
         self._connected = False
+        # Whether keys are shown; a node that wants some ends a link without them and says nothing.
+        self._secured = False
         self.link = Link(options, self._frame, self._gone)
 
     @property
@@ -99,6 +101,7 @@ class Client:
     async def _shake_hands(
         self, host: str, port: int, cluster: str, tls: ssl.SSLContext | None
     ) -> None:
+        self._secured = tls is not None
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.link, host, port, ssl=tls)
         self._connected = True
@@ -207,6 +210,8 @@ class Client:
 
     def _gone(self, link: Link, reason: str) -> None:
         if not self._welcome.done():
+            if reason == CLOSED and not self._secured:
+                reason += "; if the cluster has keys, give --config FILE"
             self._welcome.set_exception(
                 ClusterError(f"the node at {self._where} refuses this client: {reason}")
             )
