@@ -23,6 +23,7 @@ import torch
 import transformers
 
 from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
@@ -197,6 +198,9 @@ async def test_what_the_target_recommends(tmp_path: Path) -> None:
     ):
         words = b"temperature 0.9, top_p 0.95, repetition_penalty 1.3: what the target recommends"
         assert [line for line in said if words in line]
+        (where,) = (found for line in said if (found := re.search(rb"--connect: (.*):(\d+)", line)))
+        client = await Client.connect(where[1].decode(), int(where[2]), "")
+        await client.close()
         left = await post(web, "/v1/completions", **ASK, seed=11)
         same = await post(web, "/v1/completions", **ASK, seed=11, **recommended)
         other = await post(web, "/v1/completions", **ASK, seed=11, temperature=0)

@@ -72,7 +72,9 @@ async def _engine(
     with watched(where.stages) as progress:
         cluster = LocalCluster(where, progress, options.logs, restarts=ALL, say=say)
         await stack.enter_async_context(cluster)
-    connect = partial(Client.connect, *cluster.address, where.cluster.name)
+    host, port = cluster.address
+    say(f"its draft node, for asyncspec run --connect: {host}:{port}")
+    connect = partial(Client.connect, host, port, where.cluster.name)
     return await stack.enter_async_context(LinkEngine(connect)), cluster
 
 
