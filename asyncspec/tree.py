@@ -11,7 +11,7 @@ parent, which makes descending score order a topological order (FlowSpec III-B).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -53,28 +53,6 @@ def plant(root: NodeId, token: int, position: int) -> TokenTree:
     return TokenTree(root, {root: node}, {}, bottom=position)
 
 
-def grow(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
-    """Hang one node below ``parent``. Its score is capped by its parent's.
-
-    Raises ``ValueError`` for an id that is not younger than all others, an unknown parent, or a
-    token that the parent already has a child for.
-    """
-    above = tree.nodes.get(parent)
-    if above is None or node <= max(tree.nodes) or (parent, token) in tree.index:
-        raise ValueError(f"node {node} cannot grow below {parent}")
-    new = Node(parent, token, above.position + 1, min(score, above.score))
-    return TokenTree(
-        root=tree.root,
-        nodes={**tree.nodes, node: new},
-        index={**tree.index, (parent, token): node},
-        bottom=max(tree.bottom, new.position),
-    )
-
-
-def _bottom(nodes: Mapping[NodeId, Node]) -> int:
-    return max([data.position for data in nodes.values()])
-
-
 def child(tree: TokenTree, node: NodeId, token: int) -> NodeId | None:
     """The child of ``node`` that carries ``token``."""
     return tree.index.get((node, token))
@@ -94,21 +72,6 @@ def ancestors(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
     return tuple(line)
 
 
-def path(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
-    """The nodes from the root (excluded) down to ``node`` (included)."""
-    return () if node == tree.root else (*reversed(ancestors(tree, node)[:-1]), node)
-
-
-def keep(tree: TokenTree, wanted: Collection[NodeId]) -> TokenTree:
-    """Only ``wanted`` nodes and the root stay. Raises ``ValueError`` where that cuts a branch off
-    its root."""
-    nodes = {n: data for n, data in tree.nodes.items() if n in wanted or n == tree.root}
-    if any(data.parent not in nodes for n, data in nodes.items() if n != tree.root):
-        raise ValueError("a kept node has lost its parent")
-    index = {key: n for key, n in tree.index.items() if n in nodes}
-    return TokenTree(tree.root, nodes, index, _bottom(nodes))
-
-
 def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
     """The tree below ``node``, which becomes the root; scores are conditioned on it."""
     if node == tree.root:
@@ -120,7 +83,8 @@ def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
         if data.parent in nodes:
             nodes[n] = Node(data.parent, data.token, data.position, data.score - top.score)
             index[data.parent, data.token] = n
-    return TokenTree(node, nodes, index, _bottom(nodes))
+    bottom = max([data.position for data in nodes.values()])
+    return TokenTree(node, nodes, index, bottom)
 
 
 def merge(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec import tree as trees
 from asyncspec.actor.machine import Effect, Input, Received, Request
 from asyncspec.backend.toy import ToyModel
 from asyncspec.jobs import Job
@@ -22,7 +23,8 @@ from asyncspec.policy.levels import Levels
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
-from asyncspec_protocol.ids import Rank, first_session, is_draft, owner
+from asyncspec.tree import TokenTree
+from asyncspec_protocol.ids import NodeId, Rank, first_session, is_draft, owner
 from asyncspec_protocol.messages import FINAL, Message, PruneIndices
 from cluster import Cluster, ask
 
@@ -53,6 +55,14 @@ SMALL: dict[str, Policy] = {
     "dip-sd-ahead": Linear(length=2, ahead=True),
     "dip-sd-tree": Linear(length=2, width=2),
 }
+
+
+def hang(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
+    """A tree with one node more, whose token is new below ``parent``."""
+    start = trees.stem(tree, [parent])
+    parents, tokens, scores = start.known
+    grown = (*parents, *start.frontier), (*tokens, token), (*scores, score)
+    return trees.merge(tree, grown, node)[0]
 
 
 class Shaken(Struct):

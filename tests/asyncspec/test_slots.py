@@ -46,7 +46,7 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
         for node, row in zip(ids, rows, strict=True):
             seen = [cache[s] for s in (*range(committed), *row.visible)]
             assert set(seen) == ancestors(node)
-            assert len(seen) == row.position + 1
+            assert len(seen) == len(ancestors(node)) == row.position + 1
             assert list(row.visible) == sorted(row.visible)
         tip = data.draw(st.sampled_from(live + ids))
         walk = [n for n in sorted(ancestors(tip)) if n not in path]
@@ -66,6 +66,37 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
         assert [cache[s] for s in range(slots.committed)] == path
         assert set(cache.values()) == set(path) | set(keep)
         assert slots.used == len(cache)
+
+
+@pytest.mark.parametrize(("node", "parent"), [(9, 7), (9, 1), (3, 2), (4, 2)])
+def test_place_refuses_what_hangs_from_nothing_and_what_is_there(node: int, parent: int) -> None:
+    """Of a committed path only the tip has room below it."""
+    committed = Liveness(prompt_length=PROMPT).committed
+    ids = [NodeId(i) for i in range(5)]
+    slots, _ = place(Slots(), ids, [NO_PARENT, *ids[:-1]], committed)
+    with pytest.raises(ValueError, match="in the cache"):
+        place(slots, [NodeId(node)], [NodeId(parent)], committed)
+
+
+@given(
+    st.builds(
+        Liveness,
+        prompt_length=st.integers(1, 4),
+        horizon=st.integers(0, 12),
+        accepted=st.frozensets(st.integers(0, 12), max_size=4),
+        keep=st.frozensets(st.integers(0, 12), max_size=4),
+    ),
+    st.lists(st.integers(0, 14), min_size=1, max_size=8, unique=True),
+)
+def test_who_lives_is_the_same_however_it_is_asked(liveness: Liveness, numbers: list[int]) -> None:
+    """Of a prompt, accepted, kept, or younger than the last prune: nobody else."""
+    nodes = [NodeId(n) for n in numbers]
+    named = {*range(liveness.prompt_length), *liveness.accepted, *liveness.keep}
+    living = [n for n in nodes if n in named or n >= liveness.horizon]
+    assert [n for n in nodes if liveness.alive(n)] == living
+    assert [nodes[i] for i in liveness.living(nodes)] == living
+    assert [n for n in nodes if liveness.holds(nodes)(n)] == living
+    assert liveness.holds(())(nodes[0]) == (nodes[0] in living)
 
 
 @given(st.permutations(range(1, 5)), st.integers(0, 3))

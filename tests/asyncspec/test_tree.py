@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,6 +14,7 @@ from asyncspec import tree as trees
 from asyncspec.source.grow import TIP, Grown
 from asyncspec.tree import TokenTree, plant
 from asyncspec_protocol.ids import NodeId
+from laws import hang
 
 tokens = st.integers(0, 4)
 # From a few values, so that scores collide.
@@ -43,7 +43,7 @@ def drafts(draw: st.DrawFn, largest: int = 10) -> Grown:
 def paths(tree: TokenTree) -> dict[NodeId, tuple[int, ...]]:
     """Token path from the root of every node but the root."""
     return {
-        n: tuple(tree.nodes[m].token for m in trees.path(tree, n))
+        n: tuple(tree.nodes[m].token for m in (*reversed(trees.ancestors(tree, n)[:-1]), n))
         for n in tree.nodes
         if n != tree.root
     }
@@ -66,7 +66,7 @@ def unmodified(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Any sequence of merges, re-rootings, prunes; the model is the set of paths."""
+    """Any sequence of merges and re-rootings; the model is the set of paths."""
 
     @initialize(token=tokens)
     def start(self, token: int) -> None:
@@ -94,7 +94,8 @@ class TreeMachine(RuleBasedStateMachine):
         }
         token = data.draw(st.sampled_from([*sorted(set(range(20)) - taken)]))
         new = NodeId(self.next_id)
-        self.tree = unmodified(trees.grow, self.tree, new, parent, token, -0.3)
+        self.tree = unmodified(hang, self.tree, new, parent, token, -0.3)
+        assert self.tree.nodes[new].score == min(-0.3, self.tree.nodes[parent].score)
         self.next_id += 1
         self.model.add(paths(self.tree)[new])
 
@@ -102,18 +103,12 @@ class TreeMachine(RuleBasedStateMachine):
     def reroot(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(sorted(self.tree.nodes)))
         prefix = () if node == self.tree.root else paths(self.tree)[node]
+        before = self.tree.nodes
         self.tree = unmodified(trees.reroot, self.tree, node)
+        for n, found in self.tree.nodes.items():
+            assert found.score == before[n].score - before[node].score
         self.model = {p[len(prefix) :] for p in self.model if p[: len(prefix)] == prefix} - {()}
         self.depth += len(prefix)
-
-    @rule(data=st.data())
-    def keep(self, data: st.DataObject) -> None:
-        node = data.draw(st.sampled_from(sorted(self.tree.nodes)))
-        wanted = set(self.tree.nodes) - set(trees.reroot(self.tree, node).nodes)
-        gone = {p for n, p in paths(self.tree).items() if n not in wanted}
-        if node != self.tree.root:
-            self.tree = unmodified(trees.keep, self.tree, wanted)
-            self.model -= gone
 
     @invariant()
     def same_as_the_model(self) -> None:
@@ -122,6 +117,18 @@ class TreeMachine(RuleBasedStateMachine):
         for node, path in found.items():
             assert self.tree.nodes[node].position == self.depth + len(path)
             assert trees.ancestors(self.tree, node)[-1] == self.tree.root
+        assert self.tree.bottom == max(data.position for data in self.tree.nodes.values())
+        assert self.tree.nodes[self.tree.root].score == 0
+
+    @invariant()
+    def children_are_found_by_their_parent_and_by_their_token(self) -> None:
+        below = {n: trees.children(self.tree, n) for n in self.tree.nodes}
+        assert sorted(n for line in below.values() for n in line) == sorted(paths(self.tree))
+        for node, line in below.items():
+            assert list(line) == sorted(line)
+            found = [trees.child(self.tree, node, self.tree.nodes[n].token) for n in line]
+            assert found == list(line)
+        assert len(self.tree.index) == len(self.tree) - 1
 
     @invariant()
     def every_order_is_topological(self) -> None:
@@ -152,6 +159,12 @@ def test_a_stale_draft_is_merged_below_where_the_tip_has_gone(
     below = {p[len(at) :] for p in draft_paths(stale) if p[: len(at)] == at} - {()}
     assert set(paths(merged).values()) == set(paths(tree).values()) | below
     assert len(more) == len(below - set(paths(tree).values()))
+    # Scores are the draft's, conditioned on what was committed, and no better than the parent's.
+    scores = {(): 0.0, **dict(zip(draft_paths(stale), stale[2], strict=True))}
+    for node in more:
+        data = merged.nodes[node]
+        drafted = scores[(*at, *paths(merged)[node])] - scores[at]
+        assert data.score == min(drafted, merged.nodes[data.parent].score)
 
 
 @given(drafts(), st.integers(0, 5), st.integers(0, 4))
@@ -178,16 +191,3 @@ def test_fig_4_appends_only_what_is_new_in_the_fresh_trees_order() -> None:
     merged, new = trees.merge(tree, fresh, NodeId(20))
     assert [paths(merged)[n] for n in new] == [(1, 4), (1, 4, 2), (0,)]
     assert set(first) < set(merged.nodes)
-
-
-@pytest.mark.parametrize(("node", "parent", "token"), [(0, 0, 5), (5, 3, 1), (5, 0, 1)])
-def test_grow_refuses_what_makes_no_tree(node: int, parent: int, token: int) -> None:
-    tree = trees.grow(plant(NodeId(0), 9, 0), NodeId(1), NodeId(0), 1, -1.0)
-    with pytest.raises(ValueError, match="cannot grow"):
-        trees.grow(tree, NodeId(node), NodeId(parent), token, 0.0)
-
-
-def test_keep_refuses_to_cut_a_branch_off() -> None:
-    tree, _ = trees.merge(plant(NodeId(0), 9, 0), ((-1, 0), (1, 2), (-1.0, -2.0)), NodeId(1))
-    with pytest.raises(ValueError, match="lost its parent"):
-        trees.keep(tree, {NodeId(2)})

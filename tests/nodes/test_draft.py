@@ -77,6 +77,11 @@ def verdict(segment: int, tokens: dict[int, int], applied: int = 0) -> Received:
     return Received(V1, message)
 
 
+def opinionated(**opinion: Any) -> Any:
+    """The verdict on a prompt of one token, with what is said beside it."""
+    return Verdict(0, 0, 0, (0,), (5,), **opinion)  # type: ignore[arg-type]
+
+
 def emitted(effects: list[Any]) -> tuple[int, ...]:
     return tuple(t for e in effects if isinstance(e, Emit) for t in e.tokens)
 
@@ -339,9 +344,10 @@ def test_features_that_are_not_those_that_must_come(message: Any, text: str) -> 
     assert driven.state is before
 
 
-def test_features_nobody_wants() -> None:
+@pytest.mark.parametrize(("nodes", "handle"), [((0,), HANDLE), ((0,), None), ((), HANDLE)])
+def test_features_nobody_wants(nodes: tuple[int, ...], handle: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="nobody wants"):
-        started().feed(featured(1, {}, (0,), HANDLE))
+        started().feed(featured(1, {}, nodes, handle))
 
 
 def test_features_of_a_prompt_that_was_not_sent() -> None:
@@ -366,6 +372,8 @@ def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
         (Verdict(3, 0, 0, (0,), (1,)), "never opened"),  # type: ignore[arg-type]
         (Verdict(0, 0, 0, (50,), (1,)), "never sent"),  # type: ignore[arg-type]
         (Open(0, 1, 1, 0, 0.0, 0, 1.0), "unexpected Open"),  # type: ignore[arg-type]
+        (opinionated(likely=(5, 6), log_probs=(-0.5, -1.5)), "likeliest"),
+        (opinionated(drawn=(-0.5,)), "log-probabilities"),
     ],
 )
 def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
@@ -374,6 +382,30 @@ def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
     with pytest.raises(RemoteProtocolError, match=text):
         driven.feed(Received(V1, message))
     assert driven.state is before
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (opinionated(), "likeliest"),
+        (opinionated(drawn=(-0.5,)), "likeliest"),
+        (opinionated(likely=(5, 6), log_probs=(-0.5, -1.5)), "log-probabilities"),
+    ],
+)
+def test_what_a_user_asks_for_is_in_every_verdict(message: Any, text: str) -> None:
+    driven = draft()
+    driven.feed(Submitted(ask(0, prompt=(1,), log_probs=True, tops=2)))
+    with pytest.raises(RemoteProtocolError, match=text):
+        driven.feed(Received(V1, message))
+
+
+@pytest.mark.parametrize("node", [64, 65])
+def test_a_verdict_on_what_still_waits_for_credit(node: int) -> None:
+    """Of a prompt and of the tree below it."""
+    driven, effects = guessed(credit=1)
+    assert [len(piece.ids) for piece in sent(effects, Segment)] == [64]
+    with pytest.raises(RemoteProtocolError, match="never sent"):
+        driven.feed(verdict(0, {node: 5}))
 
 
 @pytest.mark.parametrize("changes", [{"prompt": ()}, {"max_new_tokens": 0}, {"policy": "oracle"}])

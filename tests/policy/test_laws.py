@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec import tree as trees
 from asyncspec.policy import POLICIES, Policy, View
 from asyncspec.policy.base import Loop
 from asyncspec.policy.flowspec import A_TURN, FlowSpec
@@ -16,7 +15,7 @@ from asyncspec.policy.linear import Linear
 from asyncspec.segment import connected, share
 from asyncspec.tree import plant
 from asyncspec_protocol.ids import NodeId
-from laws import SMALL
+from laws import SMALL, hang
 
 
 @st.composite
@@ -26,7 +25,7 @@ def views(draw: st.DrawFn) -> View:
     for _ in range(draw(st.integers(0, 12))):
         parent = draw(st.sampled_from(sorted(tree.nodes)))
         score = tree.nodes[parent].score - draw(st.sampled_from([0.0, 0.3, 1.0]))
-        tree = trees.grow(tree, NodeId(next_id), parent, next_id, score)
+        tree = hang(tree, NodeId(next_id), parent, next_id, score)
         next_id += 1
     sent: set[NodeId] = set()
     for node, data in tree.nodes.items():
@@ -65,6 +64,15 @@ def test_a_cut_is_new_connected_and_without_repetition(policy: Policy, view: Vie
     assert set(ids) <= set(view.unsent)
     assert len(set(ids)) == len(ids)
     assert connected(view.tree, ids, set(view.tree.nodes) - set(view.unsent))
+
+
+@given(views(), st.data())
+def test_connected_is_to_have_come_after_ones_parent(view: View, data: st.DataObject) -> None:
+    ids = data.draw(st.permutations(view.unsent))
+    ids = ids[: data.draw(st.integers(0, len(ids)))]
+    nodes, sent = view.tree.nodes, set(view.tree.nodes) - set(view.unsent)
+    hangs = [n == 0 or nodes[n].parent in {*sent, *ids[:i]} for i, n in enumerate(ids)]
+    assert connected(view.tree, ids, sent) == all(hangs)
 
 
 @given(policies, views())

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec import tree as trees
 from asyncspec.accept import Opinion
 from asyncspec.backend.toy import ToyModel
 from asyncspec.policy import LOSSLESS, POLICIES, Policy
@@ -17,7 +16,7 @@ from asyncspec.policy.lossy import relaxed, within_top_p
 from asyncspec.tree import TokenTree, plant
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
-from laws import Shaken, check_empty, watch_invariants
+from laws import Shaken, check_empty, hang, watch_invariants
 
 ROOT = NodeId(0)
 VOCAB = 8
@@ -32,7 +31,7 @@ def below(scores: dict[int, float]) -> TokenTree:
     """A root with children by token."""
     tree = plant(ROOT, 0, 3)
     for i, (token, score) in enumerate(scores.items()):
-        tree = trees.grow(tree, NodeId(i + 1), ROOT, token, score)
+        tree = hang(tree, NodeId(i + 1), ROOT, token, score)
     return tree
 
 

@@ -121,10 +121,15 @@ def _joining(
     costs: Costs,
 ) -> set[int]:
     """What of a queue joins the ``heads``: of each session that wants it the next ones without a
-    gap, as far as the line onward carries them. A prompt is read in pieces so that others need not
-    wait for it."""
+    gap, as far as the line onward carries them. Nothing joins a prompt: it is read in pieces so
+    that others need not wait for it, and its first token is not to wait for what is only guessed
+    below it."""
     joining: set[int] = set()
-    open_to = {queue[i].session for i in heads if sessions[queue[i].session].coalesce}
+    open_to = set[SessionId]()
+    for head in (queue[i] for i in heads):
+        session = sessions[head.session]
+        if session.coalesce and head.ids[0] >= session.liveness.prompt_length:
+            open_to.add(head.session)
     if not open_to:
         return joining
     rows = sum([len(queue[i].ids) for i in heads])
@@ -134,8 +139,7 @@ def _joining(
         more = len(waiting.ids)
         carried = (rows + more) * costs.line_row_seconds <= KEEP_UP * costs.seconds(rows + more)
         cheap = costs.cheap(len(heads) + len(joining), rows, more, WORTH)
-        worth = rows + more <= most_rows and carried and cheap
-        if worth and not prompt(waiting, sessions[waiting.session]):
+        if rows + more <= most_rows and carried and cheap:
             joining.add(i)
             rows += more
         else:
