@@ -41,7 +41,7 @@ from asyncspec_protocol.messages import (
     Verdict,
 )
 from cluster import ask
-from nodes.drive import Driven, draft, sent
+from nodes.drive import Driven, abandoned, draft, sent
 
 V1 = Rank(1)
 # A tree with an inner fork: ids 2.. below root 1 (prompt of one token, first token's node is 1).
@@ -167,6 +167,21 @@ def test_others_begin_to_draft_with_the_first_token(policy: str) -> None:
     (job,) = [e.job for e in effects if isinstance(e, Compute)]
     assert isinstance(job, Expand)
     assert (len(job.committed), job.count) == (65, 0)
+
+
+def test_a_miss_stops_what_the_source_grows_and_a_hit_does_not() -> None:
+    """A first token too, where the source was at work on it; one that only reads goes on."""
+    for policy, token, count in (("flowspec", 99, 1), ("pruned", 99, 0)):
+        driven = draft()
+        effects = driven.feed(Submitted(ask(0, prompt=(1,), policy=policy)))
+        (job,) = jobs(effects)
+        assert abandoned(driven.feed(verdict(0, {0: token}))) == [job] * count
+        assert abandoned(driven.feed(Received(V1, Credit(200)))) == []
+    driven, _ = guessed()
+    (job,) = jobs(driven.feed(verdict(1, {64: 10})))
+    assert job.count > 0
+    assert abandoned(driven.feed(verdict(2, {65: 12}))) == []
+    assert abandoned(driven.feed(verdict(3, {67: 99}))) == [job]
 
 
 def test_nothing_is_guessed_where_somebody_else_would_wait_for_it() -> None:
@@ -316,6 +331,16 @@ def test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_acc
     assert (expand.base, expand.committed) == (71, (10, 13, 99))
     session = driven.state.sessions[0]
     assert (session.features.held, session.features.ready) == ({}, ())
+
+
+def test_a_source_that_reads_features_guesses_nothing_before_the_first_token() -> None:
+    driven = draft(features=(FINAL,))
+    assert jobs(driven.feed(Submitted(ask(0, prompt=(1,) * 70)))) == []
+    _, expand = jobs(driven.feed(featured(0, {}, tuple(range(64)), HANDLE)))
+    assert (len(expand.committed), expand.count) == (65, 0)
+    assert jobs(driven.feed(Computed(expand, Expanded(0, 0, 65, (), (), ())))) == []  # type: ignore[arg-type]
+    _, expand = jobs(driven.feed(featured(1, {69: 5}, tuple(range(64, 70)), HANDLE)))
+    assert (len(expand.committed), expand.count > 0) == (6, True)
 
 
 def test_a_policy_without_drafts_wants_no_features() -> None:
