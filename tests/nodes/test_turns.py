@@ -56,3 +56,11 @@ def test_whatever_stages_say_time_does_not_go_back(passes: list[int]) -> None:
     for segment, number in enumerate(passes):
         before, clock = clock.now, clock.judge(SegmentId(segment), N, number)
         assert clock.now >= before
+
+
+@given(st.floats(0, 1))
+def test_a_miss_ends_what_is_being_drafted(share: float) -> None:
+    """What is asked then begins at once."""
+    clock = FIRST.judge(SegmentId(0), N, 1)
+    clock = clock.draft(clock.ask(), share).flush()
+    assert clock.ask() == clock.now == N

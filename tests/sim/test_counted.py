@@ -1,4 +1,4 @@
-"""What users are told of hits, misses and rounds, against what went by."""
+"""What users are told of hits, misses, rounds and rows, against what went by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncspec import tree as trees
 from asyncspec.actor.machine import Effect, Emit, Input, Received, Request, Send
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
-from asyncspec_protocol.messages import Segment, Verdict
+from asyncspec_protocol.messages import Closed, Segment, Verdict
 from cluster import Cluster
 from laws import check_after, clusters, requests
 
@@ -34,16 +34,25 @@ class Onlooker:
         # is none where that was not guessed, or never came.
         self.begun: dict[int, set[tuple[SessionId, int]]] = {}
         self.guesses: set[SessionId] = set()
+        # Whose a session is, and what nodes have said that it has cost.
+        self.owners: dict[SessionId, int] = {}
+        self.accounts: dict[int, list[Closed]] = {}
         cluster.world.watch = self.watch
 
     def watch(self, rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
         if rank != DRAFT:
             return
         before, self.sessions = self.sessions, self.cluster.state(rank).sessions
-        if isinstance(event, Received) and isinstance(event.message, Verdict):
-            session = before.get(event.message.session)
+        self.owners |= {name: one.request.request for name, one in self.sessions.items()}
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, Verdict):
+            session = before.get(message.session)
             if session is not None and session.answering:
                 self.passes[session.request.request] += 1
+        elif isinstance(message, Closed) and message.session in self.owners:
+            name = self.owners[message.session]
+            if name not in self.cluster.world.finished:
+                self.accounts.setdefault(name, []).append(message)
         for effect in effects:
             if isinstance(effect, Emit):
                 (session,) = [s for s in before.values() if s.request.request == effect.request]
@@ -78,7 +87,7 @@ class Onlooker:
     requests(3),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=2),
 )
-def test_hits_misses_and_rounds_are_those_that_went_by(
+def test_what_users_are_told_is_what_went_by(
     cluster: Cluster, asked: list[Request], losses: list[tuple[int, int]]
 ) -> None:
     """Under any delays and losses, whether the first token was guessed or not."""
@@ -97,3 +106,5 @@ def test_hits_misses_and_rounds_are_those_that_went_by(
         assert stats["hit_rate"] == (sum(chosen) / len(chosen) if chosen else 0.0)
         assert stats["rounds"] == len(seen.begun.get(name, ()))
         assert stats["passes"] == seen.passes[name]
+        for what in ("rows", "dead_rows"):
+            assert stats[what] == sum(getattr(one, what) for one in seen.accounts.get(name, ()))
