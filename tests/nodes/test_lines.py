@@ -15,7 +15,7 @@ from asyncspec_nodes.machines.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage
-from nodes.test_draft import TREE, V1, answer_source, started, verdict
+from nodes.test_draft import TREE, V1, answer_source, guessed, started, verdict
 
 seconds = st.floats(1e-6, 1.0)
 line = st.just(0.0) | st.floats(1e-7, 0.1)
@@ -195,4 +195,12 @@ def test_an_opener_without_verdict_times_nothing() -> None:
     _, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
     driven.feed(verdict(second.segment, {4: 77}, applied=1))
     assert driven.state.sessions[0].opener is None
+    assert driven.state.lines.way == 0
+
+
+def test_what_follows_a_prompt_before_the_first_token_times_nothing() -> None:
+    """It is late by the prompt's pieces before it."""
+    driven, effects = guessed()
+    _, _, first, *_ = sent(effects, Segment)
+    driven.feed(verdict(1, {64: 10}), verdict(first.segment, {65: 12}))
     assert driven.state.lines.way == 0
