@@ -87,6 +87,7 @@ class Cluster:
             kept=3,
             features=features,
             source=Rank(stages + 1) if apart and not features else None,
+            sole=drafts == 1,
             vocab=(model or ToyModel()).vocab,
         )
         self.backends: dict[Rank, ToyStage] = {}

@@ -117,13 +117,11 @@ class Passes:
 
 
 def test_sessions_of_several_draft_nodes_share_passes_as_those_of_one_do() -> None:
-    """No draft node knows of another, and yet a stage is not busier than it has to be; but for
-    first tokens that are guessed where a session is the only one of its draft node."""
+    """No draft node knows of another, and yet a stage is not busier than it has to be."""
     passes: list[int] = []
     for drafts in (1, 6):
         cluster = Cluster(Passes(), drafts=drafts, max_sessions=6, batch_rows=256)
-        patient = {"policy": "flowspec:eager=false", "max_new_tokens": 40}
-        asked = [ask(number, **patient) for number in range(6)]
+        asked = [ask(number, max_new_tokens=40) for number in range(6)]
         for number, request in enumerate(asked):
             cluster.submit(request, draft_rank(number % drafts))
         cluster.world.run(until=BOUND)

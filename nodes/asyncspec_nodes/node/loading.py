@@ -168,6 +168,8 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
         DraftConfig(
             stages=config.stages,
             source=None if config.source is None else Rank(config.stages + 1),
+            # Where there may be several the file names none.
+            sole=config.find(0) is not None,
             vocab=target.facts.vocab_size,
             max_sessions=config.limits.sessions,
             rejoin_seconds=config.limits.rejoin_seconds,

@@ -28,6 +28,8 @@ class DraftConfig(Struct, frozen=True):
     stages: int
     # The node that has the token source; None: it is here.
     source: Rank | None = None
+    # Whether the stages work for no other draft node.
+    sole: bool = True
     # Tokens are below this.
     vocab: int = 2**31
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
@@ -167,7 +169,8 @@ def starving(state: DraftState) -> bool:
 def guessing(state: DraftState, session: DraftSession) -> bool:
     """Whether a session's tree may grow and be sent: its first token is there, or is guessed, which
     is done where nobody else would wait for that."""
-    return session.answering or (session.policy.eager and len(state.sessions) == 1)
+    alone = state.config.sole and len(state.sessions) == 1
+    return session.answering or (alone and session.policy.eager)
 
 
 def reachable(state: DraftState) -> tuple[Rank, ...]:
