@@ -21,6 +21,7 @@ from asyncspec.backend.hf.noise import noise
 from asyncspec.backend.hf.recipe import Mode, Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
+from backend.mixing import Mixing
 from backend.tiny import FAMILIES
 
 pytestmark = pytest.mark.torch
@@ -29,17 +30,10 @@ MakeTiny = Callable[..., Path]
 FIRST, LAST = 1, 4
 
 
-class Mixing(Tree):
-    """Attention that is none, but shows a change in anything it is given."""
-
-    def mix(
-        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        groups = query.shape[0] // key.shape[0]
-        weight = asked.scaling + (asked.layer + 1) / 8
-        weight += (asked.window or 0) / 256 + (asked.softcap or 0) / 512
-        mixed = query * weight + (key + value.cumsum(1)).repeat_interleave(groups, 0)
-        return mixed.transpose(0, 1)
+@pytest.fixture(autouse=True)
+def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs have bits of their own (test_fused.py)."""
+    monkeypatch.setattr(shards, "fuse", lambda *_: None)
 
 
 def load(path: Path, dtype: str, mode: Mode) -> Shard:

@@ -142,8 +142,9 @@ def test_float16_weights_are_kept_whole(values: list[float]) -> None:
 @fbgemm
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-odd", "gemma2"])
 def test_float16_checkpoints_are_half_as_large_and_say_the_same(
-    family: str, tiny: Callable[..., Path]
+    family: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dense, "SMALL", 0)
     path = tiny(family, dtype=torch.float16)
     checkpoint = open_checkpoint(path)
     random = Random(family)
@@ -164,8 +165,9 @@ def test_float16_checkpoints_are_half_as_large_and_say_the_same(
 @fbgemm
 @pytest.mark.parametrize("family", ["llama", "llama-odd"])
 def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
-    family: str, tiny: Callable[..., Path]
+    family: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dense, "SMALL", 0)
     same_bits(cut(open_checkpoint(tiny(family, dtype=torch.float16)), 2), family)
 
 

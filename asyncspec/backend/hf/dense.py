@@ -6,17 +6,38 @@ import math
 
 import torch
 
+from asyncspec.backend.hf.checkpoint import stored_type
 from asyncspec.backend.hf.cpu import product_type, reads_half
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.mapped import can_map
 from asyncspec.backend.hf.mlas import MlasLinear, is_quickest
 from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.weights import TensorInfo
 from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, magnitude
+
+SMALL = 2 << 20
+"""Weights of a layer: 4 MiB of float16, which take a processor as long to read as torch's
+operations around the products."""
 
 
 def kept_type(stored: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
     """The type in which a layer for rows of ``dtype`` keeps weights that are ``stored`` so."""
     half = stored == torch.float16 and dtype == torch.float32 and reads_half()
     return torch.float16 if half else dtype
+
+
+def widens(largest: int) -> bool:
+    """Whether layers, the ``largest`` of so many weights, keep float16 ones as float32 although
+    they need not: where reading twice the bytes takes less time than a layer in one piece saves
+    (``fused/``)."""
+    return largest <= SMALL and is_quickest()
+
+
+def may_wait(info: TensorInfo, dtype: torch.dtype, *, widen: bool) -> bool:
+    """Whether a layer for rows of ``dtype`` will multiply a matrix by onnxruntime, and so may
+    leave it in its file until the layer is known (``mapped.py``)."""
+    stored = can_map(info) or (widen and stored_type(info) == torch.float16)
+    return dtype == torch.float32 and stored and is_quickest()
 
 
 def dense_linear(

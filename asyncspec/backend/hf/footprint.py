@@ -11,8 +11,8 @@ import torch
 from msgspec import Struct
 
 from asyncspec.backend.hf.cache import shape_of
-from asyncspec.backend.hf.checkpoint import named_dtype
-from asyncspec.backend.hf.dense import kept_type
+from asyncspec.backend.hf.checkpoint import LAYERS, named_dtype
+from asyncspec.backend.hf.dense import kept_type, widens
 from asyncspec.backend.hf.embedding import only_looks_up
 from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.inspect import Facts
@@ -139,6 +139,7 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
     of an embedding that is kept as it is stored. ``tied``: its head is its embedding, and a dense
     one is held once, where both want the same numbers."""
     item, in_linear = items
+    in_layer = item if widens(_largest_layer(model)) else in_linear
     kept = in_linear != item and only_looks_up(model.model.embed_tokens)
     once = tied and not kept
     total = 0
@@ -150,7 +151,17 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
             kind = kind_of(name, quantize)
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
+            elif name.startswith(LAYERS):
+                total += height * width * in_layer
             elif not (once and name == "lm_head"):
                 total += height * width * in_linear
         total += numbers * (in_linear if kept and isinstance(module, torch.nn.Embedding) else item)
     return total
+
+
+def _largest_layer(model: Any) -> int:
+    """Weights in the matrices of the layer that has most."""
+    return max(
+        sum(x.weight.numel() for x in layer.modules() if isinstance(x, torch.nn.Linear))
+        for layer in model.model.layers
+    )

@@ -15,12 +15,13 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from asyncspec.backend.hf.checkpoint import read_rows, read_tensor, stored_type
-from asyncspec.backend.hf.dense import dense_linear, kept_type
+from asyncspec.backend.hf.checkpoint import LAYERS, read_rows, read_tensor, stored_type
+from asyncspec.backend.hf.dense import dense_linear, kept_type, may_wait
 from asyncspec.backend.hf.embedding import KeptEmbedding, only_looks_up
 from asyncspec.backend.hf.experts import ROUTER
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.mapped import MappedLinear
 from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.recipe import Quantize, Recipe
 from asyncspec.backend.hf.weights import EMBEDDING, HEAD, TensorInfo
@@ -34,11 +35,14 @@ class Wanted(Struct, frozen=True):
     recipe: Recipe
     quantize: Quantize = "none"
     share_tied: bool = True
+    # Layers' float16 weights are to be float32.
+    widen: bool = False
 
 
-def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list[RowwiseLinear]:
-    """Give ``model`` its matrices in place of placeholders and exchange every ``nn.Linear``; the
-    exchanged, in the model's order. Raises ``CheckpointError`` where a matrix is missing."""
+def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> None:
+    """Give ``model`` its matrices in place of placeholders and exchange every ``nn.Linear``; those
+    of layers that may become graphs stay in their file for now (``mapped.py``). Raises
+    ``CheckpointError`` where a matrix is missing."""
     linears = {n: module for n, module in model.named_modules() if type(module) is nn.Linear}
     sources = dict(matrices)
     if "lm_head" in linears and HEAD not in sources and EMBEDDING in sources:
@@ -54,11 +58,9 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> list
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             _embed(model.model, sources[name], wanted.dtype)
         freed.add(sources[name].size)
-    found = [model.get_submodule(name) for name in linears]
-    for name, linear in zip(linears, found, strict=True):
-        if not isinstance(linear, RowwiseLinear):
+    for name in linears:
+        if not isinstance(model.get_submodule(name), RowwiseLinear):
             raise CheckpointError(f"the checkpoint has no tensor {name}.weight")
-    return found
 
 
 def _check_shape(name: str, info: TensorInfo, linear: nn.Linear) -> None:
@@ -87,6 +89,8 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
     if name == "lm_head" and wanted.share_tied and _tied_here(model):
         weight = model.model.embed_tokens.weight.detach()
         return dense_linear(weight, bias, wanted.recipe, wanted.dtype, shared=True)
+    if name.startswith(LAYERS) and may_wait(info, wanted.dtype, widen=wanted.widen):
+        return MappedLinear(info, bias)
     kept = kept_type(stored_type(info), wanted.dtype)
     return dense_linear(read_tensor(info, kept), bias, wanted.recipe, wanted.dtype)
 

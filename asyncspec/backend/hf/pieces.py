@@ -4,12 +4,15 @@ layers and renumbered tensors, only those read."""
 from __future__ import annotations
 
 import copy
+import math
+from collections import Counter
 from typing import Any
 
 import torch
 from msgspec import Struct
 
 from asyncspec.backend.hf.checkpoint import (
+    LAYERS,
     TORCH_DTYPES,
     Checkpoint,
     head_is_embedding,
@@ -53,6 +56,14 @@ class Pieces(Struct, frozen=True):
     # The head is the embedding; where there is no head, as the configuration says.
     tied: bool
 
+    def largest_layer(self) -> int:
+        """Weights in the matrices of the layer that has most."""
+        counts: Counter[str] = Counter()
+        for name, info in self.matrices.items():
+            if name.startswith(LAYERS):
+                counts[_layer(name)] += math.prod(info.shape)
+        return max(counts.values(), default=0)
+
 
 def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Pieces:
     """The pieces of layers [first, last), and of embedding, norm and head where they are part of
@@ -68,7 +79,7 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
     matrices: dict[str, TensorInfo] = {}
     empty = torch.empty(1, dtype=dtype)
     for name, info in checkpoint.tensors.items():
-        prefix = ".".join(name.split(".")[:3]) + "."
+        prefix = _layer(name)
         if prefix in wanted:
             ours = opened_name(wanted[prefix] + name.removeprefix(prefix))
         elif whole.get(name):
@@ -94,6 +105,11 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
         if not tied:
             state[HEAD] = nobody
     return Pieces(state, matrices, tied)
+
+
+def _layer(name: str) -> str:
+    """ "model.layers.N." of a layer's tensor."""
+    return ".".join(name.split(".")[:3]) + "."
 
 
 def _is_buffer(name: str, info: TensorInfo) -> bool:

@@ -7,6 +7,8 @@ used; what does not hold is done without, and if equality still fails the stage 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncspec.backend.hf.cache import TreeCache
@@ -48,7 +50,7 @@ def choose_recipe(shard: Shard) -> Recipe:
     )
 
 
-def _by_kind(linears: list[RowwiseLinear]) -> list[list[RowwiseLinear]]:
+def _by_kind(linears: Sequence[RowwiseLinear]) -> list[list[RowwiseLinear]]:
     """Layers of different products have floors of their own."""
     kinds: dict[type, list[RowwiseLinear]] = {}
     for linear in linears:

@@ -7,7 +7,7 @@ Driving the layers by hand would break with every second release of transformers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,10 +18,13 @@ from asyncspec.backend.hf.alike import fewest_of_all_kinds
 from asyncspec.backend.hf.attention import NAME, Tree, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.dense import widens
 from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.experts import open_experts
+from asyncspec.backend.hf.fused.fuse import fuse
 from asyncspec.backend.hf.lean.fit import make_lean
 from asyncspec.backend.hf.linear import RowwiseLinear, with_rows
+from asyncspec.backend.hf.mapped import pack_mapped
 from asyncspec.backend.hf.matrices import Wanted, fill
 from asyncspec.backend.hf.noise import noise, noise_tokens
 from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
@@ -48,12 +51,19 @@ class Shard:
         self.judges = last == checkpoint.facts.layers
         self.facts = checkpoint.facts
         self.dtype = dtype
-        # The layers whose products are ours, in the model's order; filled by ``load_shard``.
-        self.linears: list[RowwiseLinear] = []
+        # What multiplies; filled by ``load_shard``.
+        self.linears: tuple[RowwiseLinear, ...] = ()
+        # One of each kind of them.
+        self._kinds: tuple[RowwiseLinear, ...] = ()
         # So many of the first layers are enough to try it with; set by ``load_shard``.
         self.telling = last - first
         # Whether its layers run in fewer operations than by the family's own code (lean/).
         self.lean = False
+
+    def use(self, linears: Iterable[RowwiseLinear]) -> None:
+        """These are the shard's products."""
+        self.linears = tuple(linears)
+        self._kinds = tuple({type(linear): linear for linear in self.linears}.values())
 
     def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Tree) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
@@ -91,7 +101,7 @@ class Shard:
 
     def _padded(self, rows: int) -> int:
         """Rows that the layers' products take as they are, where ``rows`` are asked for."""
-        return self.linears[0].padded(rows)
+        return max((kind.padded(rows) for kind in self._kinds), default=rows)
 
     def noise(self, count: int) -> torch.Tensor:
         """Inputs of that many rows, to try this shard with."""
@@ -168,8 +178,8 @@ def load_shard(
         inner.norm = nn.Identity()
         shard.model.lm_head = nn.Identity()
     open_experts(shard.model)
-    wanted = Wanted(dtype, recipe, quantize, share_tied)
-    shard.linears = fill(shard.model, pieces.matrices, wanted)
+    wanted = Wanted(dtype, recipe, quantize, share_tied, widens(pieces.largest_layer()))
+    fill(shard.model, pieces.matrices, wanted)
     if mode == "exact":
         swap_elementwise(shard.model)
     shard.telling = max(_FEWEST, fewest_of_all_kinds(inner.layers))
@@ -177,6 +187,10 @@ def load_shard(
     shard.lean = make_lean(
         shard.model, lambda tree: shard.hidden(probe, positions, tree), len(_POSITIONS)
     )
+    if shard.lean:
+        fuse(shard.model.model, shard.facts.hidden_size)
+    pack_mapped(shard.model)
+    shard.use(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
     return shard
 
 

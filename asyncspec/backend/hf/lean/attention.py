@@ -22,30 +22,30 @@ class LeanAttention(nn.Module):
         parts = [family.q_proj, family.k_proj, family.v_proj] if fused is None else [fused]
         self.inputs = nn.ModuleList(parts)
         self.o_proj = family.o_proj
-        self._asked = asked
-        self._width = width = family.head_dim
+        self.asked = asked
+        self.width = width = family.head_dim
         config = family.config
         queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
-        self._sizes = [queries, keys, keys]
-        self._turns = getattr(family, "use_rope", True)
-        self._clip = getattr(config, "clip_qkv", None)
+        self.sizes = [queries, keys, keys]
+        self.turns = getattr(family, "use_rope", True)
+        self.clip = getattr(config, "clip_qkv", None)
         self.norms = nn.ModuleList()
         # Some families norm all heads as one row, others each.
-        self._norms_heads = False
+        self.norms_heads = False
         if getattr(family, "q_norm", None) is not None:
             self.norms.extend(map(lean_norm, (family.q_norm, family.k_norm)))
-            self._norms_heads = len(family.q_norm.weight) == width != queries
+            self.norms_heads = len(family.q_norm.weight) == width != queries
 
     def forward(self, x: torch.Tensor, turns: Turns, tree: Tree) -> torch.Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
         query, key, value = self._heads(x)
-        if self._turns:
+        if self.turns:
             # Together: what few rows take is mostly a matter of how many operations there are.
             sizes = query.shape[1], key.shape[1]
             turned = turn(torch.cat([query, key], 1), turns)
             query, key = turned.split_with_sizes(sizes, 1)
         heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        out = tree.attend(self._asked, *heads)
+        out = tree.attend(self.asked, *heads)
         mixed: torch.Tensor = self.o_proj.forward(out.flatten(1).unsqueeze(0))
         return mixed
 
@@ -53,15 +53,15 @@ class LeanAttention(nn.Module):
         """Query, key and value [n, heads, D]."""
         products = [part.forward(x) for part in self.inputs]
         if len(products) == 1:
-            products = products[0].split_with_sizes(self._sizes, -1)
-        if self.norms and not self._norms_heads:
+            products = products[0].split_with_sizes(self.sizes, -1)
+        if self.norms and not self.norms_heads:
             self._norm(products)
-        if self._clip is not None:
-            products = [part.clamp(-self._clip, self._clip) for part in products]
+        if self.clip is not None:
+            products = [part.clamp(-self.clip, self.clip) for part in products]
         query, key, value = products
-        shape = (x.shape[1], -1, self._width)
+        shape = (x.shape[1], -1, self.width)
         heads = [query.view(shape), key.view(shape), value.view(shape)]
-        if self._norms_heads:
+        if self.norms_heads:
             self._norm(heads)
         return heads[0], heads[1], heads[2]
 

@@ -11,7 +11,7 @@ from torch import nn
 from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.lean.layer import LeanLayer
 from asyncspec.backend.hf.lean.norm import lean_norm
-from asyncspec.backend.hf.lean.rotary import LeanRotary, has_kinds
+from asyncspec.backend.hf.lean.rotary import LeanRotary, Turns, has_kinds
 
 
 class Output:
@@ -50,8 +50,12 @@ class LeanBody(nn.Module):
         hidden: Any = inputs_embeds if input_ids is None else self.embed_tokens(input_ids)
         if self._scale != 1:
             hidden = hidden * self._scale
-        turns = {kind: each.turns(hidden, position_ids) for kind, each in self._rotary.items()}
         # Of a shortened shard there are more kinds than layers.
-        for kind, layer in zip(self._kinds, self.layers, strict=False):
-            hidden = layer(hidden, turns[kind], tree)
+        for turns, layer in zip(self.turns(hidden, position_ids), self.layers, strict=False):
+            hidden = layer(hidden, turns, tree)
         return Output(self.norm(hidden))
+
+    def turns(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[Turns]:
+        """For each layer; positions [1, n]."""
+        made = {kind: each.turns(hidden, positions) for kind, each in self._rotary.items()}
+        return [made[kind] for kind in self._kinds]

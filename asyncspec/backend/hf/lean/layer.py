@@ -24,7 +24,7 @@ class LeanLayer(nn.Module):
         super().__init__()
         self.attention = LeanAttention(family.self_attn, asked)
         self.block = lean_block(family.mlp)
-        self._scale = getattr(family, "residual_multiplier", 1.0)
+        self.scale = getattr(family, "residual_multiplier", 1.0)
         # With a norm after the block, ``post_attention_layernorm`` means what it says.
         after = hasattr(family, _AFTER_BLOCK)
         names = (
@@ -46,7 +46,7 @@ class LeanLayer(nn.Module):
 
     def _added(self, out: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """In place of ``out``, which nobody else has."""
-        return (out if self._scale == 1 else out.mul_(self._scale)).add_(hidden)
+        return (out if self.scale == 1 else out.mul_(self.scale)).add_(hidden)
 
 
 class LeanBlock(nn.Module):

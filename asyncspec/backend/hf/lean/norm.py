@@ -29,14 +29,21 @@ class LeanNorm(nn.Module):
         self.weight = family.weight
         self._inner, self._outer = inner, outer
         (self._width,) = self.weight.shape
-        self._epsilon = epsilon
+        self.epsilon = epsilon
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """[W]: what the numbers of a float32 row are multiplied by, once they are normed."""
+        factors = self._outer if self._inner is None else self._inner
+        assert factors is not None, "every form has one of them"
+        return factors
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., W] -> [..., W]."""
         wide = x if x.dtype == torch.float32 else x.float()
         # What ``torch.rms_norm`` does, which takes half as many operations again for it.
         squares = (wide * wide).sum(-1, keepdim=True)
-        out = wide * squares.div_(self._width).add_(self._epsilon).rsqrt_()
+        out = wide * squares.div_(self._width).add_(self.epsilon).rsqrt_()
         if self._inner is not None:
             out = out.mul_(self._inner)
         if out.dtype != x.dtype:

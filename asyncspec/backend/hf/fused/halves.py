@@ -1,0 +1,191 @@
+"""The two halves of a decoder layer as graphs of onnxruntime: what comes before attention over the
+tree, and what comes after it.
+
+Behind a product that has read megabytes of weights any further operation finds the caches full of
+them: torch's norms, activations and sums then take ten times what they take in a loop. A graph's
+take little code, and none of Python's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from asyncspec.backend.hf.fused.activation import Activation
+from asyncspec.backend.hf.graph import CONTRIB, Graph, NoGraph
+from asyncspec.backend.hf.lean.attention import LeanAttention
+from asyncspec.backend.hf.lean.layer import LeanBlock, LeanLayer
+from asyncspec.backend.hf.lean.norm import LeanNorm
+from asyncspec.backend.hf.lean.rotary import Turns
+from asyncspec.backend.hf.linear import RowwiseLinear
+from asyncspec.backend.hf.mapped import MappedLinear
+
+_HIDDEN, _MIXED = "hidden", "mixed"
+_POSITIONS, _COS, _SIN = "positions", "cos", "sin"
+
+
+class Half(RowwiseLinear):
+    """Rows in, rows out, and each depends on its own row alone. Packed, as a linear layer is."""
+
+    def __init__(self, width: int, height: int, graph: Graph) -> None:
+        super().__init__((height, width), torch.float32, None, 1)
+        self._weight_bytes = graph.weight_bytes
+
+    def padded(self, rows: int) -> int:
+        """See ``RowwiseLinear``."""
+        return max(self.min_rows, rows)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See ``RowwiseLinear``. Norms and biases are among them."""
+        return self._weight_bytes
+
+
+class Before(Half):
+    """Hidden states to queries, keys and values, turned to their positions; ``turned`` is the width
+    of cos and sin. Raises ``NoGraph``."""
+
+    def __init__(self, layer: LeanLayer, turned: int) -> None:
+        attention = layer.attention
+        graph = Graph()
+        x = _normed(graph, _HIDDEN, layer.norms[0])
+        heads = _heads(graph, x, attention)
+        self._turned = turned if attention.turns else 0
+        if self._turned:
+            heads[:2] = [_turned(graph, part, attention, turned) for part in heads[:2]]
+        ends = ([_HIDDEN, _COS, _SIN], [_POSITIONS]) if self._turned else ([_HIDDEN],)
+        super().__init__(_matrix(attention.inputs[0]).in_features, sum(attention.sizes), graph)
+        self._run = graph.made(heads, *ends)
+
+    def heads(self, hidden: torch.Tensor, turns: Turns) -> list[torch.Tensor]:
+        """Hidden states [1, n, H] -> query, key and value [1, n, heads * D]."""
+        given: dict[str, npt.NDArray[Any]] = {_HIDDEN: hidden.numpy()}
+        if self._turned:
+            # A rotary embedding in onnxruntime looks positions up; ours are looked up already.
+            given[_POSITIONS] = np.arange(hidden.shape[1])[None]
+            given[_COS], given[_SIN] = _halved(turns)
+        return [torch.from_numpy(part) for part in self._run(given)]
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``. Turned by nothing."""
+        rows = x.view(1, -1, self.in_features)
+        turns = torch.ones(rows.shape[1], 1, self._turned)
+        parts = self.heads(rows, (turns, torch.zeros_like(turns)))
+        return torch.cat(parts, -1).view(*x.shape[:-1], self.out_features)
+
+
+class After(Half):
+    """What attention has mixed, and the hidden states before it, to those behind the layer. Raises
+    ``NoGraph``."""
+
+    def __init__(self, layer: LeanLayer, activation: Activation) -> None:
+        block = layer.block
+        if not isinstance(block, LeanBlock):
+            raise NoGraph
+        _, after, before_block, after_block = layer.norms
+        graph = Graph()
+        out = _product(graph, _MIXED, layer.attention.o_proj)
+        hidden = _added(graph, _normed(graph, out, after), _HIDDEN, layer.scale)
+        x = _normed(graph, hidden, before_block)
+        gate, up = _split_product(graph, x, list(block.inputs), 2)
+        out = graph.add("Mul", activation.added(graph, gate), up)
+        out = _normed(graph, _product(graph, out, block.down_proj), after_block)
+        out = _added(graph, out, hidden, layer.scale)
+        projection = _matrix(layer.attention.o_proj)
+        self._mixed = projection.in_features
+        height = projection.out_features
+        super().__init__(self._mixed + height, height, graph)
+        self._run = graph.made([out], [_MIXED, _HIDDEN])
+
+    def hidden(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """What attention has mixed [1, n, heads * D], hidden states [1, n, H] -> [1, n, H]."""
+        (out,) = self._run({_MIXED: mixed.numpy(), _HIDDEN: hidden.numpy()})
+        return torch.from_numpy(out)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``. Of both, side by side."""
+        rows = x.view(1, -1, self.in_features)
+        mixed, hidden = rows.split_with_sizes([self._mixed, self.out_features], -1)
+        out = self.hidden(mixed.contiguous(), hidden.contiguous())
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def _matrix(module: Any) -> MappedLinear:
+    if not isinstance(module, MappedLinear):
+        raise NoGraph
+    return module
+
+
+def _product(graph: Graph, x: str, module: Any) -> str:
+    matrix = _matrix(module)
+    return graph.product(x, matrix.weight, matrix.bias)
+
+
+def _split_product(graph: Graph, x: str, parts: Sequence[Any], count: int) -> list[str]:
+    """Products by ``count`` matrices, or by one that has equal parts of them below each other."""
+    products = [_product(graph, x, part) for part in parts]
+    if len(products) == count:
+        return products
+    sizes = [parts[0].out_features // count] * count
+    return _split(graph, products[0], sizes)
+
+
+def _split(graph: Graph, x: str, sizes: Sequence[int]) -> list[str]:
+    return graph.add_several("Split", x, graph.integers(*sizes), count=len(sizes), axis=-1)
+
+
+def _normed(graph: Graph, x: str, norm: nn.Module) -> str:
+    """An RMS norm of a row, or none."""
+    if isinstance(norm, nn.Identity):
+        return x
+    if not isinstance(norm, LeanNorm):
+        raise NoGraph
+    weight = graph.weight(norm.factors)
+    return graph.add("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=norm.epsilon)
+
+
+def _heads(graph: Graph, x: str, attention: LeanAttention) -> list[str]:
+    """Query, key and value [1, n, heads * D], as ``LeanAttention`` makes them."""
+    products = [_product(graph, x, part) for part in attention.inputs]
+    if len(products) == 1:
+        products = _split(graph, products[0], attention.sizes)
+    if attention.norms and not attention.norms_heads:
+        products[:2] = map(_normed, (graph,) * 2, products, attention.norms)
+    if attention.clip is not None:
+        least, most = (graph.weight(torch.tensor(x)) for x in (-attention.clip, attention.clip))
+        products = [graph.add("Clip", part, least, most) for part in products]
+    if attention.norms_heads:
+        for i, norm in enumerate(attention.norms):
+            split = graph.integers(0, 0, -1, attention.width)
+            parts = _normed(graph, graph.add("Reshape", products[i], split), norm)
+            products[i] = graph.add("Reshape", parts, graph.integers(0, 0, -1))
+    return products
+
+
+def _turned(graph: Graph, x: str, attention: LeanAttention, turned: int) -> str:
+    part = {}
+    if turned < attention.width:
+        # Elsewhere it counts the heads itself.
+        heads = attention.sizes[0] // attention.width
+        part = {"rotary_embedding_dim": turned, "num_heads": heads}
+    return graph.add("RotaryEmbedding", x, _POSITIONS, _COS, _SIN, domain=CONTRIB, **part)
+
+
+def _halved(turns: Turns) -> list[npt.NDArray[np.float32]]:
+    """cos and sin [n, R / 2] as onnxruntime takes them: both halves of a head have the same angles,
+    and of the second one sin has its own sign."""
+    cos, sin = (x.squeeze(1).numpy() for x in turns)
+    half = cos.shape[-1] // 2
+    return [np.ascontiguousarray(cos[:, half:]), np.ascontiguousarray(sin[:, half:])]
+
+
+def _added(graph: Graph, x: str, hidden: str, scale: float) -> str:
+    """``x``, scaled as a family's residual stream wants it, to the hidden states."""
+    if scale != 1:
+        x = graph.add("Mul", x, graph.weight(torch.tensor(scale)))
+    return graph.add("Add", x, hidden)

@@ -1,0 +1,185 @@
+"""Layers as graphs: every dense family's are, with the family's numbers and bits of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import cpu, dense, mlas
+from asyncspec.backend.hf import shard as shards
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.elementwise import WholeVectors
+from asyncspec.backend.hf.fused import fuse
+from asyncspec.backend.hf.fused.activation import Activation, close, known_activation
+from asyncspec.backend.hf.fused.fuse import FusedLayer
+from asyncspec.backend.hf.lean.layer import LeanLayer
+from asyncspec.backend.hf.mapped import MappedLinear
+from asyncspec.backend.hf.mlas import MlasLinear
+from asyncspec.backend.hf.noise import noise
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.shard import Shard, load_shard
+from backend.mixing import Mixing
+from backend.tiny import FAMILIES
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.torch
+
+MakeTiny = Callable[..., Path]
+FIRST, LAST = 1, 4
+WITH_EXPERTS = {"mixtral", "olmoe", "qwen3-moe"}
+HERE = pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product")
+
+
+@pytest.fixture(autouse=True)
+def on_such_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "is_quickest", lambda: True)
+
+
+def load(path: Path, first: int = FIRST, last: int = LAST) -> Shard:
+    with torch.inference_mode():
+        checkpoint = open_checkpoint(path)
+        return load_shard(checkpoint, first, last, torch.float32, "exact", Recipe())
+
+
+def load_lean(path: Path, patch: pytest.MonkeyPatch, first: int = FIRST, last: int = LAST) -> Shard:
+    with patch.context() as patched:
+        patched.setattr(shards, "fuse", lambda *_: None)
+        return load(path, first, last)
+
+
+def outputs(shard: Shard, rows: slice) -> torch.Tensor:
+    positions = torch.arange(40) // 2 + 7
+    with torch.inference_mode():
+        taken = shard.noise(40)[rows]
+        return shard.hidden(taken, positions[rows], Mixing(len(taken)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_dense_layer_is_fused_and_keeps_its_numbers(
+    family: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused, lean = load(tiny(family)), load_lean(tiny(family), monkeypatch)
+    kinds = [type(layer) for layer in fused.model.model.layers]
+    if family in WITH_EXPERTS:
+        assert kinds == [LeanLayer] * 3
+    elif family == "qwen3-moe-mixed":
+        assert kinds == [LeanLayer, FusedLayer, FusedLayer]
+    else:
+        assert kinds == [FusedLayer] * 3
+    assert fused.weight_bytes == lean.weight_bytes
+    assert fused.in_words() == lean.in_words()
+    for rows in (slice(1), slice(5), slice(40)):
+        got, want = outputs(fused, rows), outputs(lean, rows)
+        assert close(got, want, 1e-5)
+
+
+@HERE
+@pytest.mark.parametrize("family", ["llama-odd", "gemma3", "qwen3", "phi3"])
+def test_rows_are_blind_to_each_other(family: str, tiny: MakeTiny) -> None:
+    shard = load(tiny(family))
+    positions = torch.arange(40)
+    with torch.inference_mode():
+        taken = shard.noise(40)
+        whole = shard.hidden(taken, positions, Mixing(40))
+        for count in (1, 2, 3, 7, 16, 33):
+            one = shard.hidden(taken[:count], positions[:count], Mixing(count))
+            assert torch.equal(one, whole[:count]), count
+
+
+def test_a_loaded_shard_reads_no_more_of_its_files(tiny: MakeTiny) -> None:
+    for family in ("llama", "mixtral"):
+        shard = load(tiny(family), 0, 5)
+        assert not [x for x in shard.model.modules() if isinstance(x, MappedLinear)]
+
+
+@pytest.mark.parametrize("spoilt", ["numbers", "blindness", "activation", "graph"])
+def test_what_computes_something_else_stays_lean(
+    spoilt: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another release of onnxruntime might."""
+    want = load_lean(tiny(), monkeypatch)
+    forward = FusedLayer.forward
+
+    def other(self: FusedLayer, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        out = forward(self, hidden, *rest)
+        return out * (1.001 if spoilt == "numbers" else 1 + 2e-7 * hidden.shape[1])
+
+    if spoilt == "activation":
+        monkeypatch.setattr(fuse, "known_activation", lambda _: None)
+    elif spoilt == "graph":
+        monkeypatch.setattr(Activation, "added", lambda *_: "nothing")
+        monkeypatch.setattr(fuse, "known_activation", lambda _: Activation("QuickGelu", {}))
+    else:
+        monkeypatch.setattr(FusedLayer, "forward", other)
+    got = load(tiny())
+    assert {type(layer) for layer in got.model.model.layers} == {LeanLayer}
+    assert {type(linear) for linear in got.linears} == {MlasLinear}
+    assert torch.equal(outputs(got, slice(5)), outputs(want, slice(5)))
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        ("silu", "QuickGelu"),
+        ("gelu", "Gelu"),
+        ("gelu_pytorch_tanh", "FastGelu"),
+        ("gelu_new", "FastGelu"),
+        ("relu2", None),
+        ("tanh", None),
+    ],
+)
+def test_activations_are_told_apart(name: str, operator: str | None) -> None:
+    from transformers.activations import ACT2FN
+
+    for function in (ACT2FN[name], WholeVectors(ACT2FN[name])):
+        known = known_activation(function)
+        assert (known and known.operator) == operator
+
+
+@given(height=st.integers(1, 40), width=st.integers(1, 40), biased=st.booleans())
+def test_mapped_weights_are_those_of_the_file(
+    height: int, width: int, biased: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from safetensors.torch import save_file
+
+    from asyncspec.backend.hf.weights import read_header
+
+    path = tmp_path_factory.mktemp("mapped") / "model.safetensors"
+    weight, bias = noise(height, width), noise(height, seed=1) if biased else None
+    save_file({"before": noise(3), "weight": weight}, path)
+    linear = MappedLinear(read_header(path)["weight"], bias)
+    assert torch.equal(linear.weight, weight)
+    x = noise(5, width, seed=2)
+    # Where weights begin in memory makes a difference to torch's product, in the last bit.
+    torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_small_layers_of_float16_are_fused_as_float32(
+    small: bool, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny(dtype=torch.float16)
+    exact = load(tiny_in_float32(path), 0, 5)
+    largest = exact.linears[0].weight_bytes + exact.linears[1].weight_bytes
+    monkeypatch.setattr(dense, "SMALL", largest // 4 - (0 if small else largest // 8))
+    shard = load(path, 0, 5)
+    fused = isinstance(shard.model.model.layers[0], FusedLayer)
+    assert fused is (small or not cpu.reads_half())
+    if small:
+        assert torch.equal(outputs(shard, slice(5)), outputs(exact, slice(5)))
+        assert shard.in_words().startswith("float32, head float16")
+
+
+def tiny_in_float32(path: Path) -> Path:
+    """The same numbers as a checkpoint of float16."""
+    from transformers import AutoModelForCausalLM
+
+    wide = path.with_name(f"{path.name}-wide")
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).save_pretrained(wide)
+    return wide
