@@ -15,7 +15,7 @@ from asyncspec.backend.hf import cpu, dense, mlas
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.elementwise import WholeVectors
-from asyncspec.backend.hf.fused import fuse
+from asyncspec.backend.hf.fused import fuse, halves
 from asyncspec.backend.hf.fused.activation import Activation, close, known_activation
 from asyncspec.backend.hf.fused.fuse import FusedLayer
 from asyncspec.backend.hf.lean.layer import LeanLayer
@@ -98,7 +98,19 @@ def test_a_loaded_shard_reads_no_more_of_its_files(tiny: MakeTiny) -> None:
         assert not [x for x in shard.model.modules() if isinstance(x, MappedLinear)]
 
 
-@pytest.mark.parametrize("spoilt", ["numbers", "blindness", "activation", "graph"])
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_heads_may_be_turned_in_part(
+    share: float, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Phi 4 mini."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+    path = tiny("phi3", rope_parameters=rope, head_dim=32)
+    fused, lean = load(path), load_lean(path, monkeypatch)
+    assert {type(layer) for layer in fused.model.model.layers} == {FusedLayer}
+    assert close(outputs(fused, slice(5)), outputs(lean, slice(5)), 1e-5)
+
+
+@pytest.mark.parametrize("spoilt", ["running", "numbers", "blindness", "activation", "graph"])
 def test_what_computes_something_else_stays_lean(
     spoilt: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,8 +125,9 @@ def test_what_computes_something_else_stays_lean(
     if spoilt == "activation":
         monkeypatch.setattr(fuse, "known_activation", lambda _: None)
     elif spoilt == "graph":
-        monkeypatch.setattr(Activation, "added", lambda *_: "nothing")
-        monkeypatch.setattr(fuse, "known_activation", lambda _: Activation("QuickGelu", {}))
+        monkeypatch.setattr(fuse, "known_activation", lambda _: Activation("Nothing", {}))
+    elif spoilt == "running":
+        monkeypatch.setattr(halves, "_turned", lambda graph, x, *_: graph.add("Add", x, "cos"))
     else:
         monkeypatch.setattr(FusedLayer, "forward", other)
     got = load(tiny())

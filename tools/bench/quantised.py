@@ -202,7 +202,7 @@ def _way(
     seconds: dict[int, float],
     base: dict[int, float],
 ) -> Way:
-    weights = sum(x.in_features * x.out_features for x in stage.shard.linears)
+    weights = sum(x.weight_count for x in stage.shard.linears)
     argv = [sys.executable, "-c", _CHILD, str(path), str(layers), *way]
     peak = int(subprocess.run(argv, check=True, capture_output=True).stdout)
     return Way(

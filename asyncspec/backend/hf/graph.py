@@ -93,8 +93,8 @@ class Graph:
     def made(
         self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str] = ()
     ) -> Run:
-        """The graph, with the names of its outputs and inputs. Raises ``NoGraph`` where this
-        onnxruntime has no such operation."""
+        """The graph, with the names of its outputs and inputs. Raises ``NoGraph``, as what is made
+        does, where this onnxruntime has no such operation."""
         ort = _runtime()
         options = ort.SessionOptions()
         options.use_per_session_threads = False
@@ -113,7 +113,10 @@ class Graph:
         vectors = [x for x in self._weights.values() if x.dim() < 2]
 
         def run(inputs: Mapping[str, npt.NDArray[Any]], _kept: object = vectors) -> Any:
-            return session.run(names, inputs)
+            try:
+                return session.run(names, inputs)
+            except Exception as error:
+                raise NoGraph(str(error)) from error
 
         return run
 

@@ -91,6 +91,11 @@ class RowwiseLinear(nn.Module):
         raise NotImplementedError
 
     @property
+    def weight_count(self) -> int:
+        """How many numbers the weights are, without the bias."""
+        return self.out_features * self.in_features
+
+    @property
     def bytes_held(self) -> int:
         """Memory of weights and bias."""
         bias = self._bias

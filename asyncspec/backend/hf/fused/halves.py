@@ -45,6 +45,11 @@ class Half(RowwiseLinear):
         """See ``RowwiseLinear``. Norms and biases are among them."""
         return self._weight_bytes
 
+    @property
+    def weight_count(self) -> int:
+        """See ``RowwiseLinear``."""
+        return self._weight_bytes // self.dtype.itemsize
+
 
 class Before(Half):
     """Hidden states to queries, keys and values, turned to their positions; ``turned`` is the width
@@ -57,7 +62,9 @@ class Before(Half):
         heads = _heads(graph, x, attention)
         self._turned = turned if attention.turns else 0
         if self._turned:
-            heads[:2] = [_turned(graph, part, attention, turned) for part in heads[:2]]
+            sizes = attention.sizes
+            for i in range(2):
+                heads[i] = _turned(graph, heads[i], sizes[i], attention.width, turned)
         ends = ([_HIDDEN, _COS, _SIN], [_POSITIONS]) if self._turned else ([_HIDDEN],)
         super().__init__(_matrix(attention.inputs[0]).in_features, sum(attention.sizes), graph)
         self._run = graph.made(heads, *ends)
@@ -167,12 +174,10 @@ def _heads(graph: Graph, x: str, attention: LeanAttention) -> list[str]:
     return products
 
 
-def _turned(graph: Graph, x: str, attention: LeanAttention, turned: int) -> str:
-    part = {}
-    if turned < attention.width:
-        # Elsewhere it counts the heads itself.
-        heads = attention.sizes[0] // attention.width
-        part = {"rotary_embedding_dim": turned, "num_heads": heads}
+def _turned(graph: Graph, x: str, size: int, width: int, turned: int) -> str:
+    """Heads of ``width`` numbers, ``size`` in all; of each the first ``turned`` are turned."""
+    # Where all are, it counts the heads itself.
+    part = {"rotary_embedding_dim": turned, "num_heads": size // width} if turned < width else {}
     return graph.add("RotaryEmbedding", x, _POSITIONS, _COS, _SIN, domain=CONTRIB, **part)
 
 
