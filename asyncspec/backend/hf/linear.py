@@ -58,6 +58,11 @@ class RowwiseLinear(nn.Module):
         self.dtype = dtype
         self._bias = bias
 
+    @property
+    def kind(self) -> type[RowwiseLinear]:
+        """Products of a kind have one floor."""
+        return type(self)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         rows = x.numel() // self.in_features

@@ -54,7 +54,7 @@ def _by_kind(linears: Sequence[RowwiseLinear]) -> list[list[RowwiseLinear]]:
     """Layers of different products have floors of their own."""
     kinds: dict[type, list[RowwiseLinear]] = {}
     for linear in linears:
-        kinds.setdefault(type(linear), []).append(linear)
+        kinds.setdefault(linear.kind, []).append(linear)
     return list(kinds.values())
 
 

@@ -22,6 +22,7 @@ from asyncspec.backend.hf.dense import widens
 from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.fused.fuse import fuse
+from asyncspec.backend.hf.fused.halves import Half
 from asyncspec.backend.hf.lean.fit import make_lean
 from asyncspec.backend.hf.linear import RowwiseLinear, with_rows
 from asyncspec.backend.hf.mapped import pack_mapped
@@ -53,8 +54,8 @@ class Shard:
         self.dtype = dtype
         # What multiplies; filled by ``load_shard``.
         self.linears: tuple[RowwiseLinear, ...] = ()
-        # One of each kind of them.
-        self._kinds: tuple[RowwiseLinear, ...] = ()
+        # Of those the one by whose floor a pass has its rows.
+        self._first: RowwiseLinear | None = None
         # So many of the first layers are enough to try it with; set by ``load_shard``.
         self.telling = last - first
         # Whether its layers run in fewer operations than by the family's own code (lean/).
@@ -63,7 +64,9 @@ class Shard:
     def use(self, linears: Iterable[RowwiseLinear]) -> None:
         """These are the shard's products."""
         self.linears = tuple(linears)
-        self._kinds = tuple({type(linear): linear for linear in self.linears}.values())
+        # Halves of layers take rows as they come; other products see to their floor themselves.
+        halves = (linear for linear in self.linears if isinstance(linear, Half))
+        self._first = next(halves, self.linears[0])
 
     def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Tree) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
@@ -101,7 +104,7 @@ class Shard:
 
     def _padded(self, rows: int) -> int:
         """Rows that the layers' products take as they are, where ``rows`` are asked for."""
-        return max((kind.padded(rows) for kind in self._kinds), default=rows)
+        return rows if self._first is None else self._first.padded(rows)
 
     def noise(self, count: int) -> torch.Tensor:
         """Inputs of that many rows, to try this shard with."""

@@ -36,6 +36,11 @@ class Half(RowwiseLinear):
         super().__init__((height, width), torch.float32, None, 1)
         self._weight_bytes = graph.weight_bytes
 
+    @property
+    def kind(self) -> type[RowwiseLinear]:
+        """See ``RowwiseLinear``. A pass goes through both halves."""
+        return Half
+
     def padded(self, rows: int) -> int:
         """See ``RowwiseLinear``."""
         return max(self.min_rows, rows)
