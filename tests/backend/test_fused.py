@@ -15,6 +15,7 @@ from asyncspec.backend.hf import cpu, dense, mlas
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.elementwise import WholeVectors
+from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.fused import fuse, halves
 from asyncspec.backend.hf.fused.activation import Activation, close, known_activation
 from asyncspec.backend.hf.fused.fuse import FusedLayer
@@ -22,6 +23,7 @@ from asyncspec.backend.hf.lean.layer import LeanLayer
 from asyncspec.backend.hf.mapped import MappedLinear
 from asyncspec.backend.hf.mlas import MlasLinear
 from asyncspec.backend.hf.noise import noise
+from asyncspec.backend.hf.pieces import read_pieces
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
@@ -221,6 +223,25 @@ def test_small_layers_of_float16_are_fused_as_float32(
     if small:
         assert torch.equal(outputs(shard, slice(5)), outputs(exact, slice(5)))
         assert shard.in_words().startswith("float32, head float16")
+
+
+@HERE
+def test_which_layers_are_fused_is_no_matter_of_the_cut(
+    tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a layer's bits were."""
+    path = tiny("qwen3-moe-mixed", dtype=torch.float16, moe_intermediate_size=200)
+    checkpoint = open_checkpoint(path)
+    counts = read_pieces(checkpoint, 0, 5, torch.float32).layers().values()
+    monkeypatch.setattr(dense, "SMALL", min(counts))
+    assert max(counts) > min(counts)
+    whole = [type(layer) for layer in load(path, 0, 5).model.model.layers]
+    alone = [type(load(path, i, i + 1).model.model.layers[0]) for i in range(5)]
+    assert whole == alone
+    assert set(whole) == {LeanLayer, FusedLayer}
+    for span in ((0, 5), (1, 3)):
+        foretold = footprint(path, checkpoint.facts, span, "float32", "exact").weights
+        assert load(path, *span).weight_bytes == pytest.approx(foretold, rel=0.02)
 
 
 def tiny_in_float32(path: Path) -> Path:

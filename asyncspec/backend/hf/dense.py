@@ -26,11 +26,10 @@ def kept_type(stored: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
     return torch.float16 if half else dtype
 
 
-def widens(largest: int) -> bool:
-    """Whether layers, the ``largest`` of so many weights, keep float16 ones as float32 although
-    they need not: where reading twice the bytes takes less time than a layer in one piece saves
-    (``fused/``)."""
-    return largest <= SMALL and is_quickest()
+def widens(count: int) -> bool:
+    """Whether a layer of ``count`` weights keeps float16 ones as float32 although it need not:
+    where reading twice the bytes takes less time than a layer in one piece saves (``fused/``)."""
+    return count <= SMALL and is_quickest()
 
 
 def may_wait(info: TensorInfo, dtype: torch.dtype, *, widen: bool) -> bool:

@@ -17,7 +17,7 @@ from asyncspec.backend.hf.embedding import only_looks_up
 from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.inspect import Facts
 from asyncspec.backend.hf.matrices import kind_of
-from asyncspec.backend.hf.pieces import sub_config
+from asyncspec.backend.hf.pieces import layer_of, sub_config
 from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.recipe import Mode, Quantize
 from asyncspec.backend.hf.reference import CHUNK
@@ -139,9 +139,9 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
     of an embedding that is kept as it is stored. ``tied``: its head is its embedding, and a dense
     one is held once, where both want the same numbers."""
     item, in_linear = items
-    in_layer = item if widens(_largest_layer(model)) else in_linear
     kept = in_linear != item and only_looks_up(model.model.embed_tokens)
     once = tied and not kept
+    widened = {f"{LAYERS}{i}." for i, layer in enumerate(model.model.layers) if _widens(layer)}
     total = 0
     for name, module in model.named_modules():
         numbers = sum(p.numel() for p in module.parameters(recurse=False))
@@ -151,17 +151,14 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
             kind = kind_of(name, quantize)
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
-            elif name.startswith(LAYERS):
-                total += height * width * in_layer
+            elif layer_of(name) in widened:
+                total += height * width * item
             elif not (once and name == "lm_head"):
                 total += height * width * in_linear
         total += numbers * (in_linear if kept and isinstance(module, torch.nn.Embedding) else item)
     return total
 
 
-def _largest_layer(model: Any) -> int:
-    """Weights in the matrices of the layer that has most."""
-    return max(
-        sum(x.weight.numel() for x in layer.modules() if isinstance(x, torch.nn.Linear))
-        for layer in model.model.layers
-    )
+def _widens(layer: Any) -> bool:
+    linears = (x for x in layer.modules() if isinstance(x, torch.nn.Linear))
+    return widens(sum(x.weight.numel() for x in linears))

@@ -22,6 +22,7 @@ from asyncspec.backend.hf.experts import ROUTER
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.mapped import MappedLinear
+from asyncspec.backend.hf.pieces import layer_of
 from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.recipe import Quantize, Recipe
 from asyncspec.backend.hf.weights import EMBEDDING, HEAD, TensorInfo
@@ -35,8 +36,8 @@ class Wanted(Struct, frozen=True):
     recipe: Recipe
     quantize: Quantize = "none"
     share_tied: bool = True
-    # Layers' float16 weights are to be float32.
-    widen: bool = False
+    # Layers whose float16 weights are to be float32, by what their names begin with.
+    widened: frozenset[str] = frozenset()
 
 
 def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> None:
@@ -89,7 +90,9 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
     if name == "lm_head" and wanted.share_tied and _tied_here(model):
         weight = model.model.embed_tokens.weight.detach()
         return dense_linear(weight, bias, wanted.recipe, wanted.dtype, shared=True)
-    if name.startswith(LAYERS) and may_wait(info, wanted.dtype, widen=wanted.widen):
+    if name.startswith(LAYERS) and may_wait(
+        info, wanted.dtype, widen=layer_of(name) in wanted.widened
+    ):
         return MappedLinear(info, bias)
     kept = kept_type(stored_type(info), wanted.dtype)
     return dense_linear(read_tensor(info, kept), bias, wanted.recipe, wanted.dtype)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,13 +57,13 @@ class Pieces(Struct, frozen=True):
     # The head is the embedding; where there is no head, as the configuration says.
     tied: bool
 
-    def largest_layer(self) -> int:
-        """Weights in the matrices of the layer that has most."""
+    def layers(self) -> Mapping[str, int]:
+        """How many weights the matrices of each layer have, by what their names begin with."""
         counts: Counter[str] = Counter()
         for name, info in self.matrices.items():
             if name.startswith(LAYERS):
-                counts[_layer(name)] += math.prod(info.shape)
-        return max(counts.values(), default=0)
+                counts[layer_of(name)] += math.prod(info.shape)
+        return counts
 
 
 def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Pieces:
@@ -79,7 +80,7 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
     matrices: dict[str, TensorInfo] = {}
     empty = torch.empty(1, dtype=dtype)
     for name, info in checkpoint.tensors.items():
-        prefix = _layer(name)
+        prefix = layer_of(name)
         if prefix in wanted:
             ours = opened_name(wanted[prefix] + name.removeprefix(prefix))
         elif whole.get(name):
@@ -107,7 +108,7 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
     return Pieces(state, matrices, tied)
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """ "model.layers.N." of a layer's tensor."""
     return ".".join(name.split(".")[:3]) + "."
 

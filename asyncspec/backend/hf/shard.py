@@ -181,7 +181,9 @@ def load_shard(
         inner.norm = nn.Identity()
         shard.model.lm_head = nn.Identity()
     open_experts(shard.model)
-    wanted = Wanted(dtype, recipe, quantize, share_tied, widens(pieces.largest_layer()))
+    # Layer by layer, so that a layer's bits are the same however the model is cut.
+    widened = frozenset(layer for layer, count in pieces.layers().items() if widens(count))
+    wanted = Wanted(dtype, recipe, quantize, share_tied, widened)
     fill(shard.model, pieces.matrices, wanted)
     if mode == "exact":
         swap_elementwise(shard.model)
