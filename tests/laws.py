@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
 from asyncspec.tree import TokenTree
-from asyncspec_protocol.ids import NodeId, Rank, first_session, is_draft, owner
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
 from asyncspec_protocol.messages import FINAL, Message, PruneIndices
 from cluster import Cluster, ask
 
@@ -282,6 +283,14 @@ def check_features(session: Any) -> None:
     if session.answering:
         assert features.known == session.length - 1
         assert session.reach == session.length
+
+
+def lose_links(cluster: Cluster, losses: Sequence[tuple[int, int]]) -> None:
+    """At each of these times the draft node loses its link to a stage; soon after it is back."""
+    for when, which in losses:
+        stage = Rank(1 + which % cluster.stages)
+        cluster.world.at(when, partial(cluster.world.cut, DRAFT, stage))
+        cluster.world.at(when + 7, cluster.connect_all)
 
 
 def check_after(cluster: Cluster, asked: list[Request]) -> None:

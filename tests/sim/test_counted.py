@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from asyncspec.actor.machine import Effect, Emit, Input, Received, Request, Send
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Closed, Segment, Verdict
 from cluster import Cluster
-from laws import check_after, clusters, requests
+from laws import check_after, clusters, lose_links, requests
 
 BOUND = 100_000.0
 
@@ -94,10 +93,7 @@ def test_what_users_are_told_is_what_went_by(
     seen = Onlooker(cluster)
     for request in asked:
         cluster.submit(request)
-    for when, which in losses:
-        rank = Rank(1 + which % cluster.stages)
-        cluster.world.at(when, partial(cluster.world.cut, DRAFT, rank))
-        cluster.world.at(when + 7, cluster.connect_all)
+    lose_links(cluster, losses)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)
     for name, finish in cluster.world.finished.items():

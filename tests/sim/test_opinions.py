@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from msgspec.structs import replace
 
 from asyncspec.accept import Opinion
 from asyncspec.actor.machine import Emit, Request
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import Rank
 from cluster import Cluster
-from laws import check_after, clusters, requests
+from laws import check_after, clusters, lose_links, requests
 
 BOUND = 100_000.0
 
@@ -53,10 +52,7 @@ def test_what_is_said_of_each_token_is_what_the_target_alone_says(
     heard = listen(cluster)
     for request in asked:
         cluster.submit(request)
-    for when, which in losses:
-        rank = Rank(1 + which % cluster.stages)
-        cluster.world.at(when, partial(cluster.world.cut, DRAFT, rank))
-        cluster.world.at(when + 7, cluster.connect_all)
+    lose_links(cluster, losses)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)
     for request in asked:

@@ -28,15 +28,19 @@ def kept_type(stored: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
 
 def widens(count: int) -> bool:
     """Whether a layer of ``count`` weights keeps float16 ones as float32 although it need not:
-    where reading twice the bytes takes less time than a layer in one piece saves (``fused/``)."""
+    where reading twice the bytes takes less time than a layer in one piece saves (``fused/``). Each
+    for itself, so that its bits are the same however the model is cut."""
     return count <= SMALL and is_quickest()
 
 
-def may_wait(info: TensorInfo, dtype: torch.dtype, *, widen: bool) -> bool:
-    """Whether a layer for rows of ``dtype`` will multiply a matrix by onnxruntime, and so may
-    leave it in its file until the layer is known (``mapped.py``)."""
-    stored = can_map(info) or (widen and stored_type(info) == torch.float16)
-    return dtype == torch.float32 and stored and is_quickest()
+def may_wait(info: TensorInfo, dtype: torch.dtype, count: int) -> bool:
+    """Whether a layer of ``count`` weights, for rows of ``dtype``, will multiply a matrix by
+    onnxruntime, and so may leave it in its file until the layer is known (``mapped.py``)."""
+    if dtype != torch.float32:
+        return False
+    if can_map(info):
+        return is_quickest()
+    return stored_type(info) == torch.float16 and widens(count)
 
 
 def dense_linear(

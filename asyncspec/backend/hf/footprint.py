@@ -141,7 +141,8 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
     item, in_linear = items
     kept = in_linear != item and only_looks_up(model.model.embed_tokens)
     once = tied and not kept
-    widened = {f"{LAYERS}{i}." for i, layer in enumerate(model.model.layers) if _widens(layer)}
+    layers = model.model.layers if in_linear != item else ()
+    widened = {f"{LAYERS}{i}." for i, layer in enumerate(layers) if _widens(layer)}
     total = 0
     for name, module in model.named_modules():
         numbers = sum(p.numel() for p in module.parameters(recurse=False))

@@ -43,8 +43,8 @@ def _runtime() -> Any:
     return ort
 
 
-class NoGraph(Exception):
-    """There is no graph for what is wanted."""
+class GraphError(Exception):
+    """What is wanted cannot be made a graph, or the graph cannot be run."""
 
 
 class Graph:
@@ -93,8 +93,8 @@ class Graph:
     def made(
         self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str] = ()
     ) -> Run:
-        """The graph, with the names of its outputs and inputs. Raises ``NoGraph``, as what is made
-        does, where this onnxruntime has no such operation."""
+        """The graph, with the names of its outputs and inputs. Raises ``GraphError``, as what is
+        made does, where this onnxruntime has no such operation."""
         ort = _runtime()
         options = ort.SessionOptions()
         options.use_per_session_threads = False
@@ -107,7 +107,7 @@ class Graph:
         try:
             session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # it has many, with nothing in common
-            raise NoGraph(str(error)) from error
+            raise GraphError(str(error)) from error
         names = tuple(outputs)
         # The session reads them where they are.
         vectors = [x for x in self._weights.values() if x.dim() < 2]
@@ -116,7 +116,7 @@ class Graph:
             try:
                 return session.run(names, inputs)
             except Exception as error:
-                raise NoGraph(str(error)) from error
+                raise GraphError(str(error)) from error
 
         return run
 

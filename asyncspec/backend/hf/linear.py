@@ -47,6 +47,9 @@ class RowwiseLinear(nn.Module):
     fewest_rows = 1
     """What the self-test need not try to go below."""
 
+    any_rows = False
+    """Whether there is no code for each number of rows that is met."""
+
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, bias: torch.Tensor | None, min_rows: int
     ) -> None:
@@ -74,7 +77,7 @@ class RowwiseLinear(nn.Module):
 
     def padded(self, rows: int) -> int:
         """How many rows are computed where ``rows`` are asked for."""
-        return max(self.min_rows, rounded(rows))
+        return max(self.min_rows, rows if self.any_rows else rounded(rows))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """As ``forward``, without the row floor."""

@@ -22,7 +22,7 @@ from asyncspec.backend.hf.experts import ROUTER
 from asyncspec.backend.hf.give_back import Freed
 from asyncspec.backend.hf.linear import RowwiseLinear
 from asyncspec.backend.hf.mapped import MappedLinear
-from asyncspec.backend.hf.pieces import layer_of
+from asyncspec.backend.hf.pieces import Pieces, layer_of
 from asyncspec.backend.hf.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.recipe import Quantize, Recipe
 from asyncspec.backend.hf.weights import EMBEDDING, HEAD, TensorInfo
@@ -36,16 +36,14 @@ class Wanted(Struct, frozen=True):
     recipe: Recipe
     quantize: Quantize = "none"
     share_tied: bool = True
-    # Layers whose float16 weights are to be float32, by what their names begin with.
-    widened: frozenset[str] = frozenset()
 
 
-def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> None:
+def fill(model: Any, pieces: Pieces, wanted: Wanted) -> None:
     """Give ``model`` its matrices in place of placeholders and exchange every ``nn.Linear``; those
     of layers that may become graphs stay in their file for now (``mapped.py``). Raises
     ``CheckpointError`` where a matrix is missing."""
     linears = {n: module for n, module in model.named_modules() if type(module) is nn.Linear}
-    sources = dict(matrices)
+    sources, counts = dict(pieces.matrices), pieces.layers()
     if "lm_head" in linears and HEAD not in sources and EMBEDDING in sources:
         sources[HEAD] = sources[EMBEDDING]
     # A tied head comes after the embedding, which it may share.
@@ -55,7 +53,7 @@ def fill(model: Any, matrices: Mapping[str, TensorInfo], wanted: Wanted) -> None
         owner, _, attribute = name.rpartition(".")
         if owner in linears and attribute == "weight":
             _check_shape(name, sources[name], linears[owner])
-            _set(model, owner, _linear(model, owner, sources[name], wanted))
+            _set(model, owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             _embed(model.model, sources[name], wanted.dtype)
         freed.add(sources[name].size)
@@ -79,7 +77,9 @@ def kind_of(name: str, quantize: Quantize) -> Quantize:
     return "int8" if quantize == "int4" and name == "lm_head" else quantize
 
 
-def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseLinear:
+def _linear(
+    model: Any, name: str, info: TensorInfo, counts: Mapping[str, int], wanted: Wanted
+) -> RowwiseLinear:
     bias = model.get_submodule(name).bias
     bias = None if bias is None else bias.detach()
     kind = kind_of(name, wanted.quantize)
@@ -90,9 +90,7 @@ def _linear(model: Any, name: str, info: TensorInfo, wanted: Wanted) -> RowwiseL
     if name == "lm_head" and wanted.share_tied and _tied_here(model):
         weight = model.model.embed_tokens.weight.detach()
         return dense_linear(weight, bias, wanted.recipe, wanted.dtype, shared=True)
-    if name.startswith(LAYERS) and may_wait(
-        info, wanted.dtype, widen=layer_of(name) in wanted.widened
-    ):
+    if name.startswith(LAYERS) and may_wait(info, wanted.dtype, counts[layer_of(name)]):
         return MappedLinear(info, bias)
     kept = kept_type(stored_type(info), wanted.dtype)
     return dense_linear(read_tensor(info, kept), bias, wanted.recipe, wanted.dtype)

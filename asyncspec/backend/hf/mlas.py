@@ -45,14 +45,12 @@ def is_here() -> bool:
 class MlasLinear(RowwiseLinear):
     """Dense float32 weights [N, K], packed by onnxruntime; what it was given may be freed."""
 
+    any_rows = True
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(tuple(weight.shape), torch.float32, bias, self.fewest_rows)
         graph = Graph()
         self._run = graph.made([graph.product(_IN, weight)], [_IN])
-
-    def padded(self, rows: int) -> int:
-        """See ``RowwiseLinear``. There is no code for each number of rows."""
-        return max(self.min_rows, rows)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""

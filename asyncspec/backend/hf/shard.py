@@ -18,7 +18,6 @@ from asyncspec.backend.hf.alike import fewest_of_all_kinds
 from asyncspec.backend.hf.attention import NAME, Tree, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.dense import widens
 from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.experts import open_experts
 from asyncspec.backend.hf.fused.fuse import fuse
@@ -181,10 +180,7 @@ def load_shard(
         inner.norm = nn.Identity()
         shard.model.lm_head = nn.Identity()
     open_experts(shard.model)
-    # Layer by layer, so that a layer's bits are the same however the model is cut.
-    widened = frozenset(layer for layer, count in pieces.layers().items() if widens(count))
-    wanted = Wanted(dtype, recipe, quantize, share_tied, widened)
-    fill(shard.model, pieces.matrices, wanted)
+    fill(shard.model, pieces, Wanted(dtype, recipe, quantize, share_tied))
     if mode == "exact":
         swap_elementwise(shard.model)
     shard.telling = max(_FEWEST, fewest_of_all_kinds(inner.layers))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.graph import CONTRIB, Graph, NoGraph
+from asyncspec.backend.hf.graph import CONTRIB, Graph, GraphError
 from asyncspec.backend.hf.noise import noise
 
 _X = "x"
@@ -28,7 +28,7 @@ class Activation(Struct, frozen=True):
         return graph.add(self.operator, x, domain=CONTRIB, **self.attributes)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Its result. Raises ``NoGraph``."""
+        """Its result. Raises ``GraphError``."""
         graph = Graph()
         run = graph.made([self.added(graph, _X)], [_X])
         return torch.from_numpy(run({_X: x.numpy()})[0])
@@ -48,7 +48,7 @@ def known_activation(function: Callable[[torch.Tensor], torch.Tensor]) -> Activa
     for activation in _KNOWN:
         try:
             got = activation.of(x)
-        except NoGraph:
+        except GraphError:
             continue
         if close(got, want, _CLOSE):
             return activation

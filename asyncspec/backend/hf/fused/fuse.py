@@ -14,7 +14,7 @@ from asyncspec.backend.hf.attention import Tree
 from asyncspec.backend.hf.fused.activation import Activation, close, known_activation
 from asyncspec.backend.hf.fused.halves import After, Before
 from asyncspec.backend.hf.give_back import Freed
-from asyncspec.backend.hf.graph import NoGraph
+from asyncspec.backend.hf.graph import GraphError
 from asyncspec.backend.hf.lean.body import LeanBody
 from asyncspec.backend.hf.lean.fit import Listening
 from asyncspec.backend.hf.lean.layer import LeanBlock, LeanLayer
@@ -27,7 +27,7 @@ _CLOSE = 2e-5
 
 
 class FusedLayer(nn.Module):
-    """What a lean layer computes. Raises ``NoGraph``."""
+    """What a lean layer computes. Raises ``GraphError``."""
 
     def __init__(self, layer: LeanLayer, turned: int, activation: Activation) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def _fused(layer: LeanLayer, turned: int, known: dict[str, Activation | None]) -
     activation = known[name]
     try:
         return None if activation is None else FusedLayer(layer, turned, activation)
-    except NoGraph:
+    except GraphError:
         return None
 
 
@@ -83,7 +83,7 @@ def _does_the_same(fused: FusedLayer, layer: LeanLayer, hidden: torch.Tensor, tu
     try:
         got = _heard(fused, hidden, turns)
         alone = _heard(fused, hidden[:, :1], (turns[0][:1], turns[1][:1]))
-    except NoGraph:
+    except GraphError:
         return False
     want = _heard(layer, hidden, turns)
     if not all(close(*pair, _CLOSE) for pair in zip(got, want, strict=True)):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from asyncspec.backend.hf.fused.activation import Activation
-from asyncspec.backend.hf.graph import CONTRIB, Graph, NoGraph
+from asyncspec.backend.hf.graph import CONTRIB, Graph, GraphError
 from asyncspec.backend.hf.lean.attention import LeanAttention
 from asyncspec.backend.hf.lean.layer import LeanBlock, LeanLayer
 from asyncspec.backend.hf.lean.norm import LeanNorm
@@ -32,6 +32,8 @@ _POSITIONS, _COS, _SIN = "positions", "cos", "sin"
 class Half(RowwiseLinear):
     """Rows in, rows out, and each depends on its own row alone. Packed, as a linear layer is."""
 
+    any_rows = True
+
     def __init__(self, width: int, height: int, graph: Graph) -> None:
         super().__init__((height, width), torch.float32, None, 1)
         self._weight_bytes = graph.weight_bytes
@@ -40,10 +42,6 @@ class Half(RowwiseLinear):
     def kind(self) -> type[RowwiseLinear]:
         """See ``RowwiseLinear``. A pass goes through both halves."""
         return Half
-
-    def padded(self, rows: int) -> int:
-        """See ``RowwiseLinear``."""
-        return max(self.min_rows, rows)
 
     @property
     def weight_bytes(self) -> int:
@@ -58,7 +56,7 @@ class Half(RowwiseLinear):
 
 class Before(Half):
     """Hidden states to queries, keys and values, turned to their positions; ``turned`` is the width
-    of cos and sin. Raises ``NoGraph``."""
+    of cos and sin. Raises ``GraphError``."""
 
     def __init__(self, layer: LeanLayer, turned: int) -> None:
         attention = layer.attention
@@ -93,12 +91,12 @@ class Before(Half):
 
 class After(Half):
     """What attention has mixed, and the hidden states before it, to those behind the layer. Raises
-    ``NoGraph``."""
+    ``GraphError``."""
 
     def __init__(self, layer: LeanLayer, activation: Activation) -> None:
         block = layer.block
         if not isinstance(block, LeanBlock):
-            raise NoGraph
+            raise GraphError
         _, after, before_block, after_block = layer.norms
         graph = Graph()
         out = _product(graph, _MIXED, layer.attention.o_proj)
@@ -129,7 +127,7 @@ class After(Half):
 
 def _matrix(module: Any) -> MappedLinear:
     if not isinstance(module, MappedLinear):
-        raise NoGraph
+        raise GraphError
     return module
 
 
@@ -156,7 +154,7 @@ def _normed(graph: Graph, x: str, norm: nn.Module) -> str:
     if isinstance(norm, nn.Identity):
         return x
     if not isinstance(norm, LeanNorm):
-        raise NoGraph
+        raise GraphError
     weight = graph.weight(norm.factors)
     return graph.add("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=norm.epsilon)
 
