@@ -189,7 +189,7 @@ def load_shard(
         shard.model, lambda tree: shard.hidden(probe, positions, tree), len(_POSITIONS)
     )
     if shard.lean:
-        fuse(shard.model.model, shard.facts.hidden_size)
+        fuse(shard.model.model, shard.facts.hidden_size, positions)
     pack_mapped(shard.model)
     shard.use(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
     return shard

@@ -21,7 +21,6 @@ from asyncspec.backend.hf.lean.layer import LeanBlock, LeanLayer
 from asyncspec.backend.hf.lean.rotary import Turns
 from asyncspec.backend.hf.noise import noise
 
-_POSITIONS = (3, 4, 4, 5, 9)
 _CLOSE = 2e-5
 """Of the largest number: ordinary rounding of float32 sums."""
 
@@ -29,10 +28,12 @@ _CLOSE = 2e-5
 class FusedLayer(nn.Module):
     """What a lean layer computes. Raises ``GraphError``."""
 
-    def __init__(self, layer: LeanLayer, turned: int, activation: Activation) -> None:
+    def __init__(
+        self, layer: LeanLayer, block: LeanBlock, turned: int, activation: Activation
+    ) -> None:
         super().__init__()
         self.before = Before(layer, turned)
-        self.after = After(layer, activation)
+        self.after = After(layer, block, activation)
         self._asked, self._width = layer.attention.asked, layer.attention.width
 
     @property
@@ -48,12 +49,11 @@ class FusedLayer(nn.Module):
         return self.after.hidden(mixed.flatten(1).unsqueeze(0), hidden)
 
 
-def fuse(body: LeanBody, width: int) -> None:
+def fuse(body: LeanBody, width: int, positions: torch.Tensor) -> None:
     """Exchange the layers of ``body``, of ``width`` hidden numbers, whose weights lie in a file,
-    where the fused ones compute the same."""
-    positions = torch.tensor([_POSITIONS])
-    hidden = noise(1, len(_POSITIONS), width)
-    turns = body.turns(hidden, positions)
+    where the fused ones compute the same of rows at these ``positions`` [n]."""
+    hidden = noise(1, len(positions), width)
+    turns = body.turns(hidden, positions.unsqueeze(0))
     known: dict[str, Activation | None] = {}
     freed = Freed()
     for i, layer in enumerate(body.layers):
@@ -74,7 +74,7 @@ def _fused(layer: LeanLayer, turned: int, known: dict[str, Activation | None]) -
         known[name] = known_activation(block.activation)
     activation = known[name]
     try:
-        return None if activation is None else FusedLayer(layer, turned, activation)
+        return None if activation is None else FusedLayer(layer, block, turned, activation)
     except GraphError:
         return None
 

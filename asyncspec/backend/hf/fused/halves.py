@@ -90,13 +90,10 @@ class Before(Half):
 
 
 class After(Half):
-    """What attention has mixed, and the hidden states before it, to those behind the layer. Raises
-    ``GraphError``."""
+    """What attention has mixed, and the hidden states before it, to those behind the layer, whose
+    ``block`` has this ``activation``. Raises ``GraphError``."""
 
-    def __init__(self, layer: LeanLayer, activation: Activation) -> None:
-        block = layer.block
-        if not isinstance(block, LeanBlock):
-            raise GraphError
+    def __init__(self, layer: LeanLayer, block: LeanBlock, activation: Activation) -> None:
         _, after, before_block, after_block = layer.norms
         graph = Graph()
         out = _product(graph, _MIXED, layer.attention.o_proj)
