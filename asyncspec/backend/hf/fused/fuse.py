@@ -82,7 +82,7 @@ def _fused(layer: LeanLayer, turned: int, known: dict[str, Activation | None]) -
 def _does_the_same(fused: FusedLayer, layer: LeanLayer, hidden: torch.Tensor, turns: Turns) -> bool:
     try:
         got = _heard(fused, hidden, turns)
-        alone = _heard(fused, hidden[:, :1], (turns[0][:1], turns[1][:1]))
+        alone = _heard(fused, hidden[:, :1], Turns(x[:1] for x in turns))
     except GraphError:
         return False
     want = _heard(layer, hidden, turns)

@@ -78,14 +78,14 @@ class Before(Half):
         if self._turned:
             # A rotary embedding in onnxruntime looks positions up; ours are looked up already.
             given[_POSITIONS] = np.arange(hidden.shape[1])[None]
-            given[_COS], given[_SIN] = _halved(turns)
+            given[_COS], given[_SIN] = turns.halves
         return [torch.from_numpy(part) for part in self._run(given)]
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``. Turned by nothing."""
         rows = x.view(1, -1, self.in_features)
         turns = torch.ones(rows.shape[1], 1, self._turned)
-        parts = self.heads(rows, (turns, torch.zeros_like(turns)))
+        parts = self.heads(rows, Turns((turns, torch.zeros_like(turns))))
         return torch.cat(parts, -1).view(*x.shape[:-1], self.out_features)
 
 
@@ -179,14 +179,6 @@ def _turned(graph: Graph, x: str, size: int, width: int, turned: int) -> str:
     # Where all are, it counts the heads itself.
     part = {"rotary_embedding_dim": turned, "num_heads": size // width} if turned < width else {}
     return graph.add("RotaryEmbedding", x, _POSITIONS, _COS, _SIN, domain=CONTRIB, **part)
-
-
-def _halved(turns: Turns) -> list[npt.NDArray[np.float32]]:
-    """cos and sin [n, R / 2] as onnxruntime takes them: both halves of a head have the same angles,
-    and of the second one sin has its own sign."""
-    cos, sin = (x.squeeze(1).numpy() for x in turns)
-    half = cos.shape[-1] // 2
-    return [np.ascontiguousarray(cos[:, half:]), np.ascontiguousarray(sin[:, half:])]
 
 
 def _added(graph: Graph, x: str, hidden: str, scale: float) -> str:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-Turns = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin [n, 1, R] as ``turn`` takes them."""
+
+class Turns(tuple[torch.Tensor, torch.Tensor]):
+    """cos and sin [n, 1, R] as ``turn`` takes them."""
+
+    @cached_property
+    def halves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """cos and sin [n, R / 2] as onnxruntime takes them, made once for all layers: both halves
+        of a head have the same angles, and of the second one sin has its own sign."""
+        cos, sin = (x.squeeze(1).chunk(2, -1)[1].contiguous().numpy() for x in self)
+        return cos, sin
+
 
 WINDOW = 256
 """Positions that are made at a time; a multiple of what ``WholeRotary`` asks for."""
@@ -38,7 +50,7 @@ class LeanRotary:
             made = signed(*self._family(hidden, window, *self._kind))
             self._table = torch.stack(made, 1)
         cos, sin = self._table.index_select(0, positions[0] - self._start).unbind(1)
-        return cos, sin
+        return Turns((cos, sin))
 
 
 def has_kinds(family: Any) -> bool:
@@ -51,7 +63,7 @@ def signed(cos: torch.Tensor, sin: torch.Tensor) -> Turns:
     """Of a family's cos and sin [1, n, R], the first half of sin with its sign turned: (-x) * s and
     x * (-s) are the same number, and rows need not be negated in every layer."""
     first, second = sin[0].unsqueeze(1).chunk(2, -1)
-    return cos[0].unsqueeze(1), torch.cat([-first, second], -1)
+    return Turns((cos[0].unsqueeze(1), torch.cat([-first, second], -1)))
 
 
 def turn(x: torch.Tensor, turns: Turns) -> torch.Tensor:
