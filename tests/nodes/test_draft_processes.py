@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from asyncspec.errors import ClusterError
@@ -20,6 +22,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.node.huge_pages import TUNABLES, environment
 from asyncspec_nodes.node.reports import Serving, Trouble, read_report
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
@@ -132,6 +135,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         found = Shared(tmp_path_factory.mktemp("shared"), SOURCES)
         yield found
         found.close()
+
+
+def test_weights_are_on_huge_pages_where_they_can_be_had(shared: Shared) -> None:
+    """Of nodes that are started by themselves, and of those that are forked."""
+    alone = psutil.Process(shared.drafts[0].process.pid)
+    # Its children have another title in the place of their environment.
+    forked_from = psutil.Process(shared.background.cluster.pids[0]).parent()
+    assert forked_from is not None
+    wanted = environment(os.environ).get(TUNABLES)
+    assert [x.environ().get(TUNABLES) for x in (alone, forked_from)] == [wanted, wanted]
 
 
 def test_each_of_six_gets_the_text_it_would_get_alone(shared: Shared) -> None:

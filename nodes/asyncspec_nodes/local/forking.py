@@ -19,6 +19,7 @@ from asyncspec.errors import ClusterError
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import NUMBER
 from asyncspec_nodes.local.processes import end, said_last
+from asyncspec_nodes.node.huge_pages import environment
 
 SUPPORTED = sys.platform == "linux"
 """Elsewhere there are no sockets of packets, or libraries that do not survive a fork."""
@@ -120,6 +121,7 @@ class Forking:
             stdout=log,
             stderr=log,
             pass_fds=(orders,),
+            env=environment(os.environ),
             # Ctrl-C in the terminal reaches only the parent, which stops its children.
             start_new_session=True,
         )

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from asyncspec_nodes.cli.interrupt import ends_at_once
 from asyncspec_nodes.cli.output import forgiven_stderr
+from asyncspec_nodes.node.huge_pages import begin_with_them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry(argv: Sequence[str] | None = None) -> NoReturn:
     """The process: leaves without taking torch apart object by object, which takes seconds."""
+    if argv is None:  # one that was forked has what it was forked from
+        begin_with_them()
     code = main(argv)
     with contextlib.suppress(OSError):  # a parent that is gone reads nothing
         sys.stdout.flush()

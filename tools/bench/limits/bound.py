@@ -1,5 +1,8 @@
 """A stage's pass in ``fast`` mode against the time that reading its weights takes.
 
+Run by ``measure`` as a process of its own, which has a node's environment. It writes a line for
+each step, and last what it has found.
+
 One row through a large model is bound by memory: every weight is read once. What a plain loop of
 matrix products over the same weights takes is the bound; the pass also normalises, attends, turns
 positions and picks a token. torch's own products are at their best with float32, so for weights of
@@ -8,17 +11,24 @@ positions and picks a token. torch's own products are at their best with float32
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 from msgspec import Struct
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.errors import ClusterError
 from asyncspec.jobs import Admit, Forward, Row
 from asyncspec.sampling import Sampling
+from asyncspec_nodes.node.huge_pages import environment
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.enlarge import Size, enlarge
 from tools.bench.limits.progress import Tick
@@ -44,21 +54,42 @@ class Bound(Struct, frozen=True):
 
 def measure(source: Path, folder: Path, stored: torch.dtype, tick: Tick) -> Bound:
     """Enlarge ``source`` into ``folder``, its weights stored as they are to be, and time it in
-    float32, turn about with the loop."""
+    float32, turn about with the loop. Raises ``ClusterError``."""
     nbytes = enlarge(source, folder, SIZE, stored)
     tick()
+    command = [sys.executable, "-m", __name__, str(folder)]
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(
+        command, cwd=root, env=environment(os.environ), stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        last = ""
+        for line in child.stdout:
+            last = line
+            tick()
+    if child.returncode:
+        raise ClusterError(f"{__name__} has ended with code {child.returncode}")
+    one_pass, weights = msgspec.json.decode(last, type=tuple[float, float])
+    return Bound(one_pass, weights * stored.itemsize / _WIDE.itemsize, nbytes)
+
+
+def main() -> None:
+    """The process: seconds of a pass, and of a loop over the weights as float32."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
     matrices = list(_matrices(folder))
     stage = load_stage(open_checkpoint(str(folder)), 0, SIZE.layers, dtype="fp32", mode="fast")
     stage.run(Admit(SESSION, CONTEXT + 2 * REPEATS, Sampling()))
     stage.run(_forward(0, CONTEXT))
-    tick()
     passes, loops = [], []
     with torch.inference_mode():
         for i in range(REPEATS):
+            print(i, flush=True)
             passes.append(_seconds(lambda i=i: stage.run(_forward(CONTEXT + i, 1))))
-            loops.append(_seconds(lambda: _loop(matrices)) * stored.itemsize / _WIDE.itemsize)
-            tick()
-    return Bound(statistics.median(passes), statistics.median(loops), nbytes)
+            loops.append(_seconds(lambda: _loop(matrices)))
+    medians = statistics.median(passes), statistics.median(loops)
+    print(msgspec.json.encode(medians).decode())
 
 
 def _matrices(folder: Path) -> list[torch.Tensor]:
@@ -92,3 +123,7 @@ def _seconds(call: object) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

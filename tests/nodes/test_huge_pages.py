@@ -1,0 +1,88 @@
+"""A process that is to hold weights begins with the environment that puts them on huge pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncspec_nodes.node.huge_pages import MODES, TUNABLES, environment
+
+ASKED = "glibc.malloc.hugetlb=1"
+
+
+@pytest.fixture
+def on_demand(tmp_path: Path) -> Path:
+    modes = tmp_path / "enabled"
+    modes.write_text("always [madvise] never\n")
+    return modes
+
+
+@pytest.mark.parametrize("modes", ["[always] madvise never\n", "always madvise [never]\n", None])
+def test_who_need_not_ask_or_would_in_vain_does_not(modes: str | None, tmp_path: Path) -> None:
+    if modes is not None:
+        (tmp_path / "enabled").write_text(modes)
+    assert environment({"A": "b"}, tmp_path / "enabled") == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, {TUNABLES: ASKED}),
+        ({TUNABLES: ""}, {TUNABLES: ASKED}),
+        (
+            {TUNABLES: "glibc.malloc.arena_max=1", "A": "b"},
+            {TUNABLES: f"glibc.malloc.arena_max=1:{ASKED}", "A": "b"},
+        ),
+        ({TUNABLES: "glibc.malloc.hugetlb=0"}, {TUNABLES: "glibc.malloc.hugetlb=0"}),
+        ({TUNABLES: ASKED}, {TUNABLES: ASKED}),
+    ],
+)
+def test_what_the_user_has_set_stays(
+    given: dict[str, str], wanted: dict[str, str], on_demand: Path
+) -> None:
+    before = dict(given)
+    assert environment(given, on_demand) == wanted
+    assert given == before
+
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from asyncspec_nodes.node.huge_pages import begin_with_them
+print("begun", flush=True)
+begin_with_them(Path(sys.argv[1]))
+told = os.environ.get("GLIBC_TUNABLES"), os.read(int(sys.argv[2]), 9).decode()
+print(json.dumps([os.getpid(), sys.argv[1:], *told]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are Linux's")
+@pytest.mark.parametrize("given", ["", ASKED])
+def test_it_begins_anew_once_with_its_number_arguments_and_files(
+    given: str, on_demand: Path
+) -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, b"open")
+    arguments = [str(on_demand), str(ours), "two words", ""]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env={**os.environ, TUNABLES: given},
+        stdout=subprocess.PIPE,
+        pass_fds=(ours,),
+        text=True,
+    ) as process:
+        *begun, last = process.communicate()[0].splitlines()
+    for end in (ours, theirs):
+        os.close(end)
+    assert begun == ["begun"] * (1 if given else 2)
+    assert json.loads(last) == [process.pid, arguments, ASKED, "open"]
+
+
+def test_a_system_that_says_nothing_of_them_has_none(tmp_path: Path) -> None:
+    assert environment({}, tmp_path / "nowhere") == {}
+    assert MODES.is_absolute()
