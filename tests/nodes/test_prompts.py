@@ -24,6 +24,7 @@ from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
 from cluster import ask
 from nodes.drive import draft, sent
+from nodes.test_draft import verdict
 
 SIZES = (1.0, 16.0, 64.0)
 # A CPU's: 64 rows cost almost ten times one.
@@ -103,6 +104,19 @@ def test_prompts_that_are_read_at_a_time_keep_stages_at_work_for_each_other() ->
     together = piece_rows(4 * 64, 64, driven.state.times, 0.0)
     assert {one.piece for one in driven.state.sessions.values()} == {together}
     assert together > piece_rows(64, 64, driven.state.times, 0.0)
+
+
+def test_a_prompt_beside_one_answer_is_read_in_short_pieces_and_alone_at_once() -> None:
+    driven = draft(stages=1)
+    driven.feed(Received(Rank(1), PassTimes(Rank(1), SIZES, DEAR)))
+    long = tuple(range(1, 65))
+    alone = sent(driven.feed(Submitted(ask(0, prompt=long, policy="autoregressive"))), Segment)
+    assert [len(piece.ids) for piece in alone] == [64]
+    driven.feed(verdict(0, {63: 5}))
+    beside = sent(driven.feed(Submitted(ask(1, prompt=long, policy="autoregressive"))), Segment)
+    rows = shared_rows(64, 1, 1, interpolated(SIZES, DEAR))
+    assert rows < 64
+    assert [len(piece.ids) for piece in beside] == [rows] * (64 // rows)
 
 
 def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:

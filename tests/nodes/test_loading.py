@@ -1,0 +1,37 @@
+"""What a cluster file makes of a node."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.machines.draft.state import DraftState
+from asyncspec_nodes.node.loading import load_node
+from asyncspec_nodes.node.reports import Reporter
+from asyncspec_protocol.ids import DRAFT, Rank, draft_rank
+
+pytestmark = pytest.mark.torch
+
+CONFIG = local_config(
+    TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive"), 2, 1
+)
+WITHOUT_DRAFT = replace(CONFIG, node=tuple(node for node in CONFIG.node if node.rank))
+
+
+def draft_state(rank: Rank, named: bool) -> DraftState:
+    config = CONFIG if named else WITHOUT_DRAFT
+    state = load_node(config, rank, Reporter(rank, None)).initial
+    assert isinstance(state, DraftState)
+    return state
+
+
+def test_a_draft_node_that_the_file_names_need_not_look_out_for_others() -> None:
+    assert draft_state(DRAFT, named=True).config.sole
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_where_the_file_names_none_there_may_be_several(number: int) -> None:
+    assert not draft_state(draft_rank(number), named=False).config.sole
