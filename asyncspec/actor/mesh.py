@@ -22,7 +22,7 @@ from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.actor.tap import Tap
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.handshake import answer
+from asyncspec_protocol.handshake import HANDSHAKE, answer
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 from asyncspec_protocol.messages import Fault, Hello, Welcome
 
@@ -147,7 +147,7 @@ class Mesh:
         if isinstance(reply, Welcome) and hello.role != "client":
             reply = self._place_for(hello.rank) or reply
         elif isinstance(reply, Welcome) and self._me.role != "draft":
-            reply = Fault("handshake", "clients are served by rank 0: dial the draft node")
+            reply = Fault(HANDSHAKE, "clients are served by rank 0: dial the draft node")
         if isinstance(reply, Fault):
             link.refuse(reply)
             return
@@ -158,14 +158,14 @@ class Mesh:
         """A rank has one link here, and it is the peer's part to dial."""
         if rank in self.links and is_draft(rank):
             return Fault(
-                "handshake",
+                HANDSHAKE,
                 f"draft node {draft_number(rank)} is connected already: give each draft node a "
                 "number of its own (--rank)",
             )
         if rank in self.links:
-            return Fault("handshake", f"rank {rank} is connected already: give each rank once")
+            return Fault(HANDSHAKE, f"rank {rank} is connected already: give each rank once")
         if rank in dialled(self._me, self._peers):
-            return Fault("handshake", f"rank {self._me.rank} dials rank {rank} itself")
+            return Fault(HANDSHAKE, f"rank {self._me.rank} dials rank {rank} itself")
         return None
 
     # --- dialling -------------------------------------------------------------------------------

@@ -9,13 +9,16 @@ from .messages import PROTOCOL_VERSION, Fault, Hello, Role, Welcome
 
 NO_RANK = Rank(-1)
 
+HANDSHAKE = "handshake"
+"""Code of a ``Fault`` that refuses a peer for what it says of itself."""
+
 
 def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
     check a ``Welcome``, and sends nothing."""
     problem = _common(me, peer) or (_client(peer) if peer.role == "client" else _node(me, peer))
     if problem is not None:
-        return Fault(code="handshake", text=problem)
+        return Fault(HANDSHAKE, problem)
     return Welcome(**asdict(me))
 
 

@@ -215,7 +215,7 @@ def test_another_cluster_is_not_served(
     demo: Background, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = demo.ask(capsys, "--prompt", "a", "--cluster", "office")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "refuses this client: cluster 'office' meets cluster" in err
     assert "(a client: the right --cluster NAME, or none)" in err
     assert err.count("\n") == 1

@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 from msgspec.structs import replace
 
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
-from asyncspec.errors import ClusterError
+from asyncspec.errors import ClusterError, UserError
 from asyncspec_nodes.client.consultations import Consultations
 from asyncspec_nodes.client.inbox import Event, Inbox
 from asyncspec_nodes.client.statuses import Answers
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.handshake import client_hello
+from asyncspec_protocol.handshake import HANDSHAKE, client_hello
 from asyncspec_protocol.limits import MOST_HEADER_BYTES
 from asyncspec_protocol.messages import (
     Cancel,
@@ -59,6 +59,8 @@ class Client:
         self._connected = False
         # Whether keys are shown; a node that wants some ends a link without them and says nothing.
         self._secured = False
+        # The node has said what is wrong with this client's words: its user's to mend.
+        self._misled = False
         self.link = Link(options, self._frame, self._gone)
 
     @property
@@ -78,7 +80,8 @@ class Client:
         options: LinkOptions | None = None,
     ) -> Client:
         """Link to a draft node. ``cluster``: refused by one of another name; empty: whichever is
-        there. Raises ``ClusterError`` that names the node."""
+        there. Raises ``ClusterError`` that names the node, ``UserError`` where it says what
+        to change."""
         where = f"{host}:{port}"
         client = cls(where, options or LinkOptions())
         try:
@@ -189,7 +192,8 @@ class Client:
         match frame.message:
             case Welcome() as welcome if not self._welcome.done():
                 self._welcome.set_result(welcome)
-            case Fault(_, text):
+            case Fault(code, text):
+                self._misled = code == HANDSHAKE
                 link.close(text)
             case Output(request) | Finished(request) as event:
                 if request in self._answers:
@@ -212,8 +216,9 @@ class Client:
         if not self._welcome.done():
             if reason == CLOSED and not self._secured:
                 reason += "; if the cluster has keys, give --config FILE"
+            kind = UserError if self._misled else ClusterError
             self._welcome.set_exception(
-                ClusterError(f"the node at {self._where} refuses this client: {reason}")
+                kind(f"the node at {self._where} refuses this client: {reason}")
             )
             self._welcome.exception()  # seen, should nobody wait any more
         for inbox in self._answers.values():
