@@ -23,6 +23,8 @@ from tools.bench.limits.progress import Tick
 if TYPE_CHECKING:
     import torch
 
+    from tools.bench.limits.plain import PerToken
+
 Figures = dict[str, float | str | list[str]]
 
 
@@ -91,11 +93,14 @@ def _plain(tick: Tick, folder: Path) -> Figures:
     from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
     from tools.bench.limits import plain
 
-    found = asyncio.run(plain.measure(BUNDLED_TARGET, "exact", tick))
+    return _compared(asyncio.run(plain.measure(BUNDLED_TARGET, "exact", tick)), "bundled")
+
+
+def _compared(found: PerToken, name: str) -> Figures:
     return {
-        "pipeline_cpu_over_generate_bundled": found.ratio,
-        "pipeline_cpu_ms_per_token_bundled": 1e3 * found.pipeline,
-        "generate_cpu_ms_per_token_bundled": 1e3 * found.generate,
+        f"pipeline_cpu_over_generate_{name}": found.ratio,
+        f"pipeline_cpu_ms_per_token_{name}": 1e3 * found.pipeline,
+        f"generate_cpu_ms_per_token_{name}": 1e3 * found.generate,
     }
 
 
@@ -117,7 +122,7 @@ def _bound_of(stored: torch.dtype, suffix: str, tick: Tick, folder: Path) -> Fig
     compared = asyncio.run(plain.measure(folder, "exact", tick))
     return {
         f"fast_over_memory_bound{suffix}": found.share,
-        f"pipeline_cpu_over_generate_enlarged{suffix}": compared.ratio,
+        **_compared(compared, f"enlarged{suffix}"),
         f"enlarged_mib{suffix}": found.nbytes / 2**20,
     }
 
