@@ -29,6 +29,9 @@ FRAME_OVERHEAD = 24
 LEAST_BURST = 3100
 """Two frames."""
 
+PACKET = 68_750
+"""Bytes of the largest packet, and some."""
+
 QUEUE = "50ms"
 """How long a frame may wait for its turn before it is dropped."""
 
@@ -70,10 +73,13 @@ def burst(mbit: float) -> int:
     """Bytes a line may send at once after a pause: as few as the kernel's timers allow.
 
     A timer that comes late costs rate unless the bucket is as deep as its lateness. Up to 125
-    Mbit/s a quarter of a millisecond is deep enough. From 500 on it is 1.1, and so holds one of the
-    64 KiB packets that the kernel else has to cut up, at a processor's expense (measured).
+    Mbit/s a quarter of a millisecond is deep enough, from 250 on half of one. From 500 on the
+    bucket holds one of the 64 KiB packets that the kernel else has to cut up, at a processor's
+    expense, and no more of them: a segment of some rows is not to pass at once.
     """
     seconds = min(0.0011, max(0.00025, 0.0022 * mbit / 1000))
+    if mbit > 500:
+        seconds = max(0.00055, PACKET / (mbit * BYTES_PER_MBIT))
     return max(LEAST_BURST, int(mbit * BYTES_PER_MBIT * seconds))
 
 
