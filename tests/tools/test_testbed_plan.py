@@ -61,6 +61,7 @@ def test_a_bucket_holds_two_frames_and_grows_with_the_rate(one: float, other: fl
     low, high = sorted((one, other))
     assert 2 * 1538 <= plan.burst(low) <= plan.burst(high)
     assert high < 500 or plan.burst(high) > 65_536
+    assert high > 1000 or plan.burst(high) < 2 * 65_536
 
 
 def gate(way: Way) -> Address:
