@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.node.huge_pages import MODES, TUNABLES, environment
+from asyncspec_nodes.node.huge_pages import TUNABLES, environment
 
 ASKED = "glibc.malloc.hugetlb=1"
 
@@ -81,8 +81,3 @@ def test_it_begins_anew_once_with_its_number_arguments_and_files(
         os.close(end)
     assert begun == ["begun"] * (1 if given else 2)
     assert json.loads(last) == [process.pid, arguments, ASKED, "open"]
-
-
-def test_a_system_that_says_nothing_of_them_has_none(tmp_path: Path) -> None:
-    assert environment({}, tmp_path / "nowhere") == {}
-    assert MODES.is_absolute()

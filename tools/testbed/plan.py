@@ -77,10 +77,10 @@ def burst(mbit: float) -> int:
     bucket holds one of the 64 KiB packets that the kernel else has to cut up, at a processor's
     expense, and no more of them: a segment of some rows is not to pass at once.
     """
-    seconds = min(0.0011, max(0.00025, 0.0022 * mbit / 1000))
+    rate = mbit * BYTES_PER_MBIT
     if mbit > 500:
-        seconds = max(0.00055, PACKET / (mbit * BYTES_PER_MBIT))
-    return max(LEAST_BURST, int(mbit * BYTES_PER_MBIT * seconds))
+        return int(max(PACKET, rate * 0.00055))
+    return max(LEAST_BURST, int(rate * max(0.00025, 0.0022 * mbit / 1000)))
 
 
 def up(names: Names, lines: Sequence[Line]) -> list[Command]:

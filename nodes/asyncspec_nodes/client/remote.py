@@ -52,7 +52,7 @@ def read_arguments(arguments: argparse.Namespace) -> Remote:
 
 
 async def connect(remote: Remote) -> Client:
-    """A client of it. Raises ``ClusterError``."""
+    """A client of it. Raises ``ClusterError`` or ``UserError``, as ``Client.connect`` does."""
     tls = contexts(remote.security).client
     return await Client.connect(remote.host, remote.port, remote.cluster, tls=tls)
 
