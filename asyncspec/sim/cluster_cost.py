@@ -1,4 +1,4 @@
-"""What a cluster's work costs in virtual time: stages, draft node, links, jitter. Pure."""
+"""What a cluster's work costs in virtual time: stages, draft node, links, jitter. No clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from asyncspec.jobs import Batch, Forward, Job, drafts
+from asyncspec.jobs import Batch, Forward, Job, Release, drafts
 from asyncspec.sim.draft_cost import DraftCost
+from asyncspec.sim.draft_levels import KnownLevels
 from asyncspec.sim.jitter import Jitter
 from asyncspec.sim.link_cost import LinkCost
 from asyncspec.sim.sizes import Sizes
@@ -37,10 +38,12 @@ class ClusterCost(Struct, frozen=True):
 
 
 class Pricing:
-    """A ``ClusterCost`` as the simulator asks for it (see ``Costs`` and ``Wires``)."""
+    """A ``ClusterCost`` as the simulator of one cluster asks for it, about each job once, in their
+    order (see ``Costs`` and ``Wires``)."""
 
     def __init__(self, cost: ClusterCost) -> None:
         self._cost = cost
+        self._levels = KnownLevels()
         self.nbytes = Sizes(cost.width)
 
     def carried(self, message: Message) -> float:
@@ -62,7 +65,7 @@ class Pricing:
         return cost.wire.latency * cost.jitter.factor(1, source, target, *_event(message))
 
     def device(self, rank: Rank, job: Job) -> float:
-        """A pass or a draft; what only changes tables is free."""
+        """A pass or a draft; what only changes tables is free. A source computes a level once."""
         cost = self._cost
         if isinstance(job, Forward | Batch):
             seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
@@ -70,7 +73,11 @@ class Pricing:
                 return seconds
             one = job.passes[0] if isinstance(job, Batch) else job
             return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
-        if is_draft(rank) and (trees := drafts(job)):
+        if not is_draft(rank):
+            return 0.0
+        if isinstance(job, Release):
+            self._levels.forget(job.session)
+        elif trees := drafts(self._levels.rest(job)):
             first = trees[0]
             factor = cost.jitter.factor(3, first.session, first.version, first.base)
             return cost.draft.seconds(*trees) * factor

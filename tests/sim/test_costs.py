@@ -149,3 +149,17 @@ def test_bytes_leave_one_message_after_another_and_then_take_the_latency(
     for when, message in listener.heard:
         left += pricing.nbytes(message) / bandwidth
         assert when == pytest.approx(left + latency)
+
+
+@given(st.sets(st.integers(1, 12), min_size=1), st.integers(1, 12))
+def test_a_source_pays_for_a_level_below_the_same_tip_once(depths: set[int], then: int) -> None:
+    pricing = Pricing(ClusterCost(draft=DraftCost(1.0)))
+
+    def cost(depth: int, committed: tuple[int, ...] = (), **more: Any) -> float:
+        return pricing.device(DRAFT, Expand(0, 0, 0, committed, depth, 10, 64, **more))
+
+    first, *deeper = sorted(depths)
+    assert cost(first, (1,)) + sum(map(cost, deeper)) == max(depths)
+    assert cost(then, (1,)) == then
+    # What hangs from given nodes is new.
+    assert cost(then, frontier=(0,), parents=(-1,), tokens=(7,), scores=(0.0,)) == then

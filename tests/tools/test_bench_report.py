@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +11,7 @@ from msgspec.structs import replace
 
 from asyncspec.policy import POLICIES
 from asyncspec.sampling import Sampling
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.presets import PRESETS
-from asyncspec_protocol.ids import DRAFT
-from asyncspec_protocol.messages import Expand
 from tools.bench.__main__ import main
 from tools.bench.prompts import Prompt
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
@@ -26,7 +21,6 @@ from tools.bench.report.markdown import table
 from tools.bench.report.metrics import METRICS, Run
 from tools.bench.report.models import SOURCES
 from tools.bench.report.plan import Identity, Plan
-from tools.bench.report.pricing import SourcePricing
 from tools.bench.report.store import Store
 from tools.bench.report.table import fill
 
@@ -99,20 +93,6 @@ def test_only_what_is_missing_is_measured(tmp_path: Path) -> None:
     assert list(plan.missing().values()) == [wanted[0], wanted[3]]
     assert plan.result(wanted[2]) == stats(9, 4)
     store.close()
-
-
-@given(st.sets(st.integers(1, 12), min_size=1), st.integers(1, 12))
-def test_a_source_pays_for_a_level_below_the_same_tip_once(depths: set[int], then: int) -> None:
-    pricing = SourcePricing(ClusterCost(draft=DraftCost(1.0)))
-
-    def cost(depth: int, committed: tuple[int, ...] = (), **more: Any) -> float:
-        return pricing.device(DRAFT, Expand(0, 0, 0, committed, depth, 10, 64, **more))
-
-    first, *deeper = sorted(depths)
-    assert cost(first, (1,)) + sum(map(cost, deeper)) == max(depths)
-    assert cost(then, (1,)) == then
-    # What hangs from given nodes is new.
-    assert cost(then, frontier=(0,), parents=(-1,), tokens=(7,), scores=(0.0,)) == then
 
 
 def stats(tokens: int, turns: int, rounds: int = 2) -> Stats:

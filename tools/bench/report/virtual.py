@@ -13,6 +13,7 @@ from typing import Any
 from asyncspec.actor.machine import Request, Submitted
 from asyncspec.errors import AsyncSpecError
 from asyncspec.sim.actor import Actor
+from asyncspec.sim.cluster_cost import Pricing
 from asyncspec.sim.world import World
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster_file import local_config
@@ -25,7 +26,6 @@ from asyncspec_nodes.node.sources import Source, load_source
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.models import Models
-from tools.bench.report.pricing import SourcePricing
 from tools.bench.report.target import Target
 from tools.bench.report.text_stage import TextStage
 
@@ -83,7 +83,7 @@ class VirtualEngine:
         actors = {DRAFT: self._draft(setting, source)}
         for rank in map(Rank, range(1, setting.stages + 1)):
             actors[rank] = self._stage(setting, rank, text, source)
-        pricing = SourcePricing(setting.cost)
+        pricing = Pricing(setting.cost)
         world = World(actors, pricing, wires=pricing)
         connect(world, setting.stages)
         return world
