@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from asyncspec.actor.machine import (
     Abandon,
     Compute,
@@ -16,7 +18,7 @@ from asyncspec.actor.machine import (
     Report,
     Send,
 )
-from asyncspec.jobs import Forward, Job, Release
+from asyncspec.jobs import Batch, Forward, Job, Release
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.verify.machine import VerifyMachine
@@ -36,13 +38,17 @@ class Driven:
         self.state = machine.initial()
         self.now = 0.0
 
+    def at(self, now: float, event: Input) -> list[Effect]:
+        """The effects of an input at a time of its own."""
+        self.now = now
+        self.state, effects = self.machine.step(self.state, event, now)
+        return list(effects)
+
     def feed(self, *events: Input) -> list[Effect]:
-        """The effects of these inputs."""
+        """The effects of these inputs, each a second after the one before."""
         effects: list[Effect] = []
         for event in events:
-            self.now += 1.0
-            self.state, more = self.machine.step(self.state, event, self.now)
-            effects += more
+            effects += self.at(self.now + 1.0, event)
         return effects
 
 
@@ -82,6 +88,8 @@ def stage(
     prompt_length: int = 1,
     window: int = 8,
     features: tuple[int, ...] = (),
+    *,
+    coalesce: bool = False,
 ) -> Driven:
     """A stage of one layer whose peers are there, with session 0 open."""
     config = VerifyConfig(
@@ -92,7 +100,8 @@ def stage(
     driven.feed(*(Joined(peer) for peer in sorted(peers)))
     if rank < stages:
         driven.feed(Received(Rank(rank + 1), Credit(1000)))
-    driven.feed(Received(Rank(rank - 1), opening(prompt_length, features=features)))
+    message = replace(opening(prompt_length, features=features), coalesce=coalesce)
+    driven.feed(Received(Rank(rank - 1), message))
     return driven
 
 
@@ -142,6 +151,6 @@ def prune(version: int, horizon: int, accepted: tuple[int, ...], keep: tuple[int
     )
 
 
-def done(job: Forward, result: object) -> Computed:
+def done(job: Forward | Batch, result: object, seconds: float = 0.5) -> Computed:
     """The device has finished a pass."""
-    return Computed(job, result, 0.5)
+    return Computed(job, result, seconds)

@@ -59,6 +59,9 @@ def arrived(
         return _led_astray(state, peer, message, wrong)
     if first and (wrong := _too_large(session, before, waiting)):
         raise RemoteProtocolError(wrong, peer=peer)
+    if state.awaited.since is not None:
+        awaited = state.awaited.came(message.session, len(waiting.ids), now)
+        state = replace(state, awaited=awaited)
     state = lengthen(turns.arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 

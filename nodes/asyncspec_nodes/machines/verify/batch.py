@@ -53,6 +53,13 @@ class Costs(Struct, frozen=True):
         delay = segments * (self.seconds(rows + more) - self.seconds(rows))
         return delay <= share * self.seconds(more)
 
+    def joins(self, segments: int, rows: int, more: int, share: float = WORTH) -> bool:
+        """Whether ``more`` rows of a session join its ``segments``: where they are ``cheap``, and
+        the line onward carries them all."""
+        together = rows + more
+        carried = together * self.line_row_seconds <= KEEP_UP * self.seconds(together)
+        return carried and self.cheap(segments, rows, more, share)
+
 
 def gather(
     queue: Queue,
@@ -137,9 +144,8 @@ def _joining(
         if waiting.session not in open_to or i in heads:
             continue
         more = len(waiting.ids)
-        carried = (rows + more) * costs.line_row_seconds <= KEEP_UP * costs.seconds(rows + more)
-        cheap = costs.cheap(len(heads) + len(joining), rows, more, WORTH)
-        if rows + more <= most_rows and carried and cheap:
+        segments = len(heads) + len(joining)
+        if rows + more <= most_rows and costs.joins(segments, rows, more):
             joining.add(i)
             rows += more
         else:

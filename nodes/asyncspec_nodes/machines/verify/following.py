@@ -20,8 +20,11 @@ from asyncspec_nodes.machines.verify.session import Part, Running, plan, survivo
 from asyncspec_nodes.machines.verify.state import Effects, Following, VerifyState
 from asyncspec_protocol.ids import SessionId
 
+FREE = 0.05
+"""In place of ``WORTH``, for a tree that a pass waits for."""
 
-def look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
+
+def look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Tell the device what follows the pass in service, where that is not what it was told last."""
     running = state.running
     if running is None:
@@ -32,18 +35,20 @@ def look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
     basis = _basis(state)
     if len(basis) == len(state.planned_from) and all(map(is_, basis, state.planned_from)):
         return state, ()
-    known, following = state.following, planned(state)
+    known, following = state.following, planned(state, now)
     state = replace(state, following=following, planned_from=basis)
     if following is None:
         return state, () if known is None else (Next(running.job, None),)
     return state, (Next(running.job, following.running.job),)
 
 
-def planned(state: VerifyState) -> Following | None:
+def planned(state: VerifyState, now: float) -> Following | None:
     """The pass that begins as soon as the device is free, as things stand; None where none can."""
     config, queue = state.config, state.queue
+    if not queue or _crowded(state) or awaits(state, now):
+        return None
     held = _held(state)
-    if not queue or _crowded(state) or all(waiting.session in held for waiting in queue):
+    if all(waiting.session in held for waiting in queue):
         return None
     costs = fair = None
     if len(queue) > 1 and state.cost.sizes:
@@ -74,6 +79,7 @@ def _basis(state: VerifyState) -> tuple[object, ...]:
         state.sessions,
         state.inflows,
         state.rota,
+        state.awaited,
         state.allowed,
         state.sent,
         state.onward_row_seconds,
@@ -89,6 +95,23 @@ def _held(state: VerifyState) -> Collection[SessionId]:
     way = state.config.way_of
     here = {waiting.session for waiting in state.queue}
     return {session for session in here if way(session) in late}.union(rota.held(here))
+
+
+def awaits(state: VerifyState, now: float) -> bool:
+    """Whether what waits of a session that is alone should share its pass with a tree that is due
+    soon after the device is free."""
+    awaited, cost = state.awaited, state.cost
+    if awaited.since is None or not state.queue or len(state.sessions) > 1 or not cost.sizes:
+        return False
+    seconds = interpolated(*cost.averages())
+    free, running = now, state.running
+    if running is not None:
+        free = max(now, running.since + seconds(running.job.row_count))
+    rows = sum([len(waiting.ids) for waiting in state.queue])
+    if not awaited.soon(state.queue[0].session, free, seconds(rows)):
+        return False
+    costs = Costs(seconds, state.onward_row_seconds)
+    return costs.joins(len(state.queue), rows, awaited.rows, FREE)
 
 
 def _crowded(state: VerifyState) -> bool:

@@ -30,6 +30,7 @@ from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.machines.owners import check_owner
 from asyncspec_nodes.machines.verify import planning, question, turns
 from asyncspec_nodes.machines.verify.arrivals import arrived, by_line
+from asyncspec_nodes.machines.verify.awaited import TREE
 from asyncspec_nodes.machines.verify.passes import send_parked, serve
 from asyncspec_nodes.machines.verify.peers import joined, lost, ready
 from asyncspec_nodes.machines.verify.prunes import pruned
@@ -84,6 +85,8 @@ class VerifyMachine:
                 state, effects = planning.planned(state, asked, decision, now)
             case Fired(timer) if timer == ROTA:
                 state, effects = turns.fired(state, now)
+            case Fired(timer) if timer == TREE:
+                state, effects = replace(state, awaited=state.awaited.given_up(now)), ()
             case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
@@ -107,7 +110,7 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return send_parked(state, now, waited=True)
         case PruneIndices(session) if is_draft(peer):
             check_owner(session, peer)
-            return pruned(state, message)
+            return pruned(state, message, now)
         case Open() if config.fed_by(peer):
             check_owner(message.session, peer)
             if message.shared:

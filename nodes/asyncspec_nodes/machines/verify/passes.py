@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Send
+from asyncspec.actor.machine import Arm, Compute, Send
+from asyncspec_nodes.machines.verify.awaited import TREE
 from asyncspec_nodes.machines.verify.credit import give_back
-from asyncspec_nodes.machines.verify.following import look_ahead, planned
+from asyncspec_nodes.machines.verify.following import awaits, look_ahead, planned
 from asyncspec_nodes.machines.verify.session import Waiting, applied, taps
 from asyncspec_nodes.machines.verify.state import Effects, VerifyState
 from asyncspec_nodes.machines.verify.turns import taken
@@ -22,7 +23,7 @@ def serve(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if state.running is None and (state.following or (state.queue and not state.parked)):
         state, started = _start(state, now)
         effects += started
-    state, told = look_ahead(state)
+    state, told = look_ahead(state, now)
     return state, effects + told
 
 
@@ -43,9 +44,9 @@ def send_parked(
 def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """A pass begins, and the places of its segments go back to the stage before. What was said to
     follow has begun by itself."""
-    begun = state.following or planned(state)
+    begun = state.following or planned(state, now)
     if begun is None:
-        return state, ()
+        return _patient(state) if awaits(state, now) else (state, ())
     parts, most = begun.running.parts, state.config.batch_rows
     seated = {
         name: replace(state.sessions[name], slots=slots) for name, slots in begun.slots.items()
@@ -53,7 +54,7 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     state = replace(
         state,
         queue=begun.queue,
-        running=begun.running,
+        running=replace(begun.running, since=now),
         following=None,
         sessions={**state.sessions, **seated},
         fit=max(1, most // max([len(part.job.rows) for part in parts])),
@@ -62,6 +63,14 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     state, granted = give_back(state, started)
     state, armed = taken(state, started, now) if state.rota.batches else (state, ())
     return state, (Compute(begun.running.job), *granted, *armed)
+
+
+def _patient(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """The device stands still for a tree, as long as that has time."""
+    if state.awaited.until is not None:
+        return state, ()
+    awaited = state.awaited.limited()
+    return replace(state, awaited=awaited), (Arm(TREE, awaited.until),)
 
 
 def _onward(state: VerifyState, waiting: Waiting, now: float, *, waited: bool, more: int) -> Send:

@@ -14,7 +14,7 @@ from asyncspec_protocol.ids import owner
 from asyncspec_protocol.messages import PruneIndices
 
 
-def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
+def pruned(state: VerifyState, message: PruneIndices, now: float) -> tuple[VerifyState, Effects]:
     """Apply a prune to all there is of its session, at once. Raises ``RemoteProtocolError`` for one
     that takes a waiting node's parent away and leaves the node."""
     session = state.sessions.get(message.session)
@@ -23,6 +23,8 @@ def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effe
         return state, ()
     session, job = prune(session, message)
     state = replace(state, sessions={**state.sessions, message.session: session})
+    if state.config.rank == 1 and session.coalesce:
+        state = replace(state, awaited=state.awaited.moved(message.session, now))
     effects: Effects = () if job is None else (Compute(job),)
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)

@@ -71,6 +71,8 @@ class Running(Struct, frozen=True):
 
     parts: tuple[Part, ...]
     job: Forward | Batch
+    # When it began.
+    since: float = 0.0
     # The device was told that nobody needs this pass any more.
     abandoned: bool = False
 

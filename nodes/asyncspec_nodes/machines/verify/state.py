@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from asyncspec.actor.machine import Effect
 from asyncspec.pass_cost import PassCost
 from asyncspec.slots import Slots
+from asyncspec_nodes.machines.verify.awaited import Awaited
 from asyncspec_nodes.machines.verify.rota import Rota
 from asyncspec_nodes.machines.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -130,8 +131,9 @@ class VerifyState(Struct, frozen=True):
     allowed: int = 0
     sent: int = 0
     onward_row_seconds: float = 0.0
-    # First stage only: who is verified together.
+    # First stage only: who is verified together, and which tree a pass may wait for.
     rota: Rota = Rota()
+    awaited: Awaited = Awaited()
 
     @property
     def drafts(self) -> tuple[Rank, ...]:
