@@ -49,10 +49,11 @@ def test_only_a_tree_that_is_due_soon_is_waited_for(
     assert not known.came(7, 1, 0.1).soon(7, free, a_pass)
 
 
-@given(st.lists(times, min_size=3, max_size=12), times)
-def test_a_tree_has_its_time_and_no_more(took: list[int], now: int) -> None:
-    known = learned(took).moved(7, 0.0).limited()
-    assert known.given_up(now).soon(7, now, 1e9) == (now < until(known))
+@given(st.lists(times, min_size=3, max_size=12))
+def test_a_tree_that_is_given_up_is_awaited_no_more(took: list[int]) -> None:
+    known = learned(took).moved(7, 0.0)
+    assert known.given_up() == known  # the deadline of an earlier one
+    assert not known.limited().given_up().soon(7, 0.0, 1e9)
 
 
 @given(st.lists(times, min_size=3, max_size=12))
@@ -148,8 +149,8 @@ def test_a_tree_that_does_not_come_is_not_waited_for_any_longer() -> None:
     driven, job = at_work()
     accepted(driven)
     ended(driven, job)
-    assert driven.at(100.65, Fired(TREE)) == []  # armed for an earlier one
-    (alone,) = jobs(driven.at(100.7, Fired(TREE)))
+    # Timers may be a moment early.
+    (alone,) = jobs(driven.at(100.699, Fired(TREE)))
     assert rows(alone) == [2]
     assert jobs(heard(driven, 9, {23: 22}, 100.8)) == []
 

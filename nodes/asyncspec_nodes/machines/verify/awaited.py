@@ -53,10 +53,9 @@ class Awaited(Struct, frozen=True):
         took = (*self.took[1 - _REMEMBERED :], now - self.since)
         return replace(self, since=None, took=took, rows=rows, until=None)
 
-    def given_up(self, now: float) -> Awaited:
-        """It has had its time, if that is over."""
-        over = self.until is not None and now >= self.until
-        return replace(self, since=None, until=None) if over else self
+    def given_up(self) -> Awaited:
+        """It has had its time; nothing where nobody stands still for it."""
+        return self if self.until is None else replace(self, since=None, until=None)
 
     def limited(self) -> Awaited:
         """The stage stands still for it from now on."""

@@ -86,7 +86,7 @@ class VerifyMachine:
             case Fired(timer) if timer == ROTA:
                 state, effects = turns.fired(state, now)
             case Fired(timer) if timer == TREE:
-                state, effects = replace(state, awaited=state.awaited.given_up(now)), ()
+                state, effects = replace(state, awaited=state.awaited.given_up()), ()
             case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
