@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MEASURED = ("asyncspec", "protocol/asyncspec_protocol", "nodes/asyncspec_nodes")
 MEASURING = (
     "tools/bench/processes.py",
-    *(f"tools/bench/report/{name}.py" for name in ("pricing", "real", "target")),
-    *(f"tools/bench/report/{name}.py" for name in ("text_stage", "virtual")),
+    *(f"tools/bench/report/{name}.py" for name in ("real", "target", "text_stage", "virtual")),
 )
 """Where the code lies that results depend on: packages, and modules of this tool. Its others only
 choose what is measured, and a cell says all of that for itself."""
