@@ -62,14 +62,13 @@ def test_long_lines_are_not_slow_ones(deaf: Callable[[], None]) -> None:
     """Where the way is long, what rows add to it is little of it."""
     found = run("flowspec", 150, latency=0.1)
     deaf()
-    assert speed(found) == pytest.approx(speed(run("flowspec", 150, latency=0.1)), rel=0.01)
+    assert speed(found) > 0.995 * speed(run("flowspec", 150, latency=0.1))
 
 
-@pytest.mark.parametrize(("mbit", "gain"), [(125, 0.97), (62, 1.02), (30, 2.0)])
+@pytest.mark.parametrize(("mbit", "gain"), [(125, 1.0), (62, 1.02), (30, 2.0)])
 def test_slow_lines_bring_more_with_fewer_rows(
     mbit: float, gain: float, deaf: Callable[[], None]
 ) -> None:
-    """From 125 Mbit/s up it is nearly all one: the mean of eight texts is .99 there."""
     found = run("flowspec", mbit)
     deaf()
     assert speed(found) > gain * speed(run("flowspec", mbit))

@@ -21,7 +21,7 @@ from asyncspec_protocol.messages import PassTimes
 
 Times = Mapping[Rank, PassTimes]
 
-SHARE = 0.4
+SHARE = 0.45
 """Of a segment's way: so much may its rows add to it on all lines. Tokens a second are almost the
 same from .25 to .5 (docs/efficiency.md)."""
 
