@@ -151,6 +151,19 @@ def prune(version: int, horizon: int, accepted: tuple[int, ...], keep: tuple[int
     )
 
 
+def heard(driven: Driven, number: int, nodes: dict[int, int], **more: Any) -> Received:
+    """A segment from whom they come."""
+    rank = driven.machine.config.rank
+    message = segment(number, nodes, tokens=rank == 1, **more)
+    return Received(Rank(rank - 1), message, None if rank == 1 else "rows")
+
+
+def outcome(driven: Driven, job: Forward) -> object:
+    """Of a pass: tokens that no node has, or rows."""
+    last = driven.machine.config.last
+    return tuple(99 for _ in job.judge) if last else tuple(range(len(job.rows)))
+
+
 def done(job: Forward | Batch, result: object, seconds: float = 0.5) -> Computed:
     """The device has finished a pass."""
     return Computed(job, result, seconds)

@@ -13,7 +13,7 @@ from asyncspec.jobs import Batch, Forward, Job
 from asyncspec_nodes.machines.verify.awaited import MOST, TREE, Awaited
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Close, Credit
-from nodes.drive import Driven, done, following, opening, prune, segment, stage
+from nodes.drive import Driven, done, following, heard, opening, outcome, prune, segment, stage
 
 PASS = 0.5
 TAKES = 0.2
@@ -81,32 +81,20 @@ def at_work(
         tree = {3 * n + i: tip for i in range(3 if n == 1 else 1)}
         taken(driven, n, tree, 10.0 * n + TAKES, seconds)
         tip = 3 * n
-    (job,) = jobs(heard(driven, trees + 1, {20: tip}, 100.0))
+    (job,) = jobs(driven.at(100.0, heard(driven, trees + 1, {20: tip})))
     assert isinstance(job, Forward)
-    heard(driven, trees + 2, {21: 20, 22: 21}, 100.01)
+    driven.at(100.01, heard(driven, trees + 2, {21: 20, 22: 21}))
     return driven, job
-
-
-def heard(driven: Driven, number: int, nodes: dict[int, int], at: float) -> list[Effect]:
-    """A segment has come."""
-    rank = driven.machine.config.rank
-    message = segment(number, nodes, tokens=rank == 1)
-    return driven.at(at, Received(Rank(rank - 1), message, None if rank == 1 else "rows"))
 
 
 def taken(
     driven: Driven, number: int, nodes: dict[int, int], at: float, seconds: Callable[[int], float]
 ) -> None:
     """A segment has come and been computed."""
-    (job,) = jobs(heard(driven, number, nodes, at))
+    (job,) = jobs(driven.at(at, heard(driven, number, nodes)))
     assert isinstance(job, Forward)
     took = seconds(len(nodes))
     driven.at(at + took, done(job, outcome(driven, job), took))
-
-
-def outcome(driven: Driven, job: Forward) -> object:
-    """Of a pass: tokens that no node has, or rows."""
-    return tuple(99 for _ in job.judge) if driven.machine.config.last else (0,) * len(job.rows)
 
 
 def jobs(effects: list[Effect]) -> list[Forward | Batch]:
@@ -141,7 +129,7 @@ def test_what_waits_shares_its_pass_with_the_tree() -> None:
     (armed,) = [effect for effect in effects if isinstance(effect, Arm)]
     assert armed.timer == TREE
     assert armed.at == pytest.approx(100.4 + 1.5 * TAKES)
-    (both,) = jobs(heard(driven, 9, {23: 22, 24: 20}, 100.6))
+    (both,) = jobs(driven.at(100.6, heard(driven, 9, {23: 22, 24: 20})))
     assert rows(both) == [2, 2]
 
 
@@ -152,7 +140,7 @@ def test_a_tree_that_does_not_come_is_not_waited_for_any_longer() -> None:
     # Timers may be a moment early.
     (alone,) = jobs(driven.at(100.699, Fired(TREE)))
     assert rows(alone) == [2]
-    assert jobs(heard(driven, 9, {23: 22}, 100.8)) == []
+    assert jobs(driven.at(100.8, heard(driven, 9, {23: 22}))) == []
 
 
 def test_nobody_waits_for_the_tree_of_a_session_that_is_over() -> None:

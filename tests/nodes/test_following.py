@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from asyncspec.actor.machine import Abandon, Compute, Lost, Next, Received
 from asyncspec.jobs import Batch, Compact, Forward
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Close, Credit, Verdict
-from nodes.drive import Driven, done, following, opening, passes, prune, segment, sent, stage
+from nodes.drive import (
+    Driven,
+    done,
+    following,
+    heard,
+    opening,
+    outcome,
+    passes,
+    prune,
+    sent,
+    stage,
+)
 
 
 def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:
@@ -20,19 +29,6 @@ def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:
     driven.feed(done(first, outcome(driven, first)))
     (second,) = passes(driven.feed(heard(driven, 1, {1: 0, 2: 0})))
     return driven, second
-
-
-def heard(driven: Driven, number: int, nodes: dict[int, int], **more: Any) -> Received:
-    """A segment from whom they come."""
-    rank = driven.machine.config.rank
-    message = segment(number, nodes, tokens=rank == 1, **more)
-    return Received(Rank(rank - 1), message, None if rank == 1 else "rows")
-
-
-def outcome(driven: Driven, job: Forward) -> object:
-    """Of a pass: tokens that no node has, or rows."""
-    last = driven.machine.config.last
-    return tuple(99 for _ in job.judge) if last else tuple(range(len(job.rows)))
 
 
 def test_a_segment_that_waits_is_said_to_follow_and_does() -> None:

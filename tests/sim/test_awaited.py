@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.sim.cluster_cost import ClusterCost
 from asyncspec.sim.coverage import harmonic
@@ -15,18 +16,11 @@ from asyncspec.sim.synthetic import Synthetic
 from asyncspec_nodes.machines.simulated import Setting, simulate
 from asyncspec_nodes.machines.verify.awaited import Awaited
 
-UNSTEADY = ClusterCost(
-    stage=StageCost(pass_seconds=0.04),
-    draft=DraftCost(0.005),
-    verdict_seconds=0.001,
-    jitter=Jitter(0.3),
+STEADY = ClusterCost(
+    stage=StageCost(pass_seconds=0.04), draft=DraftCost(0.005), verdict_seconds=0.001
 )
-SLOW_LINES = ClusterCost(
-    stage=StageCost(pass_seconds=0.04),
-    draft=DraftCost(0.005),
-    verdict_seconds=0.001,
-    wire=LinkCost(1e-4, 250 * 125_000),
-)
+UNSTEADY = replace(STEADY, jitter=Jitter(0.3))
+SLOW_LINES = replace(STEADY, wire=LinkCost(1e-4, 250 * 125_000))
 
 
 def tokens_per_second(cost: ClusterCost) -> float:
