@@ -120,6 +120,23 @@ def test_realistic_shapes_and_a_long_context(tiny: MakeTiny, dtype: str) -> None
     compare(stages, Walk(tokens, 700, 2048, random))
 
 
+def test_many_rows_of_wide_layers(tiny: MakeTiny) -> None:
+    """A path's rows alone, and in passes of more rows than bfloat16's tiles take at a time."""
+    path = tiny(
+        "llama",
+        hidden_size=896,
+        intermediate_size=4864,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+    )
+    stages = cut(open_checkpoint(path), 1, dtype="bfloat16")
+    assert stages[0].guarantee == "bitwise"
+    random = Random(4)
+    tokens = [random.randrange(VOCAB) for _ in range(120)]
+    compare(stages, Walk(tokens, 40, VOCAB, random, widest=64, prunes=0.1))
+
+
 @pytest.mark.parametrize("heads", [(4, 1), (8, 8), (2, 2)])
 def test_head_counts(tiny: MakeTiny, heads: tuple[int, int]) -> None:
     path = tiny("llama", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=128)
@@ -127,6 +144,17 @@ def test_head_counts(tiny: MakeTiny, heads: tuple[int, int]) -> None:
     random = Random(2)
     tokens = [random.randrange(VOCAB) for _ in range(130)]
     compare(stages, Walk(tokens, 70, VOCAB, random))
+
+
+@pytest.mark.parametrize("width", [192, 256, 512])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wide_heads(tiny: MakeTiny, dtype: str, width: int) -> None:
+    """Gemma's have 256 numbers: too long a product to be one chain for any number of rows."""
+    stages = cut(open_checkpoint(tiny("gemma2", head_dim=width)), 1, dtype=dtype)
+    assert stages[0].guarantee == "bitwise"
+    random = Random(6)
+    tokens = [random.randrange(VOCAB) for _ in range(150)]
+    compare(stages, Walk(tokens, 70, VOCAB, random, widest=40))
 
 
 def test_trap_one_row_among_siblings(stages: list[HFStage]) -> None:

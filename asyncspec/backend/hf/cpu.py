@@ -31,10 +31,19 @@ def multiplies_bfloat16() -> bool:
     return ask is not None and bool(ask())
 
 
+@cache
+def has_tiles() -> bool:
+    """Whether oneDNN may multiply bfloat16 in tiles (Intel's AMX); yes where torch cannot tell."""
+    known = _capabilities()
+    if known:
+        return bool(known.get("amx_tile"))
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return ask is None or bool(ask())
+
+
 def is_intel() -> bool:
     """Whether Intel made this CPU; no where torch cannot tell."""
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return str(known.get("cpu_name")).startswith("Intel")
+    return str(_capabilities().get("cpu_name")).startswith("Intel")
 
 
 def reads_half() -> bool:
@@ -67,3 +76,8 @@ def product_type(dtype: torch.dtype) -> torch.dtype:
     if dtype == torch.bfloat16 and not multiplies_bfloat16():
         return torch.float32
     return dtype
+
+
+def _capabilities() -> dict[str, object]:
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return known

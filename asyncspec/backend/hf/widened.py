@@ -45,6 +45,14 @@ _WIDENED = 1 << 19
 _SLOTS = 512
 """Keys widened at a time."""
 
+_TERMS = 128
+"""Longest product that is one chain for any number of float32 rows. MKL's of 192 terms is two for
+eight rows, and others for sixteen."""
+
+_WIDEST = 256
+"""Widest heads of bfloat16 that are multiplied as they are: those of 512 have other bits in passes
+of other sizes, where they are multiplied in tiles."""
+
 _SHORT_STRIPS = (1, 2, 7, 14)
 
 
@@ -152,13 +160,27 @@ def in_long_strips(rows: int) -> int:
 
 def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
-    kind = product_type(query.dtype)
-    if kind == query.dtype:
+    kind = product_type(query.dtype) if query.shape[2] <= _WIDEST else torch.float32
+    if kind != torch.float32:
         return _wide(torch.bmm(query, keys.transpose(1, 2)))
+    if kind == query.dtype:
+        return _chained(query, keys)
     wide = query.to(kind)
     parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
-    pieces = [torch.bmm(wide, part.to(kind).transpose(1, 2)) for part in parts]
-    return _side_by_side(pieces)
+    return _side_by_side([_chained(wide, part.to(kind)) for part in parts])
+
+
+def _chained(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """``dots`` of float32 numbers."""
+    width = query.shape[2]
+    keys = keys.transpose(1, 2)
+    if width <= _TERMS:
+        return torch.bmm(query, keys)
+    total = torch.bmm(query.narrow(2, 0, _TERMS), keys.narrow(1, 0, _TERMS))
+    for first in range(_TERMS, width, _TERMS):
+        terms = min(_TERMS, width - first)
+        total.baddbmm_(query.narrow(2, first, terms), keys.narrow(1, first, terms))
+    return total
 
 
 def _packed(parts: list[torch.Tensor]) -> list[_HalfSlice]:
