@@ -28,17 +28,20 @@ class Loaded:
         self.dtype = dtype
         self.quantize = quantize
         self._made: dict[tuple[int, int], HFStage] = {}
+        # What the first stage that is read finds, all go by.
+        self._recipe: Recipe | None = None
 
     def stage(self, first: int, end: int) -> HFStage:
         if (first, end) not in self._made:
-            self._made[first, end] = load_stage(
+            stage = load_stage(
                 self.checkpoint,
                 first,
                 end,
-                recipe=Recipe(),
+                recipe=self._recipe,
                 dtype=self.dtype,
                 quantize=self.quantize,
             )
+            self._made[first, end], self._recipe = stage, stage.recipe
         return self._made[first, end]
 
     def cut(self, stages: int) -> list[HFStage]:

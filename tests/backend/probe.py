@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -104,14 +108,30 @@ class Probe(_Tap):
         return logits
 
 
-def same_bits(stages: Sequence[HFStage], seed: str) -> None:
-    """Asserts that a tree in segments has the logits of one row after another, bit by bit."""
+def same_bits(stages: Sequence[HFStage], seed: str, widest: int = 16) -> None:
+    """Asserts that a tree in segments of up to ``widest`` rows has the logits of one row after
+    another, bit by bit."""
     assert [stage.guarantee for stage in stages] == ["bitwise"] * len(stages)
     random = Random(seed)
     tokens = [random.randrange(150) for _ in range(90)]
     probe = Probe(stages)
     drawn = sequential(stages, tokens, 50)
     alone = probe.take()
-    walk = Walk(tokens, 50, 150, random, watch=probe.watch)
+    walk = Walk(tokens, 50, 150, random, widest, watch=probe.watch)
     assert walk.run(stages) == drawn
     assert probe.different(alone) == []
+
+
+def same_bits_in_child(path: Path, threads: int, dtype: str, **environment: str) -> str:
+    """``same_bits`` in a process with an environment of its own; how its weights are kept."""
+    child = Path(__file__).with_name("bits_child.py")
+    done = subprocess.run(
+        [sys.executable, str(child), str(path), str(threads), dtype],
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

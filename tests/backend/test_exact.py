@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.exact import ExactAttention
-from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.ids import NodeId
 from backend.conformance import Pipeline, Walk, sequential
@@ -92,7 +92,8 @@ def test_every_reach_gives_the_same_bits(tiny: MakeTiny, reach: int) -> None:
     checkpoint = open_checkpoint(tiny("llama"))
     tokens = [Random(5).randrange(VOCAB) for _ in range(100)]
     seen = []
-    for recipe in (Recipe(), Recipe(reach=reach)):
+    (stage,) = cut(checkpoint, 1)
+    for recipe in (stage.recipe, replace(stage.recipe, reach=reach)):
         stages = cut(checkpoint, 1, recipe=recipe)
         assert stages[0].guarantee == "bitwise"
         probe = Probe(stages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.linear import ANY_ROWS, STEP, RowLinear, rounded
 from asyncspec.backend.hf.noise import noise
 from asyncspec.backend.hf.recipe import Recipe
@@ -41,7 +42,8 @@ def test_rounding_never_takes_rows_away() -> None:
 @pytest.mark.parametrize("shape", [(896, 4864), (5632, 1024), (33, 4100)])
 def test_rows_of_bfloat16_are_blind_to_many_others(shape: tuple[int, int], shared: bool) -> None:
     """Wide enough that tiles add up a row's terms another way where there are more than 32 rows."""
-    linear = RowLinear(noise(*shape).bfloat16(), None, Recipe(), shared=shared)
+    weight = noise(*shape).bfloat16()
+    linear = dense_linear(weight, None, Recipe(), torch.bfloat16, shared=shared)
     x = noise(MOST, shape[1], seed=1).bfloat16()
     alone = torch.cat([linear(row[None]) for row in x[:8]])
     for count in (8, 16, 31, 32, 33, 36, 37, 48, 64, 65, 96, 160, MOST):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from asyncspec.backend.hf import cpu, widened
 from asyncspec.backend.hf.recipe import Recipe
 from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
 from asyncspec.backend.hf.widened import HalfLinear
+from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch
 
@@ -24,17 +23,7 @@ def test_trees_have_the_bits_of_sequences(dtype: str, tiny: Callable[..., Path])
     """Wide enough that products are shared, and that float16 is kept."""
     inner = 2816 if dtype == "float16" else 704
     path = tiny("llama", dtype=getattr(torch, dtype), hidden_size=256, intermediate_size=inner)
-    child = Path(__file__).with_name("threads_child.py")
-    done = subprocess.run(
-        [sys.executable, str(child), str(path)],
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == dtype
+    assert same_bits_in_child(path, 2, "auto") == dtype
 
 
 def test_asked_for_they_are_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.cpu import product_type
 from asyncspec.backend.hf.linear import with_rows
-from asyncspec.backend.hf.recipe import BLOCK, ROW_MULTIPLE
+from asyncspec.backend.hf.recipe import BLOCK
 from asyncspec.backend.hf.widened import dots
 from asyncspec.jobs import Row
 
@@ -209,8 +209,3 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, tree_attention)
-
-
-def pad_rows(rows: int) -> int:
-    """``rows`` rounded up to whole row kernels."""
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncspec.backend.hf.attention import Asked, TreeAttention, pad_rows
+from asyncspec.backend.hf.attention import Asked, TreeAttention
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.recipe import BLOCK, Recipe
 from asyncspec.backend.hf.widened import dots
@@ -34,6 +34,7 @@ class ExactAttention(TreeAttention):
         self, cache: TreeCache, committed: int, rows: Sequence[Row], recipe: Recipe
     ) -> None:
         super().__init__(cache, committed, rows)
+        self.strips = recipe.strips
         # Slots before the tail are whole committed blocks, in order of position.
         self.tail = committed // BLOCK * BLOCK
         self.gathers = self.end - self.tail > recipe.reach
@@ -51,7 +52,7 @@ class ExactAttention(TreeAttention):
 
     def padded(self, rows: int) -> int:
         """See ``TreeAttention``."""
-        return pad_rows(rows)
+        return self.strips.padded(rows)
 
     def kernel(
         self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
@@ -63,14 +64,14 @@ class ExactAttention(TreeAttention):
             query = torch.nn.functional.pad(query, (0, 0, 0, short))
         keys = self.cache.keys[asked.layer].narrow(1, 0, self.end)
         values = self.cache.values[asked.layer].narrow(1, 0, self.end)
-        scores = dots(query, keys).mul_(asked.scaling)
+        scores = self._scores(query, keys).mul_(asked.scaling)
         if asked.softcap is not None:
             scores = scores.div_(asked.softcap).tanh_().mul_(asked.softcap)
         scores.narrow(2, start, self.end - start).add_(mask)
         weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])
         for i in range(0, self.tail, BLOCK):
-            total.baddbmm_(weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
+            self._add(total, weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
         if self.gathers:
             total = self._add_gathered(total, weights, values, count)
         else:
@@ -80,6 +81,21 @@ class ExactAttention(TreeAttention):
         out = total.narrow(2, 0, width) / total.narrow(2, width, 1)
         return out if out.dtype == query.dtype else out.to(query.dtype)
 
+    def _scores(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        parts = self.strips.parts(query.shape[1])
+        if len(parts) == 1:
+            return dots(query, keys)
+        return torch.cat([dots(query.narrow(1, *part), keys) for part in parts], 1)
+
+    def _add(self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor) -> None:
+        """Add the product [.., rows, slots] x [.., slots, columns] to [.., rows, columns]."""
+        parts = self.strips.parts(total.shape[1])
+        if len(parts) == 1:
+            total.baddbmm_(weights, values)
+            return
+        for part in parts:
+            total.narrow(1, *part).baddbmm_(weights.narrow(1, *part), values)
+
     def _add_masked(self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor) -> None:
         length = self.end - self.tail
         tail, tail_values = (
@@ -87,7 +103,7 @@ class ExactAttention(TreeAttention):
             values.narrow(1, self.tail, length),
         )
         for selector in self._selectors:
-            total.baddbmm_(tail if selector is None else tail * selector, tail_values)
+            self._add(total, tail if selector is None else tail * selector, tail_values)
 
     def _block_selectors(self) -> list[torch.Tensor | None]:
         """Per position block of the tail, oldest first, ones at its slots; None for all slots."""
@@ -119,7 +135,7 @@ class ExactAttention(TreeAttention):
         heads, columns = total.shape[0], total.shape[2]
         rows = len(self.rows)
         groups = count // rows
-        height = pad_rows(groups)
+        height = self.padded(groups)
         grouped = total[:, :count].view(heads, groups, rows, columns).transpose(1, 2)
         own = total.new_zeros(heads, rows, height, columns)
         own[:, :, :groups] = grouped
@@ -132,7 +148,8 @@ class ExactAttention(TreeAttention):
             left = total.new_zeros(heads, rows, height, BLOCK)
             left[:, :, :groups] = picked.transpose(1, 2)
             right = values[:, self.tail + line.clamp(max=empty - 1).view(-1)]
-            flat.baddbmm_(
+            self._add(
+                flat,
                 left.view(heads * rows, height, BLOCK),
                 right.view(heads * rows, BLOCK, columns),
             )

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncspec.backend.hf.attention_products import chain_reach, strips_of
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.exact import ExactAttention
 from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.recipe import BLOCK, REACH, ROW_MULTIPLE, Guarantee, Recipe
+from asyncspec.backend.hf.recipe import BLOCK, Guarantee, Recipe, Strips
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.jobs import Row
 
 _ROW_FLOORS = (1, 2, 4, 8, 16)
 _SWEEP = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
-_SHORT_SWEEP = (1, 2, 3, 5, 16, 17)
+_SHORT_SWEEP = (1, 2, 3, 5, 16, 17, 64)
 _BIG_WEIGHT = 1 << 22
 """Elements; a larger weight is tried with fewer row counts, to keep the start short."""
 
@@ -41,11 +42,13 @@ def choose_recipe(shard: Shard) -> Recipe:
     config = shard.model.config
     shape = shard.cache_shape("exact")
     groups = config.num_attention_heads // shape.kv_heads
-    reach = chain_reach(shape.kv_heads, groups, shape.value_width)
+    strips = strips_of(shape, groups)
+    used = strips or Strips()
     return Recipe(
-        reach=reach,
+        reach=chain_reach(shape, groups, used),
+        strips=used,
         min_rows=max(floor or _ROW_FLOORS[-1] for floor in floors),
-        blind_rows=None not in floors,
+        blind_rows=None not in floors and strips is not None,
         packed=all(x.packed for x in shard.linears if isinstance(x, RowLinear)),
     )
 
@@ -84,39 +87,6 @@ def row_floor(linears: list[RowwiseLinear]) -> int | None:
         if all(rows in agreed for rows in _SWEEP if rows >= floor):
             return floor
     return None
-
-
-def chain_reach(kv_heads: int, groups: int, columns: int) -> int:
-    """Longest product, up to ``REACH``, whose result is blind to zeros between its terms and to
-    the number of rows: weights [kv_heads, rows, K] times values [kv_heads, K, columns]."""
-    reach = 0
-    for length in range(BLOCK, REACH + 1, BLOCK):
-        for rows in (groups, 5 * groups, 16 * groups):
-            if not _blind(kv_heads, -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, length, columns):
-                return reach
-        reach = length
-    return reach
-
-
-def _blind(kv_heads: int, rows: int, length: int, columns: int) -> bool:
-    terms = BLOCK - 3
-    weights = noise(kv_heads, rows, terms).exp_()
-    values = noise(kv_heads, terms, columns, seed=1)
-    # The same terms as a dense block for eight rows, and spread among zeros for all rows.
-    dense = weights.new_zeros(kv_heads, ROW_MULTIPLE, BLOCK)
-    dense[..., :terms] = weights[:, :ROW_MULTIPLE]
-    dense_values = values.new_zeros(kv_heads, BLOCK, columns)
-    dense_values[:, :terms] = values
-    generator = torch.Generator().manual_seed(length)
-    places = torch.randperm(length, generator=generator)[:terms].sort().values
-    spread = weights.new_zeros(kv_heads, rows, length)
-    spread[..., places] = weights
-    spread_values = noise(kv_heads, length, columns, seed=2)
-    spread_values[:, places] = values
-    start = noise(kv_heads, rows, columns, seed=3)
-    want = torch.baddbmm(start[:, :ROW_MULTIPLE], dense, dense_values)
-    got = torch.baddbmm(start, spread, spread_values)
-    return torch.equal(got[:, :ROW_MULTIPLE], want)
 
 
 def confirm(shard: Shard, recipe: Recipe) -> Guarantee:

@@ -160,7 +160,7 @@ def in_long_strips(rows: int) -> int:
 
 def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
-    kind = product_type(query.dtype) if query.shape[2] <= _WIDEST else torch.float32
+    kind = scores_type(query)
     if kind != torch.float32:
         return _wide(torch.bmm(query, keys.transpose(1, 2)))
     if kind == query.dtype:
@@ -168,6 +168,11 @@ def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     wide = query.to(kind)
     parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
     return _side_by_side([_chained(wide, part.to(kind)) for part in parts])
+
+
+def scores_type(query: torch.Tensor) -> torch.dtype:
+    """The type ``dots`` multiplies queries [..., D] in."""
+    return product_type(query.dtype) if query.shape[-1] <= _WIDEST else torch.float32
 
 
 def _chained(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,95 @@
+"""Attention's products: numbers of rows that give each row the same bits, here and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import attention_products
+from asyncspec.backend.hf.attention_products import strips_of
+from asyncspec.backend.hf.cache import Shape
+from asyncspec.backend.hf.noise import noise
+from asyncspec.backend.hf.recipe import BLOCK, Strips
+from asyncspec.backend.hf.widened import dots
+from backend.probe import same_bits_in_child
+
+pytestmark = pytest.mark.torch
+
+GROUPS = 3
+
+
+@given(st.builds(Strips, st.integers(1, 24), st.none()), st.integers(1, 200), st.integers(0, 4))
+def test_parts_are_whole_strips_of_all_rows(strips: Strips, rows: int, times: int) -> None:
+    strips = Strips(strips.multiple, strips.multiple * times or None)
+    whole = strips.padded(rows)
+    assert rows <= whole < rows + strips.multiple
+    parts = strips.parts(whole)
+    assert [row for start, count in parts for row in range(start, start + count)] == [*range(whole)]
+    assert all(not count % strips.multiple for _, count in parts)
+    assert all(count <= (strips.most or whole) for _, count in parts)
+
+
+@cache
+def found(width: int, dtype: torch.dtype) -> tuple[Shape, Strips]:
+    shape = Shape(1, 2, width, dtype, exact=True)
+    strips = strips_of(shape, GROUPS)
+    assert strips is not None
+    return shape, strips
+
+
+@given(
+    width=st.sampled_from([16, 24, 64, 80, 128, 256]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    rows=st.integers(1, 100),
+    place=st.integers(0, 1 << 20),
+    blocks=st.integers(1, 20),
+)
+def test_a_row_has_the_same_bits_anywhere(
+    width: int, dtype: torch.dtype, rows: int, place: int, blocks: int
+) -> None:
+    shape, strips = found(width, dtype)
+    heads, few = shape.kv_heads, strips.padded(1)
+    many = max(count for _, count in strips.parts(strips.padded(rows)))
+    place %= many
+    keys = noise(heads, blocks * BLOCK, width).to(dtype)
+    query = noise(heads, many, width, seed=1).to(dtype)
+    alone = query[:, place : place + 1].expand(-1, few, -1).contiguous()
+    assert torch.equal(dots(query, keys)[:, place, :BLOCK], dots(alone, keys[:, :BLOCK])[:, 0])
+    values, weights = noise(heads, BLOCK, shape.value_width, seed=2), noise(heads, many, BLOCK)
+    start = noise(heads, many, shape.value_width, seed=3)
+    want, by = (x[:, place : place + 1].expand(-1, few, -1).contiguous() for x in (start, weights))
+    got = torch.baddbmm(start, weights, values)[:, place]
+    assert torch.equal(got, torch.baddbmm(want, by, values)[:, 0])
+
+
+def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a product whose last rows of eight are odd, as MKL's are where there is no AVX-512."""
+    baddbmm = torch.baddbmm
+
+    def odd(start: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        out = baddbmm(start, left, right)
+        rows = out.shape[1]
+        if rows > 48:
+            return out + 1
+        out[:, rows - rows % 6 :] += 1
+        return out
+
+    monkeypatch.setattr(torch, "baddbmm", odd)
+    shape = Shape(1, 2, 32, torch.float32, exact=True)
+    assert strips_of(shape, GROUPS) == Strips(6, 48)
+    monkeypatch.setattr(attention_products, "_KNOWN", (Strips(), Strips(16)))
+    assert strips_of(shape, GROUPS) is None
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (4, 2), (6, 2), (16, 1)])
+def test_trees_on_kernels_without_avx512(tiny: Callable[..., Path], heads: tuple[int, int]) -> None:
+    """MKL's of Intel's CPUs for homes, where it is MKL and can be asked for them."""
+    asked = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    path = tiny("llama", hidden_size=96, head_dim=64, **asked)
+    assert same_bits_in_child(path, 1, "float32", MKL_ENABLE_INSTRUCTIONS="AVX2") == "float32"
