@@ -27,6 +27,7 @@ from tools.bench import (  # noqa: E402
     stage_time,
     tracing,
 )
+from tools.bench.bits import command as bits  # noqa: E402
 from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
 from tools.bench.dipsd.machines import command as dipsd_machines  # noqa: E402
@@ -52,6 +53,7 @@ KINDS = {
     "peers": (peers, "our policies, Hugging Face generate and other engines, turn about"),
     "serving": (serving, "what a pipeline owes many users at a time"),
     "growth": (growth, "what a pass and a step cost as the work grows"),
+    "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "tracing": (tracing, "what recording a trace costs"),

@@ -8,14 +8,14 @@ from pathlib import Path
 from asyncspec.errors import UserError
 
 
-def chosen_parts(only: str | None, parts: Iterable[str]) -> list[str]:
-    """The parts that ``--only`` names, in that order; all of them where it is not given. Raises
+def chosen_parts(only: str | None, parts: Iterable[str], option: str = "--only") -> list[str]:
+    """The parts that an option names, in that order; all of them where it is not given. Raises
     ``UserError`` for one there is not."""
     known = list(parts)
     chosen = known if only is None else only.split(",")
     for part in chosen:
         if part not in known:
-            raise UserError(f"--only: there is no part {part!r}; there are {', '.join(known)}")
+            raise UserError(f"{option}: there is no part {part!r}; there are {', '.join(known)}")
     return chosen
 
 

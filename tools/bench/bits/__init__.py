@@ -1,0 +1,1 @@
+"""Whether trees have the bits of sequences on this CPU."""
