@@ -24,10 +24,10 @@ from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.backend.hf.weights import list_tensors, main_dtype
 from asyncspec.errors import CheckpointError
 
-RUNTIME = 480 << 20
-"""Bytes of a stage's process besides weights, caches and scores, measured: 325 to 340 MiB for
-torch and transformers, up to 65 MiB of code that oneDNN generates in loading, the rest for
-activations of a chunk and the kernels of further row counts."""
+RUNTIME = 500 << 20
+"""Bytes of a stage's process besides weights, caches and scores, measured: 325 to 385 MiB for
+torch and transformers, up to 75 MiB of code that oneDNN generates in loading (with AMX), the rest
+for activations of a chunk and the kernels of further row counts."""
 
 _SCORE = 6
 """Bytes per attention score of a pass: bfloat16 as multiplied, float32 as summed."""
