@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -77,13 +78,23 @@ def _changed(name: str, policy: Policy, changes: str) -> Policy:
             raise UserError(f"policy {name} has no parameter {key!r}; there are: {known}")
         if not equals:
             raise UserError(f"policy {name}: parameter {key} needs a value, as in {key}=4")
-        fields[key] = value.split("x") if isinstance(fields[key], list | tuple) else value
+        fields[key] = _read(value, fields[key])
     try:
         return msgspec.convert(fields, type(policy), strict=False)
     except msgspec.ValidationError as error:
         what, _, where = str(error).replace("`", "").partition(" - at $.")
         place = f"{where}: " if where else ""
         raise UserError(f"policy {name}: {place}{what[0].lower()}{what[1:]}") from None
+
+
+def _read(text: str, before: object) -> object:
+    """A parameter's new value, as far as what it was says how to read it."""
+    if isinstance(before, list | tuple):
+        return text.split("x")
+    if isinstance(before, float):
+        with suppress(ValueError):
+            return float(text)  # .9 and +1 are numbers, too
+    return text
 
 
 def _written(value: object) -> str:

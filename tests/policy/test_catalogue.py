@@ -37,6 +37,11 @@ def test_parameters_after_a_name() -> None:
     assert len(POLICIES) == len(list(POLICIES))
 
 
+@pytest.mark.parametrize("number", [".9", "0.90", "9e-1", "+.9"])
+def test_numbers_are_written_as_anywhere(number: str) -> None:
+    assert POLICIES[f"lossy-top-p:top_p={number}"] == POLICIES["lossy-top-p:top_p=0.9"]
+
+
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -50,6 +55,8 @@ def test_parameters_after_a_name() -> None:
         ("pipedec:width", "policy pipedec: parameter width needs a value, as in width=4"),
         ("pipedec:width=0", "policy pipedec: width: expected int >= 1"),
         ("dip-sd:ahead=true,width=2", "policy dip-sd: ahead needs width=1"),
+        ("lossy-top-p:top_p=much", "policy lossy-top-p: top_p: expected float, got str"),
+        ("lossy-top-p:top_p=nan", "policy lossy-top-p: top_p"),
         ("chunked:early=maybe", "policy chunked: early: expected bool, got str"),
         ("static-tree:branching=2xx1", "policy static-tree: branching[1]: expected int, got str"),
         ("specpipe:lossy=relaxed", "policy specpipe is lossless and stays so"),
