@@ -19,9 +19,9 @@ SMALL = ["bits", "--models=smollm2-135m", "--layers=1", "--json"]
 
 
 def test_trees_have_the_bits_of_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--types=float32,bfloat16"]) == 0
+    assert main([*SMALL, "--types=float32,bfloat16,int8"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [result["type"] for result in found] == ["float32", "bfloat16"]
+    assert [result["type"] for result in found] == ["float32", "bfloat16", "int8"]
     for result in found:
         assert result["guarantee"] == "bitwise"
         assert result["compared"] == {"positions": LENGTH, "bits": 0, "tokens": 0}

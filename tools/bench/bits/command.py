@@ -14,23 +14,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.progress import track
 
+from asyncspec.backend.hf.recipe import Guarantee, Quantize
 from asyncspec_nodes.cli.numbers import Bounds
 from tools.bench.bits.compare import Compared, compare
 from tools.bench.bits.shapes import PUBLISHED
 from tools.bench.chosen import chosen_parts
 from tools.bench.options import check_numbers
 
-if TYPE_CHECKING:
-    from asyncspec.backend.hf.recipe import Guarantee
-
-TYPES = ("bfloat16", "float32", "float16")
+TYPES: dict[str, tuple[str, Quantize]] = {
+    "bfloat16": ("bfloat16", "none"),
+    "float32": ("float32", "none"),
+    "float16": ("float16", "none"),
+    "int8": ("bfloat16", "int8"),
+    "int4": ("bfloat16", "int4"),
+}
+"""What weights are stored as, and how a stage keeps them."""
 
 _HEAD = "| model | type | says | positions | other bits | other token | seconds |\n"
 _RULE = "| --- | --- | --- | ---: | ---: | ---: | ---: |\n"
@@ -82,20 +86,21 @@ def _published(models: list[str], types: list[str], layers: int) -> Iterator[Res
     cells = [(model, name) for model in models for name in types]
     for model, name in track(cells, "models", console=Console(stderr=True)):
         with tempfile.TemporaryDirectory(prefix="asyncspec-bits-") as folder:
-            path = PUBLISHED[model].save(Path(folder), layers, getattr(torch, name))
-            yield _result(model, path)
+            stored, quantize = TYPES[name]
+            path = PUBLISHED[model].save(Path(folder), layers, getattr(torch, stored))
+            yield _result(model, path, quantize)
 
 
-def _result(model: str, path: str | Path) -> Result:
+def _result(model: str, path: str | Path, quantize: Quantize = "none") -> Result:
     """Raises ``CheckpointError``."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.stage import load_stage
 
     start = time.monotonic()
     checkpoint = open_checkpoint(path)
-    stage = load_stage(checkpoint, 0, checkpoint.facts.layers)
-    stored = checkpoint.facts.dtype
-    return Result(model, stored, stage.guarantee, compare(stage), time.monotonic() - start)
+    stage = load_stage(checkpoint, 0, checkpoint.facts.layers, quantize=quantize)
+    kept = checkpoint.facts.dtype if quantize == "none" else quantize
+    return Result(model, kept, stage.guarantee, compare(stage), time.monotonic() - start)
 
 
 def _line(result: Result) -> str:
