@@ -27,6 +27,7 @@ from asyncspec.errors import UserError
 from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from tools.bench.options import check_numbers
+from tools.bench.random_model import save_random
 
 if TYPE_CHECKING:
     from asyncspec.backend.hf.stage import HFStage
@@ -110,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        path = save_random(Path(folder), options)
+        path = make_checkpoint(Path(folder), options)
         ways = measure(path, options)
     opinions = read_text(windows) if windows else []
     if options.json:
@@ -121,12 +122,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def save_random(folder: Path, options: argparse.Namespace) -> Path:
-    """A checkpoint of random bfloat16 weights."""
+def make_checkpoint(folder: Path, options: argparse.Namespace) -> Path:
+    """One of random bfloat16 weights."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from asyncspec.backend.hf.quiet import quiet_transformers
+    from transformers import LlamaConfig
 
     heads = options.hidden // HEAD
     config = LlamaConfig(
@@ -139,10 +138,7 @@ def save_random(folder: Path, options: argparse.Namespace) -> Path:
         vocab_size=256,
         max_position_embeddings=POSITIONS,
     )
-    torch.manual_seed(0)
-    with quiet_transformers():
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return save_random(config, folder, torch.bfloat16)
 
 
 def measure(path: Path, options: argparse.Namespace) -> list[Way]:

@@ -82,18 +82,19 @@ class ExactAttention(TreeAttention):
         return out if out.dtype == query.dtype else out.to(query.dtype)
 
     def _scores(self, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        parts = self.strips.parts(query.shape[1])
-        if len(parts) == 1:
+        rows = query.shape[1]
+        if self.strips.one_product(rows):
             return dots(query, keys)
+        parts = self.strips.parts(rows)
         return torch.cat([dots(query.narrow(1, *part), keys) for part in parts], 1)
 
     def _add(self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor) -> None:
         """Add the product [.., rows, slots] x [.., slots, columns] to [.., rows, columns]."""
-        parts = self.strips.parts(total.shape[1])
-        if len(parts) == 1:
+        rows = total.shape[1]
+        if self.strips.one_product(rows):
             total.baddbmm_(weights, values)
             return
-        for part in parts:
+        for part in self.strips.parts(rows):
             total.narrow(1, *part).baddbmm_(weights.narrow(1, *part), values)
 
     def _add_masked(self, total: torch.Tensor, weights: torch.Tensor, values: torch.Tensor) -> None:

@@ -32,6 +32,10 @@ class Strips(Struct, frozen=True):
         """``rows`` rounded up to whole strips."""
         return -(-rows // self.multiple) * self.multiple
 
+    def one_product(self, rows: int) -> bool:
+        """Whether ``rows`` rows are multiplied at once."""
+        return self.most is None or rows <= self.most
+
     def parts(self, rows: int) -> list[tuple[int, int]]:
         """Start and number of the rows of each product that ``rows`` rows become."""
         most = self.most or rows

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from tools.bench.random_model import save_random
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,10 +32,7 @@ class Shape(Struct, frozen=True):
 
     def save(self, folder: Path, layers: int, dtype: torch.dtype) -> Path:
         """A checkpoint of so many such layers, with random weights."""
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        from asyncspec.backend.hf.quiet import quiet_transformers
+        from transformers import AutoConfig
 
         width = {"head_dim": self.head_dim} if self.head_dim else {}
         config = AutoConfig.for_model(
@@ -52,11 +51,7 @@ class Shape(Struct, frozen=True):
             **width,
             **self.special,
         )
-        with torch.random.fork_rng(), quiet_transformers():
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            model.to(dtype).save_pretrained(folder)
-        return folder
+        return save_random(config, folder, dtype)
 
 
 def _experts(**counts: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from asyncspec.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.growth import trees
 from tools.bench.growth.timing import Call
+from tools.bench.random_model import save_random
 
 if TYPE_CHECKING:
     from asyncspec.backend.hf.recipe import Mode
@@ -22,9 +23,7 @@ MODES: tuple[Mode, ...] = ("exact", "fast")
 def make_checkpoint(folder: Path, positions: int) -> Path:
     """Write a Llama of random weights, in float32, into ``folder``."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from asyncspec.backend.hf.quiet import quiet_transformers
+    from transformers import LlamaConfig
 
     config = LlamaConfig(
         hidden_size=HIDDEN,
@@ -35,10 +34,7 @@ def make_checkpoint(folder: Path, positions: int) -> Path:
         vocab_size=VOCAB,
         max_position_embeddings=positions,
     )
-    with torch.random.fork_rng(), quiet_transformers():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_random(config, folder, torch.float32)
 
 
 class Stage:

@@ -1,0 +1,23 @@
+"""Checkpoints of random weights, for what depends on shapes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def save_random(config: Any, folder: Path, dtype: torch.dtype) -> Path:
+    """A causal LM of transformers' ``config`` in ``folder``, the same whenever it is made."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from asyncspec.backend.hf.quiet import quiet_transformers
+
+    with torch.random.fork_rng(), quiet_transformers():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.to(dtype).save_pretrained(folder)
+    return folder
