@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec import tree as trees
-from asyncspec.actor.machine import Effect, Input, Received, Request
+from asyncspec.actor.machine import Effect, Input, Received, Request, Send
 from asyncspec.backend.toy import ToyModel
 from asyncspec.jobs import Job
 from asyncspec.liveness import Liveness
@@ -26,7 +26,7 @@ from asyncspec.policy.static_tree import StaticTree
 from asyncspec.sampling import Sampling
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
-from asyncspec_protocol.messages import FINAL, Message, PruneIndices
+from asyncspec_protocol.messages import FINAL, Message, Open, PruneIndices
 from cluster import Cluster, ask
 
 # Trees small enough that a thousand of them are soon grown, with the same rules as the real ones.
@@ -120,6 +120,7 @@ def requests(count: int) -> st.SearchStrategy[list[Request]]:
             "sampling": samplings,
             "stop_tokens": st.sampled_from([frozenset(), frozenset({3}), frozenset({0, 5})]),
             "policy": st.sampled_from(sorted(SMALL)),
+            "tenant": st.sampled_from(("", "", "one", "other")),
         }
     )
     return st.lists(one, min_size=1, max_size=count).map(
@@ -153,15 +154,26 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
 
 def watch_invariants(cluster: Cluster) -> None:
     """Check every machine's own rules after each of its steps."""
+    tenants: dict[int, str] = {}
 
     def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
         check_node(cluster, rank)
+        if is_draft(rank) and cluster.state(rank) is not None:
+            check_tenants(cluster.state(rank), effects, tenants)
         # A liar (``liar.py``) has other words for one version.
         lied = isinstance(event, Received) and cluster.state(event.peer) is None
         if 0 < rank <= cluster.stages and not lied:
             check_prune_applied(cluster.state(rank), event)
 
     cluster.world.watch = check
+
+
+def check_tenants(state: Any, effects: Sequence[Effect], tenants: dict[int, str]) -> None:
+    """No session begins with another tenant's prompt. ``tenants``: of all sessions so far."""
+    for effect in effects:
+        if isinstance(effect, Send) and isinstance(opened := effect.message, Open):
+            tenants[opened.session] = state.sessions[opened.session].request.tenant
+            assert opened.like < 0 or tenants[opened.like] == tenants[opened.session]
 
 
 def check_node(cluster: Cluster, rank: Rank) -> None:

@@ -106,13 +106,14 @@ class Toy:
         stages: int = 2,
         rules: Rules = RULES,
         keys: tuple[str, ...] = (),
+        share_prefixes: bool = False,
         origins: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
         **limits: Any,
     ) -> None:
         self.cluster = ServingCluster(stages, rules)
         self._over = over
-        self._keys = Keys(keys)
+        self._keys = Keys(keys, share_prefixes=share_prefixes)
         self._origins = Origins(origins)
         self._tls = tls
         self._limits = Limits(**limits)

@@ -32,6 +32,9 @@ class Request(Struct, frozen=True):
     # Tokens come with their log-probabilities, and with so many of the likeliest in their place.
     log_probs: bool = False
     tops: int = 0
+    # An opaque name: only requests of the same tenant share prompt prefixes. Requests without one
+    # share among themselves.
+    tenant: str = ""
 
 
 # --- inputs -----------------------------------------------------------------------------------

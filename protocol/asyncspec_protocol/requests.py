@@ -40,6 +40,9 @@ class Submit(Struct, array_like=True, frozen=True, tag="submit"):
     # Names of the sampling settings above that the user has left out: there the target's own
     # recommendation counts, where it has one.
     unset: tuple[str, ...] = ()
+    # Only requests of one tenant share prompt prefixes; those without one share among themselves.
+    # An HTTP service derives it from the API key, so that nobody without the key can name it.
+    tenant: str = ""
 
 
 class Output(Struct, array_like=True, frozen=True, tag="output"):

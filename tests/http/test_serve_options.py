@@ -69,3 +69,18 @@ def test_recommendations_that_make_no_sense_are_said_before_anything_starts(
 def test_a_running_cluster_has_its_own() -> None:
     with pytest.raises(UserError, match="--generation-config is the running cluster's choice"):
         options("--connect", "127.0.0.1:1", "--generation-config", "none")
+
+
+def test_keys_share_prompt_prefixes_only_where_the_operator_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\nother\n")
+
+    def tenants(*argv: str) -> set[str]:
+        keys = options("--api-key-file", str(file), *argv).http.keys
+        return {keys.check(f"Bearer {key}") for key in ("one", "other")}
+
+    assert len(tenants()) == len(tenants("--share-prefixes", "per-key")) == 2
+    assert tenants() == tenants()  # another server with these keys serves the same tenants
+    assert not any(key in tenant for key in ("one", "other") for tenant in tenants())
+    assert tenants("--share-prefixes", "all") == {""}
+    assert options().http.keys.check(None) == ""

@@ -400,6 +400,38 @@ async def test_what_needs_a_key(path: str) -> None:
                 assert reply.status == 200
 
 
+@pytest.mark.parametrize("over", ["node", "link"])
+@pytest.mark.parametrize("share_all", [False, True])
+async def test_keys_do_not_share_prompt_prefixes(
+    over: Literal["node", "link"], share_all: bool
+) -> None:
+    """``cached_tokens`` would tell one key what another key's prompt begins with."""
+    prompt = "a prompt that only the first key knows, and that is long enough to be kept" * 2
+    body = {**ASK, "prompt": prompt}
+    async with (
+        Toy(over, keys=("one", "other"), share_prefixes=share_all) as toy,
+        aiohttp.ClientSession(toy.url) as web,
+    ):
+        for key, cached in (("one", False), ("other", share_all), ("other", True), ("one", True)):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with web.post(PATH, json=body, headers=headers) as reply:
+                usage = (await reply.json())["usage"]
+            told = usage["prompt_tokens_details"]["cached_tokens"]
+            assert told == (len(prompt) - 1 if cached else 0)
+
+
+async def test_without_keys_all_requests_share_prompt_prefixes() -> None:
+    body = {**ASK, "prompt": "x" * 100}
+    async with Toy() as toy:
+        for cached in (0, 99):
+            async with (
+                aiohttp.ClientSession(toy.url) as web,
+                web.post(PATH, json=body) as reply,
+            ):
+                usage = (await reply.json())["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+
+
 @pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
 async def test_where_it_listens(host: str, written: str) -> None:
     try:

@@ -287,3 +287,23 @@ def test_too_many_requests_and_numbers_in_use() -> None:
     (finished,) = world.inbox.got
     assert isinstance(finished, Finished)
     assert finished.detail == "2 requests are waiting already; try again later"
+
+
+def test_tenants_of_requests_are_kept_apart_and_blinded() -> None:
+    """What a recorded trace has of a tenant is no name that a client could ask under."""
+    world = World(most=9)
+    for number, tenant in enumerate(("", "one", "other", "one", "")):
+        world.ask(replace(ASK, request=number, tenant=tenant))
+    told = [event.request.tenant for event in world.fed if isinstance(event, Submitted)]
+    assert told[0] == told[4] == ""
+    assert told[1] == told[3]
+    assert len({"", "one", "other", *told}) == 5
+
+
+@pytest.mark.parametrize("times", [1, 2 * SHORT])
+def test_a_tokenized_prompt_is_reused_for_its_own_tenant_only(times: int) -> None:
+    """How fast a prompt is read would tell that another tenant has just asked the same."""
+    world = World(Rules(context_length=10**6, eos=frozenset(), policy="flowspec"), most=9)
+    for number, tenant in enumerate(("one", "one", "other")):
+        world.ask(replace(ASK, request=number, prompt="a" * times, tenant=tenant))
+    assert len(world.codec.read) == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -16,6 +18,7 @@ from asyncspec_nodes.machines.draft.sharing import alike
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
+from laws import watch_invariants
 from nodes.drive import draft
 
 LONG = tuple(i % 7 for i in range(90))
@@ -144,6 +147,55 @@ def test_an_end_does_not_overtake_a_beginning(moment: int) -> None:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
     assert [len(one.prefix) for one in cluster.state(0).kept] == [len(LONG)]
     assert [one.spare for one in cluster.state(0).kept] == [False]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from(("", "one", "other")), st.integers(0, 60)),
+        min_size=2,
+        max_size=6,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 20),
+)
+def test_a_tenant_reuses_its_own_prompts_only(
+    asked: list[tuple[int, str, int]], max_sessions: int, prefill_rows: int
+) -> None:
+    """What is open, what is being read and what is kept: of another tenant none of it is reused."""
+    cluster = Cluster(
+        EqualTurns(), share_from=8, max_sessions=max_sessions, prefill_rows=prefill_rows
+    )
+    watch_invariants(cluster)
+    requests = [
+        ask(i, prompt=(*LONG[:40], end), max_new_tokens=4, tenant=tenant)
+        for i, (end, tenant, _) in enumerate(asked)
+    ]
+    for request, (_, _, when) in zip(requests, asked, strict=True):
+        cluster.world.at(when, cluster.submit, request)
+    cluster.world.run(until=1e9)
+    alone = Counter(request.tenant for request in requests)
+    for request in requests:
+        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+        shared = cluster.world.finished[request.request].stats["shared_tokens"]
+        assert alone[request.tenant] > 1 or shared == 0
+
+
+def test_prompts_of_each_tenant_are_kept() -> None:
+    """Another tenant's prompt that covers one's own is no reason to give that up."""
+    cluster = Cluster(EqualTurns(), share_from=8)
+    asked = [ask(i, prompt=LONG, max_new_tokens=2, tenant="ab"[i % 2]) for i in range(4)]
+    stats = served(cluster, *asked)
+    assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1, len(LONG) - 1]
+
+
+def test_nobody_waits_for_a_prompt_that_another_tenant_reads() -> None:
+    driven = draft(credit=1)
+    prompt = tuple(range(1, 400))
+    for number, tenant in enumerate(("one", "other")):
+        driven.feed(Submitted(ask(number, prompt=prompt, tenant=tenant)))
+    assert len(driven.state.sessions) == 2
+    assert not driven.state.backlog
 
 
 def test_penalties_read_the_whole_prompt() -> None:

@@ -111,6 +111,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "submit-must-fit": (m.Submit(1, "Once", 128, 3, 0.8, 0, 0.9, must_fit=True),),
     "submit-unset": (m.Submit(1, "Once", 9, 3, 1.0, 0, 1.0, unset=("temperature", "top_k")),),
+    "submit-tenant": (m.Submit(1, "Once", 9, 3, 1.0, 0, 1.0, tenant="5fe0"),),
     "submit-log-probs": (
         m.Submit(
             *(1, "", 9, 3, 0.8, 0, 0.9, 0.0, "", False, 1.0, 0.0, 0.0, (), False),

@@ -76,8 +76,9 @@ class Service:
                 body = await read_body(request, self.limits)
             wanted = parse(body, kind)
             self.models.check(wanted.model)
+            tenant = self.keys.check(request.headers.get("Authorization"))
             # A seed that nobody chose is drawn here, and said in the answer; any JSON can hold it.
-            asked = wanted.asked(seed=secrets.randbits(53))
+            asked = wanted.asked(seed=secrets.randbits(53)).of_tenant(tenant)
             check_prompts(asked, self.limits)
             with self.places.take(len(asked.submits)):
                 answering = Answering(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec_nodes.http.logprobs import Step
 from asyncspec_protocol.messages import Submit
@@ -48,6 +49,10 @@ class Asked(Struct, frozen=True):
     stream: bool
     include_usage: bool
     details: bool
+
+    def of_tenant(self, tenant: str) -> Asked:
+        """The same, asked by a tenant (see ``Submit.tenant``)."""
+        return replace(self, submits=tuple(replace(one, tenant=tenant) for one in self.submits))
 
     def prompt_of(self, index: int) -> int:
         """The prompt that the ``index``-th answer is one to."""

@@ -57,6 +57,14 @@ def add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help=f"keys that open the service, one a line (or one in {VARIABLE})",
     )
+    add(
+        "--share-prefixes",
+        choices=("per-key", "all"),
+        default="per-key",
+        help="which requests reuse the computed prefix of each other's prompts: those of one API "
+        "key, or all, which lets every key find out what other keys' prompts begin with (default: "
+        "per-key)",
+    )
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add("--no-api-key", action="store_true", help="open to whoever reaches it")
@@ -109,7 +117,8 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
     """Checked options of a service on ``host``. Raises ``UserError``."""
     for name, bounds in _BOUNDS.items():
         bounds.check(numbers.option(name), getattr(arguments, name))
-    keys = read_keys(arguments.api_key_file)
+    share_all = arguments.share_prefixes == "all"
+    keys = read_keys(arguments.api_key_file, share_prefixes=share_all)
     if not keys and not arguments.no_api_key and not is_loopback(host):
         raise UserError(
             f"{host} is not a loopback address: give --api-key-file FILE, or --no-api-key on a "

@@ -79,7 +79,7 @@ class Reading:
     def read(self, asked: Asked) -> None:
         """Understand a request; its number is new."""
         if _length(asked.submit) <= SHORT and not self.numbers(asked.client):
-            self._then(asked, prepare(asked.submit, asked.number, self._rules, self._here))
+            self._then(asked, self._prepare(asked, self._here))
             return
         number = asked.number
         self._away[number] = asked
@@ -94,7 +94,11 @@ class Reading:
     def _work(self, number: int) -> Request | Refusal | None:
         """On the thread. None: it was dropped before its turn has come."""
         asked = self._away.get(number)
-        return asked and prepare(asked.submit, number, self._rules, self._there)
+        return asked and self._prepare(asked, self._there)
+
+    def _prepare(self, asked: Asked, last: _LastPrompt) -> Request | Refusal:
+        encoder = last.of(asked.submit.tenant)
+        return prepare(asked.submit, asked.number, self._rules, encoder)
 
     def _done(self, number: int, found: Request | Refusal | None) -> None:
         asked = self.drop(number)
@@ -109,8 +113,18 @@ def _length(submit: Submit) -> int:
 
 class _LastPrompt:
     """An ``Encoder`` that reads a prompt once for all of its answers, which are asked for one after
-    another."""
+    another by the same tenant."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encode = lru_cache(maxsize=1)(encoder.encode)
         self.render = lru_cache(maxsize=1)(encoder.render)
+        self._tenant = ""
+
+    def of(self, tenant: str) -> _LastPrompt:
+        """The encoder for a tenant's prompt: it has forgotten other tenants' ones, as how fast one
+        is read would tell of them."""
+        if tenant != self._tenant:
+            self.encode.cache_clear()
+            self.render.cache_clear()
+            self._tenant = tenant
+        return self

@@ -170,6 +170,7 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         policy=policy,
         log_probs=submit.log_probs,
         tops=submit.tops,
+        tenant=submit.tenant,
     )
 
 

@@ -6,8 +6,12 @@ how a client knows that the request itself is to be changed.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from asyncspec.actor.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.likely import Speller, output
@@ -55,6 +59,7 @@ class TextService:
         self._reading = Reading(rules, codec, aside, self._read)
         # Requests at a time, those that wait included.
         self._most = most
+        self._secret = secrets.token_bytes(32)
         self._next = 0
         self._answers: dict[int, _Answer] = {}
 
@@ -71,7 +76,8 @@ class TextService:
             client.send(Finished(message.request, "error", text, {}, "busy"))
         else:
             self._next += 1
-            self._reading.read(Asked(self._next, client, message))
+            submit = replace(message, tenant=self._blinded(message.tenant))
+            self._reading.read(Asked(self._next, client, submit))
 
     def client_gone(self, client: Client) -> None:
         """Nobody reads these answers any more."""
@@ -124,6 +130,13 @@ class TextService:
             self._feed(Cancelled(number))
         else:
             asked.client.send(Finished(asked.submit.request, "cancelled", "", {}))
+
+    def _blinded(self, tenant: str) -> str:
+        """A tenant's name in this process: a recorded trace has it, and it is no name that a client
+        could ask under."""
+        if not tenant:
+            return ""
+        return hashlib.blake2b(tenant.encode(), key=self._secret, digest_size=16).hexdigest()
 
     def _numbers(self, client: Client) -> dict[int, int]:
         """A client's running requests: its own number to ours."""

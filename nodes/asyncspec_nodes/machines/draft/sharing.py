@@ -5,6 +5,9 @@ prompt begins like one of them takes those cache slots over, and nothing of it i
 target said of them for the token source, its features, is held here and given to the source once
 more. Only prompts are shared: every stage has them in its first slots, whatever became of the
 answer.
+
+Only requests of one tenant share (``Request.tenant``): the time to the first token and the count
+of shared tokens would tell one tenant what another one's prompt begins with.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Wanted(Struct, frozen=True):
     featured: bool
     # Penalties count tokens of the prompt on the last stage, which therefore has to read them all.
     penalises: bool
+    tenant: str
 
 
 def wanted(state: DraftState, job: Job) -> Wanted:
@@ -41,6 +45,7 @@ def wanted(state: DraftState, job: Job) -> Wanted:
         job.request.prompt + job.given,
         bool(state.config.features and policy.drafts),
         job.request.sampling.penalises,
+        job.request.tenant,
     )
 
 
@@ -92,6 +97,8 @@ def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
     The last token of either is not shared: the one is to be judged, and the other's feature came
     with its verdict, not with the prompt.
     """
+    if one.tenant != prompt.tenant:
+        return 0
     if prompt.penalises or (prompt.featured and one.features is None):
         return 0
     least = state.config.share_from
@@ -111,7 +118,7 @@ def _held(state: DraftState) -> Iterator[Kept]:
 def as_kept(session: DraftSession) -> Kept:
     """What can be taken over of a session whose prompt has been read."""
     features = None if session.features is None else session.features.prompt
-    return Kept(session.session, session.prefix, features)
+    return Kept(session.session, session.prefix, session.request.tenant, features)
 
 
 def keep(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
@@ -158,7 +165,7 @@ def spare(state: DraftState) -> tuple[Kept, ...]:
 def _covers(one: Kept, other: Kept) -> bool:
     """Whether whatever could begin like ``other`` could as well begin like ``one``."""
     fed = one.features is not None or other.features is None
-    return fed and one.prefix[: len(other.prefix)] == other.prefix
+    return one.tenant == other.tenant and fed and one.prefix[: len(other.prefix)] == other.prefix
 
 
 def alike(one: Sequence[int], other: Sequence[int]) -> int:

@@ -80,6 +80,8 @@ class Kept(Struct, frozen=True):
 
     session: SessionId
     prefix: tuple[int, ...]
+    # Only requests of this tenant may begin with it.
+    tenant: str
     # Of all of its positions but the last, in order; None where nobody asked for any.
     features: tuple[Rows, ...] | None = None
     # Not for those to come: it goes as soon as no session that begins like it is on its way.
