@@ -34,6 +34,9 @@ class Facts(Struct, array_like=True, frozen=True):
     # "none", "int8" or "int4": how stages keep the target's weights; half a model in int8 and
     # half in int4 are not the model that a reference decoder would run.
     quantize: str = "none"
+    # Said by draft nodes: prompts are wrapped as a user's message by the target's chat template
+    # unless a user wants otherwise. A client has no tokenizer to look into.
+    chat_template: bool = False
 
 
 class Hello(Facts, array_like=True, frozen=True, tag="hello"):

@@ -23,6 +23,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
 
 FACTS: tuple[Any, ...] = (1, "home", 2, "verify", 3, (4, 8), "bfloat16", "0123abcd", "exact")
 QUANTISED: tuple[Any, ...] = (*FACTS, "int8")
+TEMPLATE: tuple[Any, ...] = (*QUANTISED, True)
 HIDDEN = (TensorSpec("float32", (2, 1)), memoryview(bytes(range(8))))
 TAPPED = (TensorSpec("bfloat16", (2, 2, 1)), memoryview(bytes(range(8))))
 EXAMPLES: dict[str, tuple[Any, ...]] = {
@@ -56,7 +57,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "withdraw": (m.Withdraw(7),),
     "hello": (m.Hello(*FACTS),),
     "hello-quantize": (m.Hello(*QUANTISED),),
+    "hello-chat": (m.Hello(*TEMPLATE),),
     "welcome": (m.Welcome(*FACTS),),
+    "welcome-chat": (m.Welcome(*TEMPLATE),),
     "welcome-quantize": (m.Welcome(*QUANTISED),),
     "ready": (m.Ready(2, True),),
     "open": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),),

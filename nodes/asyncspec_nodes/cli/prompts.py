@@ -48,11 +48,6 @@ def from_lines(path: Path) -> tuple[Prompt, ...]:
     return prompts
 
 
-def follow_up(asked: str, answer: str, turn: str) -> str:
-    """The prompt of a later turn, in plain text: no chat template is assumed."""
-    return f"{asked}{answer}\n\n{turn}"
-
-
 def _line(path: Path, number: int, text: str) -> Prompt:
     try:
         line = msgspec.json.decode(text, type=_Line)

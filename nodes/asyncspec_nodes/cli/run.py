@@ -105,10 +105,13 @@ class Run:
                 # A cluster of our own is recorded from its start.
                 last = 0.0 if isinstance(self._options.where, Remote) else -1.0
                 await stack.enter_async_context(Collector(client, self._trace, last=last))
+            chat = self._options.chat
             await answer_all(
                 client,
                 self._options.prompts,
                 self._options.submit,
+                chat=client.welcome.chat_template if chat is None else chat,
+                system=self._options.system,
                 concurrency=self._options.concurrency,
                 show=self._printer.show,
                 done=self._done,

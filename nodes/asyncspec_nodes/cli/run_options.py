@@ -18,6 +18,7 @@ from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.remote import Remote
 from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.serving.rules import (
+    is_text,
     policy_problem,
     prompt_problem,
     settings_problem,
@@ -34,6 +35,10 @@ class RunOptions(Struct, frozen=True):
     where: Config | Remote
     # Settings of every request; number and prompt are filled in.
     submit: Submit
+    # Whether prompts go through the target's chat template; None: where it has one.
+    chat: bool | None
+    # The system message of every conversation; empty: none.
+    system: str
     concurrency: int
     json: bool
     # Whether the prompts came as a list, which is answered by a list.
@@ -54,8 +59,16 @@ def add_arguments(parser: Parser) -> None:
     text.add_argument(
         "--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" or "turns"'
     )
-    local_options.add_arguments(parser)
     add = parser.add_argument
+    add(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="wrap each prompt as a user message by the target's chat template (default: where "
+        "its tokenizer has one)",
+    )
+    add("--raw", dest="chat", action="store_false", help="the same as --no-chat")
+    add("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
+    local_options.add_arguments(parser)
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     add("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
     add("--top-p", type=float, default=1.0, metavar="P")
@@ -83,6 +96,8 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         prompts=_prompts(arguments),
         where=where,
         submit=_submit(arguments, "" if isinstance(where, Remote) else where.draft.policy),
+        chat=_chat(arguments),
+        system=arguments.system or "",
         concurrency=arguments.concurrency,
         json=arguments.json,
         many=arguments.prompts is not None,
@@ -118,6 +133,17 @@ def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
     if problem is not None:
         raise UserError(problem)
     return found
+
+
+def _chat(arguments: argparse.Namespace) -> bool | None:
+    if not arguments.system:
+        chat: bool | None = arguments.chat
+        return chat
+    if arguments.chat is False:
+        raise UserError("--system needs the chat template; leave out --no-chat or --system")
+    if not is_text(arguments.system):
+        raise UserError("--system is not UTF-8 text")
+    return True
 
 
 def _submit(arguments: argparse.Namespace, policy: str) -> Submit:

@@ -114,6 +114,7 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
+        "chat": bool(answer.submit.chat),
         "policy": answer.submit.policy,
         "stages": stages,
         "stats": {name: number(name, value) for name, value in answer.stats.items()},

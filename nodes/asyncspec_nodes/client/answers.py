@@ -9,8 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.cli.prompts import Prompt, follow_up
+from asyncspec_nodes.cli.prompts import Prompt
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.conversation import Conversation
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 
@@ -34,12 +35,15 @@ async def answer_all(
     prompts: tuple[Prompt, ...],
     settings: Submit,
     *,
+    chat: bool = False,
+    system: str = "",
     concurrency: int,
     show: Callable[[str], None],
     done: Callable[[Answer], None],
 ) -> None:
-    """Ask everything. ``show`` takes text as it comes, ``done`` answers in the prompts' order, each
-    as soon as it and those before it are there."""
+    """Ask everything; ``chat`` and ``system``: see ``Conversation``. ``show`` takes text as it
+    comes, ``done`` answers in the prompts' order, each as soon as it and those before it are
+    there."""
     places = asyncio.Semaphore(concurrency)
 
     async def conversation(
@@ -47,7 +51,8 @@ async def answer_all(
     ) -> None:
         try:
             async with places:
-                await _conversation(client, index, prompt, settings, show, answers.put_nowait)
+                talk = Conversation(settings, chat=chat, system=system)
+                await _conversation(client, index, prompt, talk, show, answers.put_nowait)
         finally:
             answers.put_nowait(None)
 
@@ -70,19 +75,17 @@ async def _conversation(
     client: Client,
     index: int,
     prompt: Prompt,
-    settings: Submit,
+    talk: Conversation,
     show: Callable[[str], None],
     done: Callable[[Answer], None],
 ) -> None:
-    asked = said = ""
     for number, turn in enumerate(prompt.turns):
-        asked = follow_up(asked, said, turn) if number else turn
-        blank = Answer(replace(settings, prompt=asked), index, number, prompt.id)
+        blank = Answer(talk.ask(turn), index, number, prompt.id)
         answer = await _ask(client, blank, show)
         done(answer)
         if answer.error is not None:
             break
-        said = answer.text
+        talk.answered(answer.text)
 
 
 async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> Answer:

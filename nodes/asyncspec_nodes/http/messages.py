@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from asyncspec_nodes.http.errors import invalid
+from asyncspec_nodes.serving.conversation import Message, encode
 
 
 class Part(Struct, frozen=True):
@@ -33,18 +33,17 @@ def conversation(messages: tuple[ChatMessage, ...]) -> str:
     """As ``Submit.chat`` has it: JSON with role and content alone. Raises ``ApiError``."""
     if not messages:
         raise invalid("messages is empty; give at least one", "messages")
-    plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    return msgspec.json.encode(plain).decode()
+    return encode([_plain(message, f"messages[{i}]") for i, message in enumerate(messages)])
 
 
-def _plain(message: ChatMessage, where: str) -> dict[str, str]:
+def _plain(message: ChatMessage, where: str) -> Message:
     if message.role in ("tool", "function"):
         raise _unsupported(f"{where}.role", f"the role {message.role}")
     for field in ("tool_calls", "function_call", "audio"):
         if getattr(message, field):
             raise _unsupported(f"{where}.{field}", field)
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _text(message.content, f"{where}.content")}
+    return Message(role, _text(message.content, f"{where}.content"))
 
 
 def _text(content: str | tuple[Part, ...] | None, where: str) -> str:

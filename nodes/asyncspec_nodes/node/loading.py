@@ -18,7 +18,7 @@ from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec.sim.draft_cost import DraftCost
 from asyncspec.sim.stage_cost import StageCost
-from asyncspec_nodes.cluster.chat_templates import read_template
+from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.config_tables import Config, PaceTable
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.machines.draft.machine import DraftMachine
@@ -179,7 +179,11 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
         )
     )
     return Loaded(
-        me=_hello(config, rank, "draft", (0, 0), target),
+        me=replace(
+            _hello(config, rank, "draft", (0, 0), target),
+            # ``PLAIN`` serves chats of targets that were not made for them.
+            chat_template=tokenizer.has_template and config.target.chat_template != PLAIN,
+        ),
         machine=machine,
         initial=machine.initial(),
         run_job=source.run,

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import msgspec
 
+from asyncspec_nodes.cluster.chat_templates import read_template
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node import cores
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
@@ -41,7 +42,7 @@ def _decode(task: Task) -> list[Comparison]:
 
     config = task.config
     checkpoint = open_checkpoint(config.target.path)
-    tokenizer = load_tokenizer(checkpoint.path)
+    tokenizer = load_tokenizer(checkpoint.path, read_template(config.target.chat_template))
     # Cut as in the cluster: what is compared is speculation against none, nothing else.
     target = config.target
     stages = [

@@ -97,12 +97,12 @@ def stop_problem(stop: Sequence[str]) -> str | None:
             return "a stop string is empty; give some text"
         if len(text) > MOST_STOP_LENGTH:
             return f"a stop string has {len(text)} characters; give at most {MOST_STOP_LENGTH}"
-        if not _is_text(text):
+        if not is_text(text):
             return "a stop string is not UTF-8 text"
     return None
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
     """False for what a shell makes of bytes that are no UTF-8: it cannot be sent."""
     try:
         text.encode()
@@ -126,7 +126,7 @@ def prompt_problem(prompt: str) -> str | None:
         return "the prompt is empty; give some text"
     if len(prompt) > MOST_PROMPT_BYTES or len(prompt.encode(errors="replace")) > MOST_PROMPT_BYTES:
         return f"the prompt has more than {MOST_PROMPT_BYTES} bytes; shorten it"
-    return None if _is_text(prompt) else "the prompt is not UTF-8 text"
+    return None if is_text(prompt) else "the prompt is not UTF-8 text"
 
 
 def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Request | Refusal:

@@ -41,6 +41,11 @@ class Tokenizer:
         self.encode("a")
 
     @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        return self._template is not None
+
+    @property
     def reshapes(self) -> bool:
         """See ``Codec``. Only WordPiece vocabularies clean up the spaces before punctuation."""
         return bool(self._tokenizer.clean_up_tokenization_spaces) and self._model != "BPE"
@@ -59,8 +64,8 @@ class Tokenizer:
         assistant speaks. Raises ``ValueError`` with a sentence."""
         if self._template is None:
             raise ValueError(
-                "the target's tokenizer has no chat template; ask for a plain completion, or "
-                "start the service with --chat-template FILE"
+                "the target's tokenizer has no chat template; ask for a plain completion (run "
+                "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
         try:
             text = self._tokenizer.apply_chat_template(

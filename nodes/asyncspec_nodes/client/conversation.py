@@ -1,0 +1,37 @@
+"""The requests of a conversation, each with everything that was said before it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncspec_nodes.serving.conversation import Message, encode
+from asyncspec_protocol.messages import Submit
+
+
+class Conversation:
+    """One conversation, turn by turn.
+
+    ``settings``: the requests' settings, without a prompt. ``chat``: the draft node renders the
+    messages through the target's chat template; otherwise the prompt is plain text, where later
+    turns follow the answer after an empty line. ``system``: the content of a system message, for
+    ``chat`` only; empty: none.
+    """
+
+    def __init__(self, settings: Submit, *, chat: bool, system: str = "") -> None:
+        self._settings = settings
+        self._chat = chat
+        self._messages = [Message("system", system)] if system else []
+        self._text = ""
+
+    def ask(self, turn: str) -> Submit:
+        """The request of the next user turn."""
+        if self._chat:
+            self._messages.append(Message("user", turn))
+            return replace(self._settings, chat=encode(self._messages))
+        self._text += turn
+        return replace(self._settings, prompt=self._text)
+
+    def answered(self, text: str) -> None:
+        """The answer to the last turn."""
+        self._messages.append(Message("assistant", text))
+        self._text += f"{text}\n\n"
