@@ -3,11 +3,17 @@
 #
 #   bash make-keys.sh DIRECTORY BOX...
 #
+# DIRECTORY is made, readable by its owner alone, if it does not exist.
 # Copy ca.pem, BOX.pem and BOX.key to each box, beside its cluster file, as ca.pem, node.pem and
 # node.key. Keep ca.key off the boxes: whoever has it can make members. A client (asyncspec run
 # --config) needs a certificate too; give it a name of its own.
 set -euo pipefail
-cd "$1"
+if [ $# -lt 1 ]; then
+  echo "usage: bash make-keys.sh DIRECTORY BOX..." >&2
+  exit 2
+fi
+[ -d "$1" ] || mkdir -p -m 700 -- "$1"
+cd -- "$1"
 shift
 umask 077
 days=3650

@@ -1,0 +1,38 @@
+"""``make-keys.sh`` as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_missing_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster" / "keys"
+    done = make(str(folder), "box")
+    assert done.returncode == 0, done.stderr
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in folder.iterdir()} == {"ca.key", "ca.pem", "box.key", "box.pem"}
+
+
+def test_a_folder_that_exists_keeps_its_mode_and_its_authority(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert make(str(tmp_path), "box").returncode == 0
+    authority = (tmp_path / "ca.pem").read_bytes()
+    assert make(str(tmp_path), "other").returncode == 0
+    assert (tmp_path / "ca.pem").read_bytes() == authority
+    assert (tmp_path / "other.pem").exists()
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_without_a_folder_it_says_how_it_is_used() -> None:
+    done = make()
+    assert done.returncode == 2
+    assert done.stderr == "usage: bash make-keys.sh DIRECTORY BOX...\n"
