@@ -1,13 +1,20 @@
-"""Commands of the command line, run in this process."""
+"""Commands of the command line: run in this process, or how a child is prepared for them."""
 
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
 
 from asyncspec_nodes.cli import main as cli
+
+
+def heed_hangup() -> None:
+    """``preexec_fn`` of a child that is to heed SIGHUP, also where this process ignores it, as
+    under ``nohup``: a child would inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.node import listen
+from commands import heed_hangup
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
 
@@ -143,9 +144,14 @@ SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1")
 async def test_a_terminal_that_closes(tmp_path: Path) -> None:
     """What runs comes to its end, and nothing stays behind."""
     ours, theirs = os.openpty()
+
+    def prepare() -> None:
+        heed_hangup()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
     terminal = {
         "start_new_session": True,
-        "preexec_fn": partial(fcntl.ioctl, theirs, termios.TIOCSCTTY, 0),
+        "preexec_fn": prepare,
         "env": {**os.environ, "TMPDIR": str(tmp_path)},
     }
     async with (

@@ -34,6 +34,7 @@ from asyncspec_nodes.node.reports import Loading, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
+from commands import heed_hangup
 from nodes.background import START, Background, no_process_left
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
@@ -363,7 +364,11 @@ class Running:
         argv = ["--target", str(target), "--draft", "none", "--stages", str(stages)]
         argv += ["--prompt", "fox", "--max-new-tokens", "4000", "--ignore-eos"]
         self.process = subprocess.Popen(
-            command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command(*argv),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_hangup,
         )
         assert self.process.stdout is not None
         assert self.process.stdout.read(1), self.process.communicate()[1]
