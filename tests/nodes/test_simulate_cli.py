@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +36,9 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", *FEW]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, unit = capsys.readouterr().out.splitlines()
     assert len({len(line) for line in lines}) == 1
+    assert "stage pass" in unit
     assert [line.split("|")[1].strip() for line in lines[2:]] == list(LOSSLESS)
     assert lines[2].split("|")[3].strip() == "1.00"
 
@@ -108,6 +117,47 @@ def test_costs_are_a_preset_and_what_overrides_it(capsys: pytest.CaptureFixture[
     assert (model["stage"]["plateau"], model["draft"]["level_seconds"]) == (4, 9.0)
 
 
+def test_the_unit_of_time_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A preset's is a pass of a stage; with ``--stage-seconds`` it is a second."""
+    argv = ("--policy", "chunked", "--costs", "jetson-7b")
+    assert answer(capsys, *argv)["unit"] == "stage pass"
+    assert answer(capsys, *argv, "--stage-seconds", "0.06")["unit"] == "second"
+    assert cli.main(["simulate", *FEW, *argv]) == 0
+    head, *_, unit = capsys.readouterr().out.splitlines()
+    assert "tokens/stage pass" in head
+    assert "tokens/s " not in head
+    assert unit == (
+        "the unit of time is a stage pass; --stage-seconds S, what a pass takes on your machines, "
+        "makes it a second"
+    )
+    assert cli.main(["simulate", *FEW, *argv, "--stage-seconds", "0.06"]) == 0
+    head, *rest = capsys.readouterr().out.splitlines()
+    assert "tokens/s " in head
+    assert "stage pass" not in head
+    assert rest[-1] == "the unit of time is a second: a stage pass takes 0.06 s"
+
+
+def test_a_bar_on_a_terminal() -> None:
+    """On stderr; stdout has the JSON object alone, and nothing of the bar stays."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", "simulate", *FEW, "--json"]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux's end of a terminal
+            while part := os.read(ours, 4096):
+                seen += part
+        out, _ = process.communicate()
+    os.close(ours)
+    assert process.returncode == 0
+    assert list(json.loads(out)["policies"]) == list(LOSSLESS)
+    assert b"autoregressive" in seen
+
+
 def test_a_recorded_language(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = RecordedText((1, 2), (3, 4, 5), ((3,), (9, 4), (5,)), ((-0.1,), (-0.2, -2.0), (-0.1,)))
     path = tmp_path / "language"
@@ -134,6 +184,7 @@ def test_the_help_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "jetson-13b-int4" in text
     assert "default: 0.78" in text
+    assert "tokens per stage pass" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ from contextlib import closing, contextmanager
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import simulate_options
@@ -48,9 +55,15 @@ def _simulate(options: SimulateOptions, policy: str, bars: Progress) -> Outcome:
 
 @contextmanager
 def _bars() -> Iterator[Progress]:
-    """A bar on stderr, where a person watches; it leaves nothing behind."""
+    """A bar for each policy on stderr, if that is a terminal; removed at the end."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens"),
+        TimeElapsedColumn(),
+    )
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bars:
@@ -79,4 +92,4 @@ def _print(options: SimulateOptions, outcomes: Sequence[Outcome]) -> None:
     if options.json:
         sys.stdout.write(msgspec.json.encode(as_dict(options, outcomes)).decode() + "\n")
     else:
-        sys.stdout.write(table(outcomes))
+        sys.stdout.write(table(options, outcomes))

@@ -26,7 +26,9 @@ S = TypeVar("S", bound=Struct)
 def add_arguments(parser: Parser) -> None:
     """The arguments about time. Defaults are the preset's."""
     group = parser.add_argument_group(
-        "costs", "times in seconds of virtual time; a preset's unit is one pass of a stage"
+        "costs",
+        "A preset's unit of time is a pass of a stage, so speeds are tokens per stage pass. With "
+        "--stage-seconds times are in seconds and speeds are tokens/s.",
     )
     add = group.add_argument
     add("--costs", metavar="PRESET", default=DEFAULT_PRESET, help=f"{', '.join(PRESETS)}")
@@ -34,7 +36,8 @@ def add_arguments(parser: Parser) -> None:
         "--stage-seconds",
         type=float,
         metavar="S",
-        help="a pass of a stage; the preset's other times grow in proportion (default: 1)",
+        help="what a pass of a stage takes on your machines; the preset's other times grow in "
+        "proportion (default: 1, the unit)",
     )
     add("--plateau", type=int, metavar="ROWS", help="rows that cost no more than one")
     add("--row-seconds", type=float, metavar="S", help="each row past the plateau")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -23,6 +24,8 @@ SYNTHETIC = "synthetic"
 # One synchronous tree of 80 nodes brings 4.86 tokens a round, as in FlowSpec's Table II.
 DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
 STAGES = numbers.Bounds(1, 1024)
+Unit = Literal["stage pass", "second"]
+"""Of all times: a preset's own, or that of ``--stage-seconds``."""
 
 
 class SimulateOptions(Struct, frozen=True):
@@ -32,6 +35,7 @@ class SimulateOptions(Struct, frozen=True):
     policies: tuple[str, ...]
     # As the user named them.
     costs: str
+    unit: Unit
     language: str
     json: bool
     # Where the trace goes, if anywhere.
@@ -124,6 +128,7 @@ def read_arguments(arguments: argparse.Namespace) -> SimulateOptions:
         setting=setting,
         policies=policies,
         costs=arguments.costs,
+        unit="stage pass" if arguments.stage_seconds is None else "second",
         language=arguments.language,
         json=arguments.json,
         trace=arguments.trace,

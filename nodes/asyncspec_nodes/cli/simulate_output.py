@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from asyncspec_nodes.cli.run_output import number
-from asyncspec_nodes.cli.simulate_options import SimulateOptions
+from asyncspec_nodes.cli.simulate_options import SimulateOptions, Unit
 from asyncspec_nodes.machines.simulated import Outcome
 
+SPEEDS: dict[Unit, str] = {"stage pass": "tokens/stage pass", "second": "tokens/s"}
 COLUMNS = (
     "policy",
-    "tokens/s",
+    SPEEDS["second"],
     "ratio",
     "tokens/turn",
     "tokens/round",
@@ -29,16 +30,27 @@ NOT_COMPARED = "lossy: not compared"
 """Instead of whether a text is the reference's."""
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown, aligned for a terminal; the ratio is to the first policy. Below it, which policies
-    are lossy."""
+def table(options: SimulateOptions, outcomes: Sequence[Outcome]) -> str:
+    """Markdown, aligned for a terminal; the ratio is to the first policy. Below it, the unit of
+    time, and which policies are lossy."""
+    columns = (COLUMNS[0], SPEEDS[options.unit], *COLUMNS[2:])
     base = rates(outcomes[0])["tokens_per_second"]
     lines = [_cells(outcome, base) for outcome in outcomes]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
     rule = ["-" * widths[0], *["-" * (width - 1) + ":" for width in widths[1:]]]
-    rows = [_row(cells, widths) for cells in (COLUMNS, rule, *lines)]
+    rows = [_row(cells, widths) for cells in (columns, rule, *lines)]
     notes = [f"{outcome.policy} is {NOT_COMPARED}" for outcome in outcomes if outcome.lossy]
-    return "\n".join([*rows, *notes]) + "\n"
+    return "\n".join([*rows, _unit(options), *notes]) + "\n"
+
+
+def _unit(options: SimulateOptions) -> str:
+    if options.unit == "second":
+        seconds = options.setting.cost.stage.pass_seconds
+        return f"the unit of time is a second: a stage pass takes {seconds:g} s"
+    return (
+        "the unit of time is a stage pass; --stage-seconds S, what a pass takes on your machines, "
+        "makes it a second"
+    )
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -95,6 +107,8 @@ def as_dict(options: SimulateOptions, outcomes: Sequence[Outcome]) -> dict[str, 
         "tokens": setting.tokens,
         "language": options.language,
         "costs": options.costs,
+        # Of all times, also where a name says "seconds".
+        "unit": options.unit,
         "cost_model": msgspec.to_builtins(setting.cost, str_keys=True),
         "policies": {outcome.policy: _outcome(outcome) for outcome in outcomes},
     }
