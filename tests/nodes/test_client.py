@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from asyncspec.actor.mesh import Security
-from asyncspec.errors import ClusterError
+from asyncspec.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config_tables import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
@@ -26,22 +28,28 @@ def security(tmp_path: Path) -> Security:
     return contexts(SecurityTable(*map(str, names)))
 
 
-def refusal(answer: bytes, *, tls: ssl.SSLContext | None = None) -> str:
-    """What ``Client.connect`` says of a peer that answers so, whatever it is sent."""
+async def refused(answer: bytes, tls: ssl.SSLContext | None) -> tuple[str, AsyncSpecError]:
+    """An address, and what ``Client.connect`` says of a peer there that answers so, whatever it is
+    sent."""
 
-    async def main() -> str:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(1)
-            writer.write(answer)
-            writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
 
+    async with asyncio.timeout(30):
         async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
             host, port = server.sockets[0].getsockname()
-            with pytest.raises(ClusterError) as raised:
+            with pytest.raises(AsyncSpecError) as raised:
                 await Client.connect(host, port, "", options=QUICK)
-            return str(raised.value).partition(" refuses this client: ")[2]
+            return f"{host}:{port}", raised.value
 
-    return asyncio.run(asyncio.wait_for(main(), 30))
+
+def refusal(answer: bytes) -> str:
+    """Why a peer without TLS is no draft node."""
+    _, error = asyncio.run(refused(answer, None))
+    assert isinstance(error, ClusterError)
+    return str(error).partition(" refuses this client: ")[2]
 
 
 def test_an_http_service_is_named_as_such() -> None:
@@ -49,6 +57,19 @@ def test_an_http_service_is_named_as_such() -> None:
     assert said == "the peer answers in HTTP; give the address of a node itself"
 
 
-def test_a_cluster_with_keys_wants_them(security: Security) -> None:
-    said = refusal(b"", tls=security.server)
-    assert said == "the peer closed the connection; if the cluster has keys, give --config FILE"
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_cluster_with_keys_wants_its_file(
+    security: Security, factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Which says where this machine's certificate is; that is the user's to give."""
+    with asyncio.Runner(loop_factory=factory) as runner:
+        where, error = runner.run(refused(b"", security.server))
+    assert isinstance(error, UserError)
+    assert str(error) == (
+        f"the draft node at {where} wants TLS: its cluster has keys ([security]); give --config "
+        "FILE, the cluster file, with a certificate and key of this machine beside it"
+    )
+
+
+def test_a_peer_that_closes_without_a_word() -> None:
+    assert refusal(b"") == "the peer closed the connection"

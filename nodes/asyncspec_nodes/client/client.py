@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from msgspec.structs import replace
 
-from asyncspec.actor.link import CLOSED, Link, LinkOptions
+from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.errors import ClusterError, UserError
 from asyncspec_nodes.client.consultations import Consultations
 from asyncspec_nodes.client.inbox import Event, Inbox
@@ -39,6 +39,7 @@ from asyncspec_protocol.messages import (
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
+PROBE_SECONDS = 2.0
 CONSULT_SECONDS = 10.0
 """Longer than a draft node waits for the first stage."""
 
@@ -57,8 +58,6 @@ class Client:
         self._consultations = Consultations()
         self._next = 0
         self._connected = False
-        # Whether keys are shown; a node that wants some ends a link without them and says nothing.
-        self._secured = False
         # The node has said what is wrong with this client's words: its user's to mend.
         self._misled = False
         self.link = Link(options, self._frame, self._gone)
@@ -98,13 +97,20 @@ class Client:
                 raise ClusterError(
                     f"cannot connect to the draft node at {where}: {_reason(error)}"
                 ) from None
+            # Without a certificate a node with keys closes the connection and says nothing.
+            mute = isinstance(error, ClusterError) and not client.link.bytes_received
+            if mute and tls is None and await _wants_tls(host, port):
+                raise UserError(
+                    f"the draft node at {where} wants TLS: its cluster has keys ([security]); give "
+                    "--config FILE, the cluster file, with a certificate and key of this machine "
+                    "beside it"
+                ) from None
             raise
         return client
 
     async def _shake_hands(
         self, host: str, port: int, cluster: str, tls: ssl.SSLContext | None
     ) -> None:
-        self._secured = tls is not None
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.link, host, port, ssl=tls)
         self._connected = True
@@ -214,8 +220,6 @@ class Client:
 
     def _gone(self, link: Link, reason: str) -> None:
         if not self._welcome.done():
-            if reason == CLOSED and not self._secured:
-                reason += "; if the cluster has keys, give --config FILE"
             kind = UserError if self._misled else ClusterError
             self._welcome.set_exception(
                 kind(f"the node at {self._where} refuses this client: {reason}")
@@ -226,6 +230,22 @@ class Client:
         for said in self._questions.values():
             said.fail(self._lost(reason))
         self._consultations.fail(self._lost(reason))
+
+
+async def _wants_tls(host: str, port: int) -> bool:
+    """Whether TLS is agreed on there. Nothing is said over it, so whose certificate the peer shows
+    does not matter; with TLS 1.3 it asks for ours only afterwards."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                asyncio.Protocol, host, port, ssl=context
+            )
+    except OSError:  # also where it took too long
+        return False
+    transport.abort()
+    return True
 
 
 def _reason(error: OSError) -> str:

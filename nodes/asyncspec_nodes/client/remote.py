@@ -29,8 +29,18 @@ class Remote(Struct, frozen=True):
 def add_arguments(parser: Parser) -> None:
     """``--connect``, ``--config`` and ``--cluster``."""
     add = parser.add_argument
-    add("--connect", metavar="HOST:PORT", help="use the draft node of a running cluster")
-    add("--config", type=Path, metavar="FILE", help="cluster file of the cluster to connect to")
+    add(
+        "--connect",
+        metavar="HOST:PORT",
+        help="use the draft node of a running cluster (one with keys: with --config)",
+    )
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="cluster file of the cluster to connect to: its draft node's address, and which keys "
+        "to show",
+    )
     add("--cluster", metavar="NAME", help="refuse a cluster of another name")
 
 
