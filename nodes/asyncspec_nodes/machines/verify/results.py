@@ -51,10 +51,12 @@ def computed(
         session = count(session, len(ids), len(stay), share, passes=passes, turns=turns)
         known[name] = session
         seen.add(name)
-        if known is closing:
+        if known is closing or running.abandoned:
+            # Of a pass that was given up there are no rows, also where a draft node names nodes
+            # again that it had declared dead.
             continue
         if state.config.last:
-            if not running.abandoned and (verdict := _verdict(session, part, own, stay, now)):
+            if verdict := _verdict(session, part, own, stay, now):
                 verdicts.append(verdict)
         elif stay:
             parked.append(_done(session, part, own, stay))

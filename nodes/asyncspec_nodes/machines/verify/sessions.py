@@ -55,6 +55,11 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
             f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
         )
     sampling = Sampling.of(message)
+    if message.shared and sampling.penalises:
+        # Penalties count the tokens of a prompt, and those of a shared one never come here.
+        raise RemoteProtocolError(
+            f"session {session} shares a prompt and penalises tokens", peer=peer
+        )
     new = StageSession(
         session=session,
         liveness=Liveness(prompt_length=message.prompt_length),

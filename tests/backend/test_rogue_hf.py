@@ -1,0 +1,75 @@
+"""Whatever a peer says, no job of a stage with tensors fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.backend.base import WireTensor
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.stage import HFStage
+from asyncspec_protocol.messages import Segment
+from nodes.rogue import standing, torment
+
+pytestmark = pytest.mark.torch
+
+VOCAB, WIDTH = 32, 32
+ODD = (math.nan, math.inf, -math.inf, 3e38, -3e38, 1e-40)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Shard]:
+    """Blocks of a tiny model, one layer each."""
+    from backend.tiny import save_tiny
+
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    save_tiny(path, hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, vocab_size=VOCAB)
+    checkpoint = open_checkpoint(path)
+    made: dict[tuple[int, int], Shard] = {}
+
+    def shard(first: int, last: int) -> Shard:
+        if (first, last) not in made:
+            with torch.inference_mode():
+                made[first, last] = load_shard(
+                    checkpoint, first, last, torch.float32, "exact", Recipe()
+                )
+        return made[first, last]
+
+    return shard
+
+
+def rows(draw: Any, message: Segment) -> WireTensor:
+    """Hidden states for a segment, most often of the right shape and often with numbers that are
+    none."""
+    count, outer = len(message.ids), (1 + message.taps,) if 0 < message.taps < 9 else ()
+    odd = [(count, 31), (count, 1, WIDTH), (count, 3, WIDTH), (count + 1, WIDTH), (WIDTH,)]
+    shape = draw(st.sampled_from([(count, *outer, WIDTH)] * 9 + odd))
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(message.segment % 99))
+    if draw(st.booleans()):
+        numbers.view(-1)[draw(st.integers(0, numbers.numel() - 1))] = draw(st.sampled_from(ODD))
+    if draw(st.integers(0, 9)) == 0:
+        numbers.fill_(draw(st.sampled_from(ODD)))
+    kind = draw(st.sampled_from(["float32"] * 9 + ["bfloat16", "int64"]))
+    data = memoryview(bytearray(numbers.numpy().tobytes()))
+    if kind == "bfloat16":
+        data = data[: data.nbytes // 2]
+    return WireTensor(kind, shape, data)
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_no_job_of_a_stage_fails(data: st.DataObject, shards: Callable[[int, int], Shard]) -> None:
+    stages = data.draw(st.integers(1, 2))
+    rank = data.draw(st.integers(1, stages))
+    each = 2 // stages
+    device = HFStage(shards(each * (rank - 1), each * rank), "exact", Recipe(), "tolerance")
+    node = standing(rank, stages, VOCAB, device, each)
+    torment(node, data, VOCAB, lambda d, m: None if rank == 1 else rows(d, m))

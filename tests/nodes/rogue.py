@@ -1,0 +1,272 @@
+"""A peer that says whatever the types allow, and a node whose device does what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.actor.machine import (
+    Abandon,
+    Compute,
+    Computed,
+    Effect,
+    Input,
+    Joined,
+    Received,
+    Send,
+)
+from asyncspec.backend.base import WireTensor
+from asyncspec.jobs import Job
+from asyncspec_nodes.machines.verify.machine import VerifyMachine
+from asyncspec_nodes.machines.verify.session import taps
+from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_protocol.codec import TensorSpec, decode, encode
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.messages import (
+    FINAL,
+    Close,
+    Closed,
+    Credit,
+    Floor,
+    Message,
+    Open,
+    PassTimes,
+    PruneIndices,
+    Rates,
+    Segment,
+)
+from nodes.drive import Driven
+
+M = TypeVar("M", bound=Struct)
+
+
+class Node:
+    """A machine and its device, as the runtime has them: jobs run in their order, an abandoned one
+    comes back with whatever there is, and what is sent must be fit to be received."""
+
+    def __init__(self, driven: Driven, device: Any) -> None:
+        self.driven = driven
+        self.device = device
+        self.jobs: deque[Job] = deque()
+        self.abandoned: list[Job] = []
+        self.refused: list[RemoteProtocolError] = []
+
+    def hear(self, peer: int, message: Message, wire: WireTensor | None = None) -> None:
+        """A message comes over a link, or is refused there."""
+        spec = None if wire is None else TensorSpec(wire.dtype, wire.shape)
+        try:
+            heard = decode(encode(message, spec)).message
+            handle = None if wire is None else self._unpacked(wire)
+            self.feed(Received(Rank(peer), heard, handle))
+        except RemoteProtocolError as error:
+            self.refused.append(error)
+
+    def feed_rows(self, peer: int, message: Segment) -> None:
+        """A segment of a toy pipeline, with its rows where no tokens come."""
+        count = len(message.ids)
+        wire = WireTensor("uint64", (count, 1), memoryview(bytes(8 * count)))
+        self.hear(peer, message, None if message.tokens else wire)
+
+    def _unpacked(self, wire: WireTensor) -> object:
+        try:
+            return self.device.unpack(wire)
+        except ValueError as error:
+            raise RemoteProtocolError(str(error)) from error
+
+    def feed(self, event: Input) -> None:
+        """An input, and what comes of it. Whatever it raises, the state stays as it was."""
+        before = self.driven.state
+        try:
+            effects = self.driven.feed(event)
+        except RemoteProtocolError:
+            assert self.driven.state is before
+            raise
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Compute):
+            self.jobs.append(effect.job)
+        elif isinstance(effect, Abandon):
+            self.abandoned.append(effect.job)
+            self.device.abandon(effect.job)
+        elif isinstance(effect, Send):
+            wire = None if effect.tensor is None else self.device.pack(effect.tensor)
+            decode(encode(effect.message, wire and TensorSpec(wire.dtype, wire.shape)))
+
+    def work(self) -> None:
+        """The device does its next job, if there is one."""
+        if not self.jobs:
+            return
+        job = self.jobs.popleft()
+        result = self.device.run(job)
+        if any(job is given_up for given_up in self.abandoned):
+            # A real one stops between two layers, and has nothing then.
+            result = None if result is None else ()
+        if result is not None:
+            try:
+                self.feed(Computed(job, result, 0.5))
+            except RemoteProtocolError as error:  # pragma: no cover
+                pytest.fail(f"a result is no peer's fault: {error}")
+
+    def rest(self) -> None:
+        """The device does all there is to do."""
+        while self.jobs:
+            self.work()
+
+
+def standing(rank: int, stages: int, vocab: int, device: Any, each: int = 1) -> Node:
+    """A stage of ``each`` layers whose peers are there."""
+    first, end = each * (rank - 1), each * rank
+    config = VerifyConfig(
+        Rank(rank), stages, 8, vocab, first_layer=first, end_layer=end, layers=each * stages
+    )
+    node = Node(Driven(VerifyMachine(config)), device)
+    peers = {DRAFT, Rank(rank - 1)} | ({Rank(rank + 1)} if rank < stages else set())
+    for peer in sorted(peers):
+        node.feed(Joined(peer))
+    if rank < stages:
+        node.hear(rank + 1, Credit(1000))
+    return node
+
+
+few = st.integers(0, 3)
+ids = st.integers(0, 12)
+several = st.lists(ids, max_size=5).map(tuple)
+shares = st.floats(0, 1)
+wanted = st.sampled_from([(), (), (), (FINAL,), (0,), (1,), (0, 1), (1, 2), (2,)])
+# The edges of what types can say, and of what makes sense.
+EXTREMES: dict[type, list[Any]] = {
+    bool: [False, True],
+    int: [0, 1, -1, 256, 4096, 2**31 - 1, 2**31, 2**53, 2**63, 2**64 - 1, -(2**63)],
+    float: [0.0, -0.0, -1.0, -2.0, 5e-324, 1e-5, 1e6, 1e308, -1e308, math.inf, math.nan],
+    tuple: [(), (0,), (1, 0), (2**64 - 1,), (-1,), (5, 9), (math.nan,), (1e308, 1e309)],
+}
+
+
+@st.composite
+def twisted(draw: st.DrawFn, sane: st.SearchStrategy[M]) -> M:
+    """A message, one time in three with a field at the edge."""
+    message = draw(sane)
+    if draw(st.integers(0, 2)):
+        return message
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    name = draw(st.sampled_from(sorted(n for n, v in fields.items() if type(v) in EXTREMES)))
+    value: Any = draw(st.sampled_from(EXTREMES[type(fields[name])]))
+    return replace(message, **{name: value})
+
+
+@st.composite
+def openings(draw: st.DrawFn, session: int) -> Open:
+    """A session, most often one that may begin like an earlier one."""
+    like = draw(st.sampled_from([-1, session - 1, session - 2, 0]))
+    shared = draw(st.integers(1, 3)) if like >= 0 else 0
+    length = draw(st.integers(1 + shared, 5))
+    return Open(
+        session,  # type: ignore[arg-type]
+        length,
+        length + draw(st.sampled_from([0, 2, 20])),
+        draw(few),
+        draw(st.sampled_from([0.0, 0.0, 1.0])),
+        draw(few),
+        draw(st.sampled_from([1.0, 0.5])),
+        draw(st.sampled_from([0.0, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.0, 2.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 0.5])),
+        given=draw(st.integers(0, length - 1)),
+        features=draw(wanted),
+        tops=draw(st.sampled_from([0, 0, 5])),
+        log_probs=draw(st.booleans()),
+        like=like,  # type: ignore[arg-type]
+        shared=shared,
+        coalesce=draw(st.booleans()),
+        tree=draw(st.sampled_from([-1, -1, 3, 8])),
+    )
+
+
+@st.composite
+def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
+    """Nodes, most often such that follow what is here."""
+    known = state.sessions.get(session)
+    here: list[int] = [-1]
+    travels, depths = False, 0
+    if known is not None:
+        here = [known.slots.tip, *known.slots.seats]
+        here += [n for w in state.queue if w.session == session for n in w.ids]
+        travels, depths = known.tokens_travel, taps(known, state.config.first_layer)
+    if draw(st.integers(0, 5)):
+        start, count = max(here) + 1, draw(st.integers(1, 4))
+        nodes = list(range(start, start + count))
+        line = draw(st.booleans())
+        parents = [here[-1] if line else draw(st.sampled_from(here))]
+        parents += [n - 1 if line else draw(st.sampled_from([*here, *nodes])) for n in nodes[1:]]
+        parents = [min(p, n - 1) for p, n in zip(parents, nodes, strict=True)]
+    else:
+        nodes = draw(st.lists(ids, min_size=1, max_size=4, unique=True))
+        parents = [draw(st.integers(-1, n - 1)) for n in nodes]
+    first = state.config.rank == 1
+    tokens = tuple(draw(st.integers(0, vocab - 1)) for _ in nodes)
+    return Segment(
+        session,  # type: ignore[arg-type]
+        draw(few),  # type: ignore[arg-type]
+        draw(few),  # type: ignore[arg-type]
+        tuple(nodes),  # type: ignore[arg-type]
+        tuple(parents),  # type: ignore[arg-type]
+        tokens if first or travels else (),
+        taps=depths,
+        more=draw(st.sampled_from([0, 0, 0, 0, 0, 1])),
+        spent=draw(st.sampled_from([0.0, 1.0])),
+        turn=draw(few),
+    )
+
+
+def about(session: int) -> st.SearchStrategy[Any]:
+    """Anything else that a draft node can say of a session."""
+    name = st.just(session)
+    prunes = st.builds(PruneIndices, name, st.integers(1, 9), ids, several, several)
+    seconds = st.tuples(shares, shares)
+    return st.one_of(
+        prunes,
+        prunes,
+        prunes,
+        st.builds(Close, name, st.booleans()),
+        st.builds(Close, name, st.booleans()),
+        st.builds(Floor, name),
+        st.builds(Rates, name, few, *[shares] * 8),
+        st.builds(PassTimes, few, st.just((1.0, 8.0)), seconds, shares, shares),
+        st.builds(Credit, st.integers(1000, 2000), few, shares),
+        st.builds(Closed, name, few, few, few, few, shares, few),
+    )
+
+
+Tensors = Callable[[Any, Segment], WireTensor | None]
+
+
+def torment(node: Node, data: st.DataObject, vocab: int, tensors: Tensors) -> None:
+    """A rogue draft node and, behind the first stage, a rogue stage before this one."""
+    config = node.driven.machine.config
+    before, newest = int(config.rank) - 1, 0
+    node.hear(before, data.draw(openings(0)))
+    for what in data.draw(st.lists(st.sampled_from("ossssssdddddaac"), max_size=40)):
+        session = data.draw(st.integers(max(0, newest - 2), newest))
+        if what == "o":
+            newest += 1
+            node.hear(before, data.draw(twisted(openings(newest))))
+        elif what == "s":
+            message = data.draw(twisted(segments(node.driven.state, session, vocab)))
+            node.hear(before, message, tensors(data.draw, message))
+        elif what == "a":
+            node.hear(0, data.draw(twisted(about(session))))
+        elif what == "c" and not config.last:
+            node.hear(config.after, data.draw(twisted(st.builds(Credit, few, few, shares))))
+        else:
+            node.work()
+    node.rest()

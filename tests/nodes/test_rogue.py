@@ -1,0 +1,85 @@
+"""Whatever a peer says ends its link at worst: no device job that comes of it fails."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.backend.base import WireTensor
+from asyncspec.backend.toy import ToyModel, ToyStage
+from asyncspec_protocol.ids import NodeId, SessionId, Version
+from asyncspec_protocol.messages import PruneIndices, Segment
+from nodes.drive import opening, segment
+from nodes.rogue import Node, standing, torment
+
+VOCAB = 16
+
+
+def toy(rank: int, stages: int) -> Node:
+    """A stage of one toy layer."""
+    device = ToyStage(ToyModel(layers=stages, vocab=VOCAB), rank - 1, rank)
+    return standing(rank, stages, VOCAB, device)
+
+
+def rows(draw: Any, message: Segment) -> WireTensor:
+    """Hidden states for a segment, most often of the right shape."""
+    count, outer = len(message.ids), (1 + message.taps,) if 0 < message.taps < 9 else ()
+    odd = [(count, 2), (count, 1, 1), (count, 3, 1), (count, 1, 1, 1), (count + 1, 1)]
+    shape = draw(st.sampled_from([(count, *outer, 1)] * 7 + odd))
+    return WireTensor("uint64", shape, memoryview(bytes(8 * math.prod(shape))))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_no_job_of_a_toy_stage_fails(data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, 3))
+    rank = data.draw(st.integers(1, stages))
+    first = rank == 1
+    torment(toy(rank, stages), data, VOCAB, lambda d, m: None if first else rows(d, m))
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_session_that_penalises_tokens_shares_no_prompt(rank: int) -> None:
+    """It must read them all; the device would fail."""
+    node = toy(rank, 2)
+    node.hear(rank - 1, opening(3))
+    penalised = replace(opening(4, session=1), presence_penalty=1.0)
+    node.feed_rows(rank - 1, segment(0, {0: -1, 1: 0, 2: 1}, tokens=rank == 1))
+    node.work()
+    node.hear(rank - 1, replace(penalised, like=0, shared=2))
+    assert [error.peer for error in node.refused] == [rank - 1]
+    assert "penal" in str(node.refused[0])
+    assert 1 not in node.driven.state.sessions
+
+
+def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:
+    """A prune that names dead nodes again makes no rows of what was never computed."""
+    node = toy(1, 2)
+    node.hear(0, opening(1))
+    node.hear(0, segment(0, {0: -1}))
+    node.rest()
+    node.hear(0, segment(1, {1: 0}))
+    for version, keep in ((1, ()), (2, (1,))):
+        node.hear(0, PruneIndices(SessionId(0), Version(version), NodeId(2), (), keep))
+    assert node.abandoned
+    node.rest()
+    assert not node.driven.state.parked
+
+
+def test_nothing_hangs_beside_the_committed_path() -> None:
+    """The tip would move past its parent while it waits."""
+    node = toy(1, 1)
+    node.hear(0, opening(3))
+    node.hear(0, segment(0, {0: -1, 1: 0}))
+    node.hear(0, segment(1, {2: 0}))
+    assert len(node.refused) == 1
+    node.hear(0, segment(2, {2: 1}))
+    node.hear(0, segment(3, {3: 2, 4: 2}))
+    node.hear(0, PruneIndices(SessionId(0), Version(1), NodeId(5), (NodeId(3),), (NodeId(4),)))
+    assert len(node.refused) == 2
+    node.rest()
