@@ -1,0 +1,196 @@
+"""What a lost link or a restart must not leave behind: the machines by hand, and short runs of the
+simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from asyncspec.actor.machine import Compute, Emit, Joined, Lost, Received, Submitted
+from asyncspec.jobs import Release
+from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId, Version, draft_rank, first_session
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Expand,
+    Floor,
+    Message,
+    Open,
+    PruneIndices,
+    Rates,
+    Ready,
+    Segment,
+    Verdict,
+    Withdraw,
+)
+from cluster import Cluster, ask
+from laws import SMALL, Shaken, check_after
+from nodes.drive import Driven, done, draft, opening, passes, segment, sent, stage
+
+V1, V2 = Rank(1), Rank(2)
+OTHER = draft_rank(1)
+THEIRS = first_session(OTHER)
+
+
+@pytest.mark.parametrize("lost", [V1, V2])
+def test_every_stage_gets_a_floor_when_the_pipeline_is_complete_again(lost: Rank) -> None:
+    driven = draft(stages=2)
+    driven.feed(Submitted(ask(0)), Submitted(ask(1)))
+    assert sent(driven.feed(Lost(lost), Joined(lost)), Floor) == []
+    effects = driven.feed(Received(lost, Ready(lost, True)))
+    for rank in (V1, V2):
+        assert sent(effects, Floor, to=rank) == [Floor(SessionId(2))]
+
+
+def test_a_source_gets_a_floor_when_it_is_back() -> None:
+    driven = draft(stages=1, source=V2)
+    driven.feed(Joined(V2), Submitted(ask(0)), Lost(V2))
+    assert sent(driven.feed(Joined(V2)), Floor, to=V2) == [Floor(SessionId(1))]
+
+
+def test_a_floor_ends_the_sessions_below_it_and_no_other() -> None:
+    only = stage()
+    only.feed(Received(DRAFT, opening(1, session=1)), Received(DRAFT, opening(1, session=2)))
+    only.feed(*(Received(DRAFT, Close(SessionId(n))) for n in (4, 5)))
+    effects = only.feed(Received(DRAFT, Floor(SessionId(2))))
+    assert [e.job for e in effects if isinstance(e, Compute)] == [Release(0), Release(1)]  # type: ignore[arg-type]
+    assert set(only.state.sessions) == {2}
+    assert only.state.known[DRAFT].closed_early == {4, 5}
+    only.feed(Received(DRAFT, Floor(SessionId(5))))
+    assert not only.state.sessions
+    assert only.state.known[DRAFT].closed_early == {5}
+    # The last session below the floor is over; the floor itself may begin.
+    only.feed(Received(DRAFT, Floor(SessionId(7))))
+    assert only.feed(Received(DRAFT, opening(1, session=6))) == []
+    only.feed(Received(DRAFT, opening(1, session=7)))
+    assert set(only.state.sessions) == {7}
+
+
+def test_a_floor_ends_kept_prompts_below_it_and_no_other() -> None:
+    only = stage()
+    only.feed(Received(DRAFT, opening(1, session=1)))
+    for name in (0, 1):
+        (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}, session=name))))
+        only.feed(done(job, (5,)), Received(DRAFT, Close(SessionId(name), keep=True)))
+    assert only.state.kept == {0: 1, 1: 1}
+    only.feed(Received(DRAFT, Floor(SessionId(1))))
+    assert only.state.kept == {1: 1}
+
+
+def test_a_source_forgets_the_sessions_below_a_floor_and_no_other() -> None:
+    source = Driven(SourceMachine(SourceConfig(V2)))
+    source.feed(*(Received(DRAFT, question(name)) for name in (0, 1, 2)))
+    source.feed(Received(DRAFT, Floor(SessionId(2))))
+    assert set(source.state.sessions) == {2}
+    source.feed(Received(DRAFT, question(1)), Received(DRAFT, question(3)))
+    assert set(source.state.sessions) == {2, 3}
+
+
+def question(session: int) -> Expand:
+    return Expand(SessionId(session), Version(0), 0, (1,), 0, 0, 0)
+
+
+def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
+    driven = draft(stages=1)
+    driven.feed(Submitted(ask(0, prompt=(1, 2), policy="autoregressive")))
+    given: list[int] = []
+    for number, node in enumerate((1, 2, 3)):
+        said = Verdict(SessionId(0), number, 0, (node,), (7 + node,))  # type: ignore[arg-type]
+        effects = driven.feed(Received(V1, said))
+        given += [token for e in effects if isinstance(e, Emit) for token in e.tokens]
+    assert given == [8, 9, 10]
+    driven.feed(Lost(V1), Joined(V1))
+    effects = driven.feed(Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
+    assert [message.prompt_length for message in sent(effects, Open)] == [5]
+    assert sum((message.tokens for message in sent(effects, Segment)), ()) == (1, 2, 8, 9, 10)
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "flowspec", "pruned"])
+def test_no_token_is_given_twice_or_left_out_when_links_are_lost(policy: str) -> None:
+    cluster = Cluster(Shaken([1, 0, 2]), stages=2, policies=SMALL)
+    request = ask(0, policy=policy)
+    cluster.submit(request)
+    for when, pair in ((20, (DRAFT, V2)), (60, (V1, V2)), (90, (DRAFT, V1))):
+        cluster.world.at(when, cluster.world.cut, *pair)
+        cluster.world.at(when + 5, cluster.connect_all)
+    cluster.world.run(until=50_000.0, most_steps=20_000)
+    check_after(cluster, [request])
+    assert cluster.world.finished[0].stats["sessions"] > 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        opening(1, 1),
+        Open(SessionId(THEIRS + 1), 3, 9, 0, 0.0, 0, 1.0, like=SessionId(0), shared=1),
+        segment(0, {0: -1}),
+        PruneIndices(SessionId(0), Version(1), 0, (), ()),  # type: ignore[arg-type]
+        Close(SessionId(0)),
+        Floor(SessionId(1)),
+        Rates(SessionId(0), 0, *[0.5] * 7),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_stage_hears_of_a_session_from_its_own_draft_node_only(message: Message) -> None:
+    only = stage()
+    only.feed(Joined(OTHER))
+    before = only.state
+    with pytest.raises(RemoteProtocolError, match="is another draft node's") as caught:
+        only.feed(Received(OTHER, message))
+    assert caught.value.peer == OTHER
+    assert only.state is before
+
+
+@pytest.mark.parametrize(
+    "message",
+    [question(0), Withdraw(SessionId(0)), Close(SessionId(0)), Floor(SessionId(1))],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_source_hears_of_a_session_from_its_own_draft_node_only(message: Message) -> None:
+    source = Driven(SourceMachine(SourceConfig(V2)))
+    source.feed(Received(DRAFT, question(0)))
+    before = source.state
+    with pytest.raises(RemoteProtocolError, match="is another draft node's"):
+        source.feed(Received(OTHER, message))
+    assert source.state is before
+
+
+def lose_the_draft_node(driven: Driven) -> None:
+    driven.feed(Lost(OTHER))
+
+
+def close_the_session(driven: Driven) -> None:
+    driven.feed(Received(OTHER, Close(THEIRS)))
+
+
+def raise_the_floor(driven: Driven) -> None:
+    driven.feed(Received(OTHER, Floor(SessionId(THEIRS + 1))))
+
+
+@pytest.mark.parametrize("end", [lose_the_draft_node, close_the_session, raise_the_floor])
+def test_rows_of_a_session_that_is_over_leave_the_queue(end: Callable[[Driven], None]) -> None:
+    only = stage()
+    only.feed(Joined(OTHER), Received(OTHER, opening(1, THEIRS)))
+    only.feed(Received(DRAFT, segment(0, {0: -1})))
+    for number in (0, 1):
+        only.feed(Received(OTHER, segment(number, {number: number - 1}, session=THEIRS)))
+    only.feed(Received(DRAFT, segment(1, {1: 0})))
+    assert [w.session for w in only.state.queue] == [THEIRS, THEIRS, 0]
+    end(only)
+    assert [w.session for w in only.state.queue] == [0]
+
+
+@pytest.mark.parametrize("end", [lose_the_draft_node, close_the_session, raise_the_floor])
+def test_rows_of_a_session_that_is_over_are_not_sent_on(end: Callable[[Driven], None]) -> None:
+    first = stage(1, 2)
+    # The link to the next stage is new: there is no credit on it.
+    first.feed(Lost(V2), Joined(V2), Joined(OTHER), Received(OTHER, opening(1, THEIRS)))
+    (job,) = passes(first.feed(Received(OTHER, segment(0, {0: -1}, session=THEIRS))))
+    first.feed(done(job, object()))
+    assert [w.session for w in first.state.parked] == [THEIRS]
+    end(first)
+    assert first.state.parked == ()
+    assert sent(first.feed(Received(V2, Credit(9))), Segment) == []
