@@ -24,3 +24,8 @@ class CheckpointError(UserError):
 
 class ClusterError(AsyncSpecError):
     """Something outside this process failed."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]

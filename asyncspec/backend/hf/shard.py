@@ -7,7 +7,7 @@ Driving the layers by hand would break with every second release of transformers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from asyncspec.backend.hf.noise import noise, noise_tokens
 from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
 from asyncspec.backend.hf.quiet import quiet_transformers
 from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
-from asyncspec.errors import CheckpointError, UserError
+from asyncspec.errors import CheckpointError, UserError, first_line
 
 _POSITIONS = (3, 4, 4, 5, 9)
 """Of rows that a loaded shard is tried with."""
@@ -57,8 +57,9 @@ class Shard:
         self._first: RowwiseLinear | None = None
         # So many of the first layers are enough to try it with; set by ``load_shard``.
         self.telling = last - first
-        # Whether its layers run in fewer operations than by the family's own code (lean/).
-        self.lean = False
+        # Why its layers are run by the family's own code, which takes longer; "" where they are
+        # not (lean/). Set by ``load_shard``.
+        self.not_lean = "not tried"
 
     def use(self, linears: Iterable[RowwiseLinear]) -> None:
         """These are the shard's products."""
@@ -123,6 +124,29 @@ class Shard:
         finally:
             body.layers = whole
 
+    def outline(self) -> Callable[[Tree], torch.Tensor]:
+        """A pass of noise at ``_POSITIONS`` over a given tree, through all of the family's code
+        that this shard runs, but not through the head's matrix, of which reading takes long."""
+        inputs, positions = self.noise(len(_POSITIONS)), torch.tensor(_POSITIONS)
+        rows = torch.arange(len(_POSITIONS))
+
+        def run(tree: Tree) -> torch.Tensor:
+            if not self.judges:
+                return self.hidden(inputs, positions, tree)
+            head = self.model.lm_head
+            self.model.lm_head = nn.Identity()
+            try:
+                return self.logits(inputs, positions, tree, rows)
+            finally:
+                self.model.lm_head = head
+
+        return run
+
+    @property
+    def lean(self) -> bool:
+        """Whether the layers run in fewer operations than by the family's own code."""
+        return not self.not_lean
+
     @property
     def weight_bytes(self) -> int:
         """Memory of everything this shard holds of the model."""
@@ -140,7 +164,9 @@ class Shard:
         """What a user should know of this shard."""
         words = self.weights_in_words()
         # A release of transformers may compute something else; passes take longer then.
-        return words if self.lean else f"{words}, layers by transformers' own code"
+        return (
+            words if self.lean else f"{words}, layers by transformers' own code ({self.not_lean})"
+        )
 
     def cache_shape(self, mode: Mode) -> Shape:
         """What a slot of this shard's cache holds."""
@@ -184,12 +210,9 @@ def load_shard(
     if mode == "exact":
         swap_elementwise(shard.model)
     shard.telling = max(_FEWEST, fewest_of_all_kinds(inner.layers))
-    probe, positions = shard.noise(len(_POSITIONS)), torch.tensor(_POSITIONS)
-    shard.lean = make_lean(
-        shard.model, lambda tree: shard.hidden(probe, positions, tree), len(_POSITIONS)
-    )
+    shard.not_lean = make_lean(shard.model, shard.outline(), len(_POSITIONS))
     if shard.lean:
-        fuse(shard.model.model, shard.facts.hidden_size, positions)
+        fuse(shard.model.model, shard.facts.hidden_size, torch.tensor(_POSITIONS))
     pack_mapped(shard.model)
     shard.use(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
     return shard
@@ -226,8 +249,9 @@ def _build(
                 ignore_mismatched_sizes=True,
             )
         except Exception as error:  # a setting that makes no sense may fail in any way
-            why = (str(error).strip() or type(error).__name__).split("\n")[0]
-            raise CheckpointError(f"{checkpoint.path} does not load: {why}") from error
+            raise CheckpointError(
+                f"{checkpoint.path} does not load: {first_line(error)}"
+            ) from error
     for problem in ("missing_keys", "mismatched_keys"):
         # A mismatched one comes with both shapes.
         keys = sorted(x if isinstance(x, str) else x[0] for x in info.get(problem, ()))

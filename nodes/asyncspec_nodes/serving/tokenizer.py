@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncspec.errors import CheckpointError
+from asyncspec.errors import CheckpointError, first_line
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -75,7 +75,7 @@ class Tokenizer:
                 tokenize=False,
             )
         except Exception as error:  # a template is a program of somebody else's
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            why = first_line(error)
             raise ValueError(f"the chat template refuses these messages: {why}") from error
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -135,5 +135,5 @@ def load_tokenizer(directory: Path, template: str | None = None) -> Tokenizer:
     try:
         return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory)), template)
     except Exception as error:  # tokenizers raises bare Exception for files it cannot read
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = first_line(error)
         raise CheckpointError(f"the tokenizer of {directory} cannot be read: {why}") from error

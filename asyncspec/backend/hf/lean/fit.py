@@ -2,7 +2,8 @@
 
 The family's own code runs once over a few rows of noise, and tells what it asks of the tree
 (scaling, window, cap); then the lean body does. A release of transformers that computes something
-else keeps its own code, and takes longer.
+else keeps its own code, and takes longer. One whose own code does not take our arguments, or
+attends without our tree, is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.lean.body import LeanBody
+from asyncspec.errors import CheckpointError, first_line
 
 
 class Listening(Tree):
@@ -39,16 +41,51 @@ class Listening(Tree):
         return all(map(torch.equal, self.heard, other.heard))
 
 
-def make_lean(model: Any, run: Callable[[Tree], torch.Tensor], count: int) -> bool:
-    """Exchange the body of a transformers causal LM where that changes no bit; whether it was.
-    ``run`` is a pass of ``count`` rows of noise through it, over a given tree."""
+def make_lean(model: Any, run: Callable[[Tree], torch.Tensor], count: int) -> str:
+    """Exchange the body of a transformers causal LM where that changes no bit. Returns why it was
+    not exchanged, "" where it was. ``run`` is a pass of ``count`` rows of noise through it, over a
+    given tree.
+
+    Raises ``CheckpointError`` where the family's own code cannot run such a pass.
+    """
     theirs, ours = Listening(count), Listening(count)
-    want, family = run(theirs), model.model
+    family = model.model
     try:
-        model.model = LeanBody(family, theirs.asked)
-        if torch.equal(run(ours), want) and ours.same(theirs):
-            return True
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        pass  # its parts are not those we know
+        want, result = _results(model, run, theirs)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _unknown(model, first_line(error)) from error
+    if [asked.layer for asked in theirs.asked] != list(range(len(family.layers))):
+        raise _unknown(model, "its layers do not attend through transformers' AttentionInterface")
+    try:
+        model.model = LeanBody(family, theirs.asked, result)
+        got, made = _results(model, run, ours)
+        # Scores that are bent to a cap may hide a difference of hidden states.
+        hidden = torch.equal(made.last_hidden_state, result.last_hidden_state)
+        if hidden and torch.equal(got, want) and ours.same(theirs):
+            return ""
+        why = "results differ"
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        why = first_line(error)  # its parts are not those we know
     model.model = family
-    return False
+    return why
+
+
+def _results(
+    model: Any, run: Callable[[Tree], torch.Tensor], tree: Tree
+) -> tuple[torch.Tensor, Any]:
+    """What ``run`` returns, and what the model's body does inside it."""
+    results: list[Any] = []
+    hook = model.model.register_forward_hook(lambda _body, _inputs, out: results.append(out))
+    try:
+        return run(tree), *results
+    finally:
+        hook.remove()
+
+
+def _unknown(model: Any, why: str) -> CheckpointError:
+    import transformers
+
+    return CheckpointError(
+        f"{type(model).__name__} of transformers {transformers.__version__} cannot be run in "
+        f"stages: {why}; install another version of transformers"
+    )

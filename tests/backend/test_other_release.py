@@ -1,0 +1,122 @@
+"""Models with other code than the installed transformers has, as another release may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama as llama
+
+from asyncspec.backend.hf import shard as shards
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.errors import CheckpointError
+from backend.mixing import Mixing
+
+pytestmark = pytest.mark.torch
+
+MakeTiny = Callable[..., Path]
+ROWS = 5
+
+
+@dataclass
+class OtherOutput:
+    """The result of a model's body; no release calls its cache so."""
+
+    last_hidden_state: torch.Tensor | None = None
+    stored_keys: Any = None
+    scale: torch.Tensor | None = None
+
+
+@pytest.fixture
+def other_release(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes Llama's body return ``OtherOutput``, of which its head reads every field."""
+    body = llama.LlamaModel.forward
+
+    def change(scale: float | None = None) -> None:
+        def run_body(self: Any, *args: Any, **kwargs: Any) -> OtherOutput:
+            hidden = body(self, *args, **kwargs).last_hidden_state
+            return OtherOutput(hidden, scale=None if scale is None else hidden.new_tensor(scale))
+
+        def run_model(
+            self: Any, input_ids: Any = None, logits_to_keep: Any = 0, **kwargs: Any
+        ) -> Any:
+            outputs = self.model(input_ids=input_ids, **kwargs)
+            assert outputs.stored_keys is None
+            logits = self.lm_head(outputs.last_hidden_state[:, logits_to_keep, :])
+            if outputs.scale is not None:
+                logits = logits * outputs.scale
+            return llama.CausalLMOutputWithPast(logits=logits)
+
+        monkeypatch.setattr(llama.LlamaModel, "forward", run_body)
+        monkeypatch.setattr(llama.LlamaForCausalLM, "forward", run_model)
+
+    return change
+
+
+def load(path: Path) -> Shard:
+    checkpoint = open_checkpoint(path)
+    with torch.inference_mode():
+        return load_shard(checkpoint, 0, checkpoint.facts.layers, torch.float32, "exact", Recipe())
+
+
+def logits(shard: Shard) -> torch.Tensor:
+    rows = torch.arange(ROWS)
+    with torch.inference_mode():
+        return shard.logits(shard.noise(ROWS), rows, Mixing(ROWS), rows)
+
+
+@pytest.mark.parametrize("scale", [None, 1.5])
+def test_a_head_that_reads_other_fields_of_the_result_has_its_bits(
+    scale: float | None,
+    other_release: Callable[..., None],
+    tiny: MakeTiny,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "fuse", lambda *_: None)  # graphs have bits of their own
+    other_release(scale)
+    shard = load(tiny())
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "make_lean", lambda *_: "not tried")
+        own = load(tiny())
+    assert torch.equal(logits(shard), logits(own))
+    # A field that stands there for its default is no reason for slower layers.
+    assert shard.lean == (scale is None)
+    assert ("transformers' own code" in shard.in_words()) == (scale is not None)
+
+
+def test_a_stage_says_why_its_layers_are_run_by_the_familys_code(
+    tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = llama.LlamaModel.forward
+
+    def renamed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = body(self, *args, **kwargs)
+        return llama.BaseModelOutputWithPast(last_hidden_state=out.last_hidden_state * 1.01)
+
+    monkeypatch.setattr(llama.LlamaModel, "forward", renamed)
+    assert "(results differ)" in load(tiny()).in_words()
+
+
+def test_a_family_that_attends_by_other_means_is_refused(
+    tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows would see other rows than those above them in the tree."""
+    monkeypatch.setattr(
+        llama.LlamaAttention, "forward", lambda self, hidden_states, **_: (hidden_states, None)
+    )
+    with pytest.raises(CheckpointError, match=r"transformers \d.*another version"):
+        load(tiny())
+
+
+def test_a_family_that_does_not_take_our_arguments_is_refused(
+    tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama.LlamaModel, "forward", lambda self, tokens: tokens)
+    with pytest.raises(CheckpointError, match=r"transformers \d.*another version"):
+        load(tiny())
