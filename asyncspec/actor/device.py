@@ -76,15 +76,20 @@ class Device:
         self._closed = False
         # Of jobs that are over, and when the one in service has begun. Written by who runs it.
         self._worked = 0.0
-        self._since: float | None = None
+        self._service: tuple[Job, float] | None = None
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
 
     @property
     def busy_seconds(self) -> float:
         """Time spent on jobs so far, the one in service included."""
-        worked, since = self._worked, self._since
-        return worked if since is None else worked + time.monotonic() - since
+        worked, service = self._worked, self._service
+        return worked if service is None else worked + time.monotonic() - service[1]
+
+    @property
+    def service(self) -> tuple[Job, float] | None:
+        """The job in service, and since when (seconds of ``time.monotonic``)."""
+        return self._service
 
     @property
     def under_way(self) -> int:
@@ -157,13 +162,14 @@ class Device:
 
     def _perform(self, job: Job) -> tuple[Any, ...]:
         """Run a job; who is to be told of it, and what."""
-        at = self._since = time.monotonic()
+        at = time.monotonic()
+        self._service = job, at
         try:
             result = self._run(job)
         except BaseException as error:
             return self._deliver_error, job, error
         until = time.monotonic()
-        self._worked, self._since = self._worked + until - at, None
+        self._worked, self._service = self._worked + until - at, None
         return self._deliver, job, result, at, until
 
     def _deliver(self, job: Job, result: object | None, at: float, until: float) -> None:
@@ -178,9 +184,13 @@ class Device:
         if not self._closed:
             self._failed(job, error)
 
-    async def close(self) -> None:
-        """Forget queued jobs and wait for the one in service."""
+    def give_up(self) -> None:
+        """Forget all jobs and wait for none: the one in service may never end. Its thread stays."""
         self._closed = True
         self._here.clear()
         self._jobs.put(None)
+
+    async def close(self) -> None:
+        """Forget queued jobs and wait for the one in service."""
+        self.give_up()
         await self._loop.run_in_executor(None, self._thread.join)

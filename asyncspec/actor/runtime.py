@@ -38,11 +38,13 @@ from asyncspec.actor.machine import (
 from asyncspec.actor.memo import Memo
 from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.outgoing import Outgoing
+from asyncspec.actor.overdue import FLOOR_SECONDS, Overdue
 from asyncspec.actor.shell import Courier, Inspector, Shell
 from asyncspec.actor.tap import Tap
 from asyncspec.actor.timers import Timers
 from asyncspec.backend.base import Tensors
 from asyncspec.dipsd.decide import Decision, Planning, decide
+from asyncspec.errors import ClusterError
 from asyncspec.jobs import Job
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
@@ -68,7 +70,9 @@ class Runtime(Generic[S]):
         shell: Shell,
         options: LinkOptions | None = None,
         security: Security | None = None,
+        device_seconds: float = FLOOR_SECONDS,
     ) -> None:
+        """``device_seconds``: a job of the device may take so long at least, see ``overdue``."""
         self.state = state
         self._machine = machine
         self._sock = sock
@@ -87,9 +91,13 @@ class Runtime(Generic[S]):
         # What the device has computed: it may have gone on by then, so this goes first.
         self._results: deque[Input] = deque()
         self._busy = False
+        self._overdue = Overdue(device_seconds)
+        # Why this node is given up, once its device hangs.
+        self._hung = ""
 
     async def run(self) -> None:
-        """Serve until ``stop``. Raises what our own code did wrong, with the latest inputs."""
+        """Serve until ``stop``. Raises what our own code did wrong, with the latest inputs, and
+        ``ClusterError`` where the device hangs: then its thread is left behind."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._end: asyncio.Future[None] = loop.create_future()
@@ -98,12 +106,17 @@ class Runtime(Generic[S]):
             self._run_job, self._ran, self._computed, self._device_failed, self._work
         )
         await self._mesh.start(self._sock)
+        watch = loop.create_task(self._watch_device())
         try:
             await self._end
         finally:
+            watch.cancel()
             self._timers.close()
-            await self._mesh.close("the node is stopping")
-            await self._device.close()
+            if self._hung:
+                self._device.give_up()
+            await self._mesh.close(self._hung or "the node is stopping")
+            if not self._hung:
+                await self._device.close()
 
     def stop(self) -> None:
         """Let ``run`` return."""
@@ -233,9 +246,18 @@ class Runtime(Generic[S]):
                 assert_never(effect)
         return 0
 
+    async def _watch_device(self) -> None:
+        overdue = self._overdue
+        while not self._end.done():
+            await asyncio.sleep(overdue.look_seconds)
+            self._hung = overdue.look(self._device.service, time.monotonic())
+            if self._hung and not self._end.done():
+                self._end.set_exception(ClusterError(self._hung))
+
     # --- what comes back ------------------------------------------------------------------------
 
     def _ran(self, job: Job, at: float, until: float) -> None:
+        self._overdue.took(job, until - at)
         if self._tap is not None:
             self._tap.ran(job, at, until)
 

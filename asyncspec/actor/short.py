@@ -43,12 +43,12 @@ class ShortJobs:
 
     def expected(self, job: Job) -> bool:
         """Whether the next job like this one will be short."""
-        kind = _kind(job)
+        kind = kind_of(job)
         return self._in_a_row.get(kind, 0) >= self._proof.get(kind, PROOF)
 
     def took(self, job: Job, seconds: float) -> None:
         """A job is over. A long one that was expected to be short makes the kind's proof harder."""
-        kind = _kind(job)
+        kind = kind_of(job)
         in_a_row = self._in_a_row.get(kind, 0)
         if seconds <= SHORT_SECONDS:
             self._in_a_row[kind] = min(in_a_row + 1, MOST_PROOF)
@@ -59,8 +59,8 @@ class ShortJobs:
         self._in_a_row[kind] = 0
 
 
-def _kind(job: Job) -> Kind:
-    """Jobs of one kind differ in size by less than a factor of two."""
+def kind_of(job: Job) -> Kind:
+    """Type, and magnitude of the size: jobs of one kind differ by less than a factor of two."""
     match job:
         case Forward() | Batch():
             size = job.row_count

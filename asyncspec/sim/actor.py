@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from asyncspec.actor.machine import Compute, Computed, Effect, Input, Machine
+from asyncspec.actor.overdue import Overdue
 from asyncspec.backend.base import Tensors
 from asyncspec.jobs import Job
 from asyncspec_protocol.errors import LocalProtocolError
@@ -44,6 +45,8 @@ class Actor(Struct):
     # As the machine has said with ``Next``.
     after: Job | None = None
     job: Job | None = None
+    # Where devices are watched.
+    overdue: Overdue | None = None
 
     def keep_word(self, event: Input, effects: Iterable[Effect]) -> None:
         """Raises ``LocalProtocolError`` where a step has not asked for what the machine had said it

@@ -46,9 +46,11 @@ class Jobs:
 
     def abandon(self, rank: Rank, actor: Actor, job: Job) -> None:
         """End a job now, or as soon as it has begun; what is queued behind it moves up. A batch
-        ends when all of its trees are given up."""
+        ends when all of its trees are given up. One that hangs (its cost is infinite) does not."""
         now, saved = self._clock.now, 0.0
         for entry in actor.underway:
+            if math.isinf(entry.end):
+                return
             entry.start -= saved if entry.start > now else 0.0
             entry.end -= saved
             parts = drafts(entry.job) or (entry.job,)

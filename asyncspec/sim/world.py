@@ -28,6 +28,7 @@ from asyncspec.actor.machine import (
     Report,
     Send,
 )
+from asyncspec.actor.overdue import Overdue
 from asyncspec.actor.tap import Tap
 from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.jobs import Rows
@@ -76,6 +77,8 @@ class World:
         self._jobs = Jobs(self._clock, costs, self._ran, whole_levels=whole_levels)
         self._timers: dict[tuple[Rank, str], int] = {}
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
+        self._give_up: Callable[[Rank, str], None] | None = None
+        self._device_seconds = 0.0
         self._perform: dict[type[Effect], Callable[[Rank, Actor, Any], int]] = {
             Send: self._send,
             Compute: self._compute,
@@ -118,6 +121,11 @@ class World:
         if rank in self._taps:
             self._taps[rank].stepped(event, effects, sizes, now, now)
 
+    def watch_devices(self, floor_seconds: float, give_up: Callable[[Rank, str], None]) -> None:
+        """From now on watch devices as the runtime does: ``give_up`` is told of a node whose device
+        hangs, and why. Nodes that are started later are watched as well."""
+        self._device_seconds, self._give_up = floor_seconds, give_up
+
     def connect(self, one: Rank, other: Rank) -> None:
         """Bring up the link between two nodes."""
         if self._lines.connect(one, other):
@@ -134,6 +142,8 @@ class World:
         """Replace a node by a fresh one that has forgotten everything. Links stay down."""
         actor.life = self.actors[rank].life + 1
         actor.busy_until = self.now
+        for entry in self.actors[rank].underway:
+            self._clock.cancel(entry.number)
         for peer in self._lines.peers(rank):
             if self._lines.cut(peer, rank):
                 self.feed(peer, Lost(rank))
@@ -200,12 +210,29 @@ class World:
         return tuple([values[row] for row in rows.rows])
 
     def _compute(self, rank: Rank, actor: Actor, effect: Compute) -> int:
+        idle = not actor.underway
         self._jobs.submit(rank, actor, effect.job)
+        if idle and self._give_up is not None:
+            overdue = actor.overdue = actor.overdue or Overdue(self._device_seconds)
+            self.at(self.now + overdue.look_seconds, self._look, rank, actor, overdue)
         return 0
+
+    def _look(self, rank: Rank, actor: Actor, overdue: Overdue) -> None:
+        """At a device that works; none is looked at when it stands still, and time may end."""
+        if self.actors[rank] is not actor or not actor.underway:
+            return
+        entry = actor.underway[0]
+        why = overdue.look((entry.job, entry.start), self.now)
+        if why and self._give_up is not None:
+            self._give_up(rank, why)
+        else:
+            self.at(self.now + overdue.look_seconds, self._look, rank, actor, overdue)
 
     def _ran(self, rank: Rank, entry: Underway, result: object | None) -> None:
         if self.actors[rank].life != entry.life:
             return
+        if (overdue := self.actors[rank].overdue) is not None:
+            overdue.took(entry.job, entry.end - entry.start)
         if rank in self._taps:
             self._taps[rank].ran(entry.job, entry.start, entry.end)
         if result is not None:

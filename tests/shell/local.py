@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncspec.actor.link import Link, LinkOptions
@@ -109,13 +110,18 @@ class LocalCluster:
         traced: bool | None = None,
         features: tuple[int, ...] = (),
         drafts: int = 1,
+        device_seconds: float = 60.0,
+        devices: Mapping[int, Callable[[Any], Any]] | None = None,
     ) -> None:
-        """``traced``: record always; False: only what is asked for; None: never. ``features``:
+        """``devices``: what the first device of a node is made into. ``traced``: record always;
+        False: only what is asked for; None: never. ``features``:
         what the token source reads of the target."""
         self.stages = stages
         self.drafts = [draft_rank(number) for number in range(drafts)]
         self.features = features
         self.traced = traced
+        self._device_seconds = device_seconds
+        self._devices = dict(devices or {})
         self.couriers: dict[int, Courier] = {}
         self.model = model or ToyModel()
         self.shells: dict[int, RecordingShell] = {}
@@ -184,11 +190,12 @@ class LocalCluster:
             me=hello(rank, self.stages),
             peers=self.ports,
             sock=sock,
-            run_job=run,
+            run_job=self._devices.pop(rank, lambda run: run)(run),
             abandon_job=lambda job: None,
             tensors=tensors,
             shell=shell,
             options=QUICK,
+            device_seconds=self._device_seconds,
         )
         if self.traced is not None:
             self.couriers[rank] = self._courier(rank, settings(machine.config))

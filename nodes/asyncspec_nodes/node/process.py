@@ -176,6 +176,7 @@ def _runtime(
             timeout_seconds=config.limits.silence_seconds, packing_seconds=loaded.packing_seconds
         ),
         security=security,
+        device_seconds=config.limits.device_seconds,
     )
     inspector = Inspector(
         runtime, loaded.me, counts, model=Path(config.target.path).name, rules=loaded.rules

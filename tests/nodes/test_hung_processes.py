@@ -1,0 +1,83 @@
+"""A node's process whose device hangs ends and is started again; the text goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.launch import Loopback
+from asyncspec_nodes.local.restarts import WITHOUT_DRAFT
+from asyncspec_nodes.local.supervisor import Child
+from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.messages import Finished, Output, Submit
+from nodes import hanging_node
+from nodes.background import no_process_left
+from nodes.test_processes import generate
+from nodes.test_restarts import PROMPT, TOKENS, config
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
+
+SECONDS = 1.0
+
+
+class Hanging(Loopback):
+    """One of the nodes hangs once."""
+
+    def __init__(self, victim: int, mark: Path) -> None:
+        super().__init__(forks=False)
+        self._victim = victim
+        self._mark = mark
+
+    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+        """See ``Launch``."""
+        script = [sys.executable, str(Path(hanging_node.__file__)), str(self._mark), "60"]
+        return await Child.start(
+            rank,
+            role_of(rank, self._config.stages),
+            self._file,
+            self._sockets[rank],
+            log,
+            prefix=script if rank == self._victim else (),
+            again=again,
+        )
+
+
+@pytest.mark.parametrize(("victim", "name"), [(2, "stage 2"), (3, "the token source")])
+def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
+    mark, said, tokens = tmp_path / "hung", list[str](), list[int]()
+    whole = config(apart=victim == 3)
+    whole = replace(whole, limits=replace(whole.limits, device_seconds=SECONDS))
+    launch = Hanging(victim, mark)
+    cluster = LocalCluster(
+        whole, lambda report: None, launch=launch, restarts=WITHOUT_DRAFT, say=said.append
+    )
+
+    async def main() -> Finished:
+        async with cluster:
+            client = await Client.connect(*cluster.address, cluster.config.cluster.name)
+            submit = Submit(0, PROMPT, TOKENS, 0, 0.0, 0, 1.0, ignore_eos=True)
+            try:
+                async for event in client.ask(submit):
+                    if isinstance(event, Finished):
+                        return event
+                    assert isinstance(event, Output)
+                    tokens.extend(event.token_ids)
+            finally:
+                await client.close()
+        raise AssertionError("there was no end")
+
+    with no_process_left():
+        end = asyncio.run(main())
+    assert mark.exists()
+    (line,) = said
+    assert line.startswith(f"{name} failed: the device has been busy with one job (")
+    assert line.endswith("this node is given up; it is started again")
+    assert (end.reason, end.stats["sessions"]) == ("length", 2)
+    assert tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]

@@ -1,0 +1,124 @@
+"""How long a device may be at one job before it counts as hung."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.actor.overdue import FACTOR, FIRST, PROOF, Overdue
+from asyncspec.errors import ClusterError
+from asyncspec.jobs import Compact, Job, Release
+from asyncspec_protocol.ids import SessionId
+from cluster import ask
+from shell.local import LocalCluster
+
+FLOOR = 60.0
+SESSION = SessionId(0)
+
+
+def sized(size: int) -> Job:
+    """A job of some size."""
+    return Compact(SESSION, 0, tuple(range(size)))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(0, 100)), max_size=50), st.integers(1, 300)
+)
+def test_a_limit_has_a_floor_and_is_many_times_what_such_jobs_take(
+    jobs: list[tuple[int, float]], size: int
+) -> None:
+    overdue = Overdue(FLOOR)
+    for rows, seconds in jobs:
+        overdue.took(sized(rows), seconds)
+    limit = overdue.limit(sized(size))
+    assert limit >= FLOOR
+    if len(jobs) < PROOF:
+        assert limit >= FIRST * FLOOR
+    if jobs and jobs[-1][0] == size:
+        assert limit >= FACTOR * jobs[-1][1]
+
+
+def test_larger_jobs_than_any_before_have_time_for_their_rows() -> None:
+    overdue = Overdue(FLOOR)
+    for _ in range(PROOF):
+        overdue.took(sized(4), 2.0)
+    assert overdue.limit(sized(4)) == FACTOR * 2.0
+    assert overdue.limit(sized(1)) == FACTOR * 2.0
+    assert overdue.limit(sized(64)) == FACTOR * 2.0 * 16
+
+
+def test_a_slow_start_is_forgotten() -> None:
+    overdue = Overdue(FLOOR)
+    overdue.took(sized(4), 500.0)
+    for _ in range(200):
+        overdue.took(sized(4), 0.1)
+    assert overdue.limit(sized(4)) == FLOOR
+
+
+def test_kinds_of_jobs_are_told_apart() -> None:
+    overdue = Overdue(FLOOR)
+    for _ in range(PROOF):
+        overdue.took(sized(4), 0.1)
+    assert overdue.limit(Release(SESSION)) == FIRST * FLOOR
+
+
+def test_a_job_that_is_overdue_is_told_of_in_seconds() -> None:
+    overdue, job = Overdue(FLOOR), sized(4)
+    for _ in range(PROOF):
+        overdue.took(job, 0.1)
+    service = (job, 100.0)
+    assert not any(overdue.look(service, 100.0 + second) for second in range(int(FLOOR)))
+    text = overdue.look(service, 100.0 + FLOOR + 1)
+    assert text == (
+        "the device has been busy with one job (Compact) for 61 s, and 60 s are the most that "
+        "[limits] device_seconds allows: this node is given up"
+    )
+    # The next one has its own time.
+    assert not overdue.look((job, 162.0), 163.0)
+    assert not overdue.look(None, 500.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("rank", [0, 2])
+async def test_a_node_whose_device_hangs_ends_and_the_answer_goes_on(rank: int) -> None:
+    """Its event loop lives: links to it are up, and nobody else would notice."""
+    release, hung = threading.Event(), threading.Event()
+
+    def hanging(run: Any) -> Any:
+        left = 40
+
+        def one(job: Job) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                hung.set()
+                release.wait()
+            return run(job)
+
+        return one
+
+    try:
+        async with LocalCluster(2, device_seconds=0.2, devices={rank: hanging}) as cluster:
+            request = ask(max_new_tokens=200)
+            asking = asyncio.create_task(cluster.ask(request))
+            task = cluster.tasks[rank]
+            done, _ = await asyncio.wait((task, asking), return_when=asyncio.FIRST_COMPLETED)
+            assert done == {task}
+            assert hung.is_set()
+            with pytest.raises(ClusterError, match="the device has been busy with one"):
+                await task
+            del cluster.nodes[rank], cluster.tasks[rank]
+            if rank == 0:
+                asking.cancel()
+                return
+            cluster.start(rank)
+            finish = await asking
+            assert finish.reason == "length"
+            assert finish.stats["sessions"] == 2
+    finally:
+        release.set()

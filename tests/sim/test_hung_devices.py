@@ -1,0 +1,120 @@
+"""A device that hangs while its node lives: the node is given up, and the answers go on."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.actor.machine import Request
+from asyncspec.actor.overdue import FIRST, Overdue
+from asyncspec.jobs import Job, Release
+from asyncspec.sim.costs import EqualTurns
+from asyncspec_protocol.ids import Rank, SessionId
+from cluster import Cluster, ask
+from laws import Shaken, check_after, clusters, requests, watch_invariants
+
+FLOOR = 100.0
+"""Seconds; the jobs of these clusters take up to 9."""
+
+FOREVER = math.inf
+BOUND = 100_000.0
+
+
+class Hanging(Shaken):
+    """The ``number``-th job of one device never ends."""
+
+    victim: Rank = Rank(1)
+    number: int = 0
+
+    def device(self, rank: Rank, job: Job) -> float:
+        if rank == self.victim:
+            self.number -= 1
+            if self.number == -1:
+                return FOREVER
+        return super().device(rank, job)
+
+
+def start_again(cluster: Cluster, given_up: list[Rank], rank: Rank, why: str) -> None:
+    """What a supervisor does."""
+    assert "the device has been busy with one" in why
+    given_up.append(rank)
+    cluster.world.restart(rank, cluster.node(rank))
+    cluster.world.at(cluster.world.now + 3, cluster.connect_all)
+
+
+@settings(max_examples=200)
+@given(clusters(costs=Hanging), requests(4), st.integers(0, 4), st.integers(0, 60))
+def test_the_text_goes_on(cluster: Cluster, asked: list[Request], which: int, number: int) -> None:
+    costs, world = cluster.costs, cluster.world
+    assert isinstance(costs, Hanging)
+    costs.victim, costs.number = Rank(1 + which % (len(world.actors) - 1)), number
+    watch_invariants(cluster)
+    given_up: list[Rank] = []
+    world.watch_devices(FLOOR, partial(start_again, cluster, given_up))
+    for request in asked:
+        cluster.submit(request)
+    world.run(until=BOUND)
+    check_after(cluster, asked)
+    assert given_up in ([], [costs.victim])
+
+
+@pytest.mark.parametrize("number", [0, 5, 40])
+@pytest.mark.parametrize("victim", [1, 2, 3])
+def test_whichever_device_hangs(victim: int, number: int) -> None:
+    """The first job, a prompt's chunk, a pass over a tree; of a stage or the token source."""
+    costs = Hanging([1], victim=Rank(victim), number=number)
+    cluster, given_up = Cluster(costs, stages=2, apart=True), list[Rank]()
+    cluster.world.watch_devices(FLOOR, partial(start_again, cluster, given_up))
+    request = ask(prompt=tuple(range(8)) * 8, max_new_tokens=100)
+    cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, [request])
+    assert given_up == [victim]
+
+
+@settings(max_examples=100)
+@given(clusters(), requests(4))
+def test_a_device_that_works_is_never_given_up(cluster: Cluster, asked: list[Request]) -> None:
+    given_up: list[Rank] = []
+    cluster.world.watch_devices(10.0, partial(start_again, cluster, given_up))
+    for request in asked:
+        cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, asked)
+    assert not given_up
+
+
+class OneHangs(EqualTurns, frozen=True):
+    """Stage 1 hangs with everything it is to do."""
+
+    def device(self, rank: Rank, job: Job) -> float:
+        return FOREVER if rank == 1 else super().device(rank, job)
+
+
+@pytest.mark.parametrize("floor", [10.0, 100.0])
+def test_a_first_pass_has_time_to_warm_up(floor: float) -> None:
+    cluster = Cluster(OneHangs(), stages=1, rejoin_seconds=30.0)
+    world, ends = cluster.world, list[float]()
+
+    def give_up(rank: Rank, why: str) -> None:
+        ends.append(world.now)
+        world.restart(rank, cluster.node(rank))
+
+    world.watch_devices(floor, give_up)
+    cluster.submit(ask())
+    world.run(until=BOUND)
+    assert len(ends) == 1
+    assert FIRST * floor <= ends[0] <= FIRST * floor + 10
+    assert cluster.world.finished[0].reason == "error"
+
+
+def test_the_watch_counts_only_time_in_which_its_node_has_run() -> None:
+    """A process that was stopped, or a machine that slept, has not seen a device hang."""
+    overdue = Overdue(FLOOR)
+    service = (Release(SessionId(0)), 0.0)
+    assert not overdue.look(service, 1.0)
+    assert not overdue.look(service, 50 * FIRST * FLOOR)
