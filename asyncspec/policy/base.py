@@ -15,7 +15,7 @@ from asyncspec.accept import Opinion
 from asyncspec.source.grow import Shape
 from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
-from asyncspec_protocol.limits import MOST_NODES
+from asyncspec_protocol.limits import MOST_TREE
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -24,9 +24,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 MOST_ROWS = 4096
 """More than any policy sends in a segment."""
 
-MOST_LIVE = 2 * MOST_NODES
-"""Nodes of a tree at most, whatever a policy asks for: a prune names all of them, and those
-accepted of late."""
+MOST_LIVE = MOST_TREE
+"""Nodes of a tree at most, whatever a policy asks for."""
 
 
 class Loop(Struct, frozen=True):

@@ -12,18 +12,26 @@ from .errors import RemoteProtocolError
 from .limits import (
     ITEM_BYTES,
     LEAST_REPETITION_PENALTY,
+    LEAST_SECONDS,
+    MOST_CANDIDATES,
+    MOST_CAPACITY,
+    MOST_COUNT,
     MOST_DIMENSIONS,
     MOST_FEATURES,
     MOST_NODES,
     MOST_REPETITION_PENALTY,
+    MOST_SECONDS,
     MOST_TENSOR_BYTES,
     MOST_TOGETHER,
     MOST_TOKEN,
     MOST_TOPS,
+    MOST_TREE,
 )
 from .messages import (
     FINAL,
+    Closed,
     Consulted,
+    Credit,
     Events,
     Expand,
     Expanded,
@@ -35,6 +43,7 @@ from .messages import (
     PassTimes,
     PruneIndices,
     Rates,
+    Ready,
     Schedule,
     Segment,
     Status,
@@ -91,31 +100,33 @@ def _check_message(message: Message) -> None:
         case Segment():
             _check_segment(message)
         case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn, more, spent):
-            _require(0 <= spent < math.inf, "time does not go back")
+            _check_seconds(spent)
             _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 verdicts")
             _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
-            numbers = (applied, message.turn, *ids, *tokens, *featured)
-            _require(min(numbers) >= 0, "numbers do not go below 0")
+            _check_counts(applied, message.turn, *ids, *tokens, *featured)
             _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
             _require(max((*tokens, *likely), default=0) <= MOST_TOKEN, "a token is out of bounds")
             _check_likely(len(ids), likely, log_probs)
             _require(len(drawn) in (0, len(ids)), "every token has a log-probability, or none")
-            _require(all(p <= 0 for p in drawn), "a log-probability is 0 or less")
+            _check_log_probs(drawn)
         case PruneIndices(_, version, horizon, accepted, keep):
             _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
-            _require(min((version, horizon, *accepted, *keep)) >= 0, "numbers do not go below 0")
+            _check_counts(version, horizon, *accepted, *keep)
         case Expand(_, _, base, committed, depth, width, count, beam) as job:
-            numbers = (base, depth, width, count, beam, *committed, *job.widths)
-            _require(min(numbers) >= 0, "numbers do not go below 0")
+            _check_counts(base, depth, width, count, beam, *committed, *job.widths)
             _require(max((depth, width, count, beam, *job.widths)) <= MOST_NODES, "a tree is small")
             _require(len(job.widths) in (0, depth), "every level has its width, or none")
             _check_tree(job.parents, job.tokens, job.scores)
             _require(all(-1 <= n < len(job.parents) for n in job.frontier), "a frontier is known")
+            _require(len(job.frontier) <= MOST_TREE, "a frontier is small")
+            grown = depth * max(beam or width, len(job.frontier)) * max(width, *job.widths, 0)
+            _require(grown <= MOST_CANDIDATES, "a tree has at most 2^20 candidates")
         case Expanded(_, _, _, parents, tokens, scores, seconds):
             _check_tree(parents, tokens, scores)
-            _require(math.isfinite(seconds) and seconds >= 0, "time does not go back")
+            _check_seconds(seconds)
         case Open(session, length, capacity, _, temperature, top_k, top_p, min_p) as opened:
             _require(session >= 0 and 0 < length <= capacity, "a session holds its prompt")
+            _require(capacity <= MOST_CAPACITY, "a session has at most 2^31 tokens")
             _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
             _check_penalties(opened)
@@ -127,32 +138,45 @@ def _check_message(message: Message) -> None:
             ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
-            _require(opened.tree >= -1, "a tree has 0 nodes or more, or nobody says how many")
+            _require(-1 <= opened.tree <= MOST_TREE, "a tree has 0 to 8192 nodes, or -1: not said")
             _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
         case PassTimes(_, rows, seconds, row_seconds, jitter):
             _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
-            _require(all(map(math.isfinite, (*rows, *seconds, jitter))), "numbers are finite")
-            _require(min(rows) > 0 and all(map(lt, rows, rows[1:])), "rows are above 0 and ascend")
-            _require(min(*seconds, jitter) >= 0 <= row_seconds < math.inf, "time does not go back")
+            _require(min(rows) >= 1 and max(rows) <= MOST_COUNT, "a pass has a row at least")
+            _require(all(map(lt, rows, rows[1:])), "rows ascend")
+            _check_seconds(*seconds, row_seconds, jitter)
+            some = all(time >= LEAST_SECONDS for time in (*seconds, row_seconds) if time)
+            _require(some, "a time is 0, or a picosecond at least")
         case Rates(_, rounds, alpha, token, call, link, jitter, mean, high, link_jitter):
-            _require(rounds >= 0, "numbers do not go below 0")
+            _check_counts(rounds)
             _require(all(0 <= chance <= 1 for chance in (alpha, mean, high)), "a chance is in 0..1")
-            times = (token, call, link, jitter, link_jitter)
-            _require(all(0 <= time < math.inf for time in times), "time does not go back")
+            _check_seconds(token, call, link, jitter, link_jitter)
         case Schedule(_, version, batch, batches, length):
-            _require(min(version, batch, batches) >= 0, "numbers do not go below 0")
+            _check_counts(version, batch, batches)
             _require(batch < max(1, batches), "a batch is one of all")
             _require(0 < length <= MOST_NODES, "a draft has a token at least")
         case Heartbeat(sent, echo, byte_seconds):
-            _require(all(map(math.isfinite, (sent, echo, byte_seconds))), "numbers are finite")
-            _require(min(sent, echo, byte_seconds) >= 0, "time does not go back")
+            _check_seconds(sent, echo, byte_seconds)
+        case Closed(_, rank, passes, rows, dead_rows, seconds, sent):
+            _check_counts(rank, passes, rows, dead_rows, sent)
+            _check_seconds(seconds)
+        case Credit(limit, room, row_seconds):
+            _check_counts(limit, room)
+            _check_seconds(row_seconds)
+        case Ready(rank, _, slots):
+            _check_counts(rank, slots)
+            _require(max(message.opened, message.floor) <= MOST_COUNT, "a number is too large")
+            _require(min(message.opened, message.floor) >= -1, "numbers are finite, and >= -1")
         case Consulted():
             _check_consulted(message)
         case Status(peers=peers, round_trips=round_trips, sent=written) as status:
             _require(len(peers) == len(round_trips) == len(written), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)
             said = status.defaults.values()
-            _require(all(map(math.isfinite, (*own, *said))), "numbers are finite")
+            _require(all(map(math.isfinite, said)), "numbers are finite")
+            _require(all(abs(time) <= MOST_SECONDS for time in own), "a time is no time")
+            held = (status.memory_bytes, status.sessions, status.waiting, status.slots)
+            _check_counts(*held, status.room, status.context_length, *written)
         case Output(_, tokens, _, log_probs, likely, likely_log_probs, spelled):
             wanted = len(tokens) if log_probs else 0
             _require(len(log_probs) == wanted, "every token has a log-probability, or none")
@@ -169,7 +193,8 @@ def _check_message(message: Message) -> None:
         case _:
             for value in msgspec.structs.astuple(message):
                 if isinstance(value, int | float):
-                    _require(math.isfinite(value) and value >= -1, "numbers are finite, and >= -1")
+                    fine = -1 <= value <= (MOST_COUNT if isinstance(value, int) else MOST_SECONDS)
+                    _require(fine, "numbers are finite, and >= -1")
 
 
 def _check_segment(segment: Segment) -> None:
@@ -187,13 +212,15 @@ def _check_segment(segment: Segment) -> None:
         rule = "a parent is older than its child"
     elif segment.applied < 0 or segment.turn < 0 or (tokens and min(tokens) < 0):
         rule = "numbers do not go below 0"
+    elif max(segment.segment, segment.applied, segment.turn, *ids) > MOST_COUNT:
+        rule = "a number is too large"
     elif not 0 <= segment.taps <= MOST_FEATURES:
         rule = "a row has at most 64 features"
     elif tokens and max(tokens) > MOST_TOKEN:
         rule = "a token is out of bounds"
     elif not 0 <= segment.more < MOST_TOGETHER:
         rule = "a pass has at most 4096 segments"
-    elif not 0 <= segment.spent < math.inf:
+    elif not 0 <= segment.spent <= MOST_SECONDS:
         rule = "time does not go back"
     else:
         return
@@ -205,15 +232,31 @@ def _check_tree(
 ) -> None:
     _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
     _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
+    _require(len(tokens) <= MOST_TREE, "a tree has at most 8192 nodes")
     _require(min(tokens, default=0) >= 0, "numbers do not go below 0")
-    _require(all(map(math.isfinite, scores)), "scores are finite")
+    _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
+    _check_log_probs(scores)
 
 
 def _check_likely(nodes: int, likely: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
     _require(len(likely) == len(log_probs) <= nodes * MOST_TOPS, "a node has 256 likeliest tokens")
     _require(not likely or len(likely) % nodes == 0, "every node has as many likeliest tokens")
     _require(min(likely, default=0) >= 0, "numbers do not go below 0")
-    _require(all(p <= 0 for p in log_probs), "a log-probability is 0 or less")
+    _check_log_probs(log_probs)
+
+
+def _check_counts(*numbers: int) -> None:
+    _require(min(numbers) >= 0, "numbers do not go below 0")
+    _require(max(numbers) <= MOST_COUNT, "a number is too large")
+
+
+def _check_seconds(*times: float) -> None:
+    fine = all(0 <= time <= MOST_SECONDS for time in times)
+    _require(fine, "time does not go back, and is finite")
+
+
+def _check_log_probs(values: tuple[float, ...]) -> None:
+    _require(all(-math.inf < p <= 0 for p in values), "a log-probability is finite, and 0 or less")
 
 
 def _check_penalties(opened: Open) -> None:

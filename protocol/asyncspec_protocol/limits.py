@@ -18,6 +18,22 @@ MOST_TOGETHER = 4096
 MOST_FEATURES = 64
 # More likeliest tokens a node than any client or policy asks for.
 MOST_TOPS = 256
+# Of anything that is counted or numbered. Every reader of JSON takes it, a float holds it exactly,
+# and sums of a thousand still fit in the 64 bits that an integer has on the wire.
+MOST_COUNT = 2**53 - 1
+# Longer than any context.
+MOST_CAPACITY = 2**31
+# Nodes of a session's tree: a prune names all of them, and those accepted of late.
+MOST_TREE = 2 * MOST_NODES
+# Candidates that a token source looks at for one tree: each takes some hundred bytes there.
+MOST_CANDIDATES = 2**20
+# Seconds of anything, a clock or a duration: some ten thousand years. Sums and products of a few
+# of them are still numbers.
+MOST_SECONDS = 1e12
+# A pass that takes less, but something, would make ratios to it infinite.
+LEAST_SECONDS = 1e-12
+# Log-probabilities and scores, in nats: next to it a token is as good as impossible.
+LEAST_LOG_PROB = -1e6
 # A tensor of hidden states has two dimensions; a few more cost nothing.
 MOST_DIMENSIONS = 4
 

@@ -211,3 +211,21 @@ def test_rows_do_not_see_each_other() -> None:
     together = draw(logits, range(10, 15), how)
     alone = [draw(logits[i : i + 1], [10 + i], how)[0] for i in range(5)]
     assert list(together) == alone
+
+
+ODD = st.sampled_from([math.nan, math.inf, -math.inf, 3e38, -3e38, 0.0, 1.0])
+
+
+@given(st.lists(ODD, min_size=1, max_size=20), SAMPLINGS, st.booleans())
+def test_logits_that_are_no_numbers_draw_some_token(
+    logits: list[float], sampling: Sampling, penalised: bool
+) -> None:
+    """A rogue stage before this one, or a broken checkpoint, ends no node."""
+    if penalised:
+        sampling = replace(sampling, repetition_penalty=1e6, presence_penalty=-2.0)
+    own = [{0: 1}] if penalised else ()
+    (token,) = draw(torch.tensor([logits]), [3], sampling, own=own)
+    assert 0 <= token < len(logits)
+    real = [x for x in logits if math.isfinite(x) and abs(x) < 1e38]
+    if real and not penalised and not any(abs(x) > 1e38 for x in logits if not math.isnan(x)):
+        assert math.isfinite(logits[token])

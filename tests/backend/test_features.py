@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from asyncspec.backend.base import StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.recipe import Mode
+from asyncspec.backend.hf.wire import from_wire, to_wire
 from asyncspec.backend.toy import ToyModel, ToyStage
 from asyncspec.jobs import Admit, Forward, Row, Rows
 from asyncspec.sampling import Sampling
@@ -187,3 +188,12 @@ def test_what_travels_between_stages_is_checked(tiny: MakeTiny) -> None:
     for shape in ((2, 3, 65), (2, 0, 64), (2, 1, 3, 64), (6, 3, 64)):
         with pytest.raises(ValueError, match="hidden states of"):
             second.unpack(type(wire)(wire.dtype, shape, wire.data))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_rows_with_numbers_that_are_not_finite_are_refused(number: float) -> None:
+    rows = torch.ones(3, 8)
+    rows[1, 5] = number
+    wire = to_wire(Rows(rows, (0, 1, 2)))
+    with pytest.raises(ValueError, match="not finite"):
+        from_wire(wire, torch.float32, 8)

@@ -34,6 +34,7 @@ from asyncspec_protocol.messages import (
     Credit,
     Expand,
     Expanded,
+    Finished,
     Open,
     PruneIndices,
     Ready,
@@ -399,6 +400,8 @@ def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
         (Open(0, 1, 1, 0, 0.0, 0, 1.0), "unexpected Open"),  # type: ignore[arg-type]
         (opinionated(likely=(5, 6), log_probs=(-0.5, -1.5)), "likeliest"),
         (opinionated(drawn=(-0.5,)), "log-probabilities"),
+        (Verdict(0, 0, 9, (0,), (1,)), "never announced"),  # type: ignore[arg-type]
+        (Ready(V1, True, 0, SessionId(2**42 - 2)), "not this draft node's"),
     ],
 )
 def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
@@ -422,6 +425,26 @@ def test_what_a_user_asks_for_is_in_every_verdict(message: Any, text: str) -> No
     driven.feed(Submitted(ask(0, prompt=(1,), log_probs=True, tops=2)))
     with pytest.raises(RemoteProtocolError, match=text):
         driven.feed(Received(V1, message))
+
+
+def test_a_verdict_with_a_token_that_is_not_in_the_vocabulary() -> None:
+    driven = draft(vocab=16)
+    driven.feed(Submitted(ask(0, prompt=(1,))))
+    with pytest.raises(RemoteProtocolError, match="vocabulary"):
+        driven.feed(Received(V1, Verdict(0, 0, 0, (0,), (16,))))  # type: ignore[arg-type]
+
+
+def test_accounts_that_overflow() -> None:
+    """However often a stage tells the largest numbers there are, their sums can travel."""
+    driven = started()
+    most, seconds = 2**53 - 1, 1e12
+    account = Closed(SessionId(0), V1, most, most, most, seconds, most)
+    for _ in range(3000):
+        driven.feed(Received(V1, account))
+    (finish,) = [e for e in driven.feed(Cancelled(0), Lost(V1)) if isinstance(e, Finish)]
+    told = Finished(finish.request, finish.reason, finish.detail, finish.stats)
+    assert decode(encode(told)).message == told
+    assert finish.stats["rows"] == most
 
 
 @pytest.mark.parametrize("node", [64, 65])

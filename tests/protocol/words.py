@@ -62,7 +62,7 @@ def expansions(draw: st.DrawFn) -> Expanded:
 def questions(draw: st.DrawFn) -> Expand:
     known = draw(expansions())
     size = len(known.tokens)
-    small = st.integers(0, 4096)
+    small = st.integers(0, 64)
     depth = draw(small)
     widths = draw(st.lists(small, min_size=depth, max_size=depth)) if depth < 5 else []
     return Expand(
@@ -97,7 +97,7 @@ openings = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     given=st.just(0),
-    tree=st.integers(-1, 2**31),
+    tree=st.integers(-1, 8192),
     like=st.just(-1),
     shared=st.just(0),
     features=st.one_of(
@@ -147,9 +147,10 @@ def statuses(draw: st.DrawFn) -> Status:
 
 @st.composite
 def times(draw: st.DrawFn) -> PassTimes:
-    rows = sorted(draw(st.sets(st.floats(0.5, 4096), min_size=1, max_size=8)))
-    seconds = [draw(st.floats(0, 9)) for _ in rows]
-    line, jitter = draw(st.floats(0, 9)), draw(st.floats(0, 9))
+    rows = sorted(draw(st.sets(st.floats(1, 4096), min_size=1, max_size=8)))
+    some = st.one_of(st.just(0.0), st.floats(1e-12, 9))
+    seconds = [draw(some) for _ in rows]
+    line, jitter = draw(some), draw(st.floats(0, 9))
     return PassTimes(draw(count), tuple(rows), tuple(seconds), line, jitter)
 
 

@@ -22,6 +22,10 @@ from asyncspec.sampling import Sampling
 Floats = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
 
+_MOST = 3e38
+"""In place of logits that are no numbers: what is worst is never drawn beside a real one, and
+penalties and temperatures keep it finite."""
+
 _FEW = 1024
 """Top-p first looks at this many tokens; a full sort is needed only where they are too few."""
 
@@ -41,6 +45,8 @@ def draw(
     if sampling.greedy and not sampling.penalises:
         return tuple(logits.argmax(-1).tolist())
     rows = logits.float().numpy().astype(np.float64)
+    if not np.isfinite(rows).all():
+        rows = np.nan_to_num(rows, nan=-_MOST, posinf=_MOST, neginf=-_MOST)
     if sampling.penalises:
         rows = penalised(rows, committed, own, sampling)
     return tuple(

@@ -14,6 +14,7 @@ from asyncspec.backend.hf.proposals import best_successors, log_probs_of
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.jobs import Forward, Judged
 from asyncspec.sampling import Sampling
+from asyncspec_protocol.limits import LEAST_LOG_PROB
 
 Output = torch.Tensor | tuple[int, ...] | Judged
 """Hidden states [n, H], or on the last stage the tokens that are drawn."""
@@ -57,8 +58,8 @@ class StageSession:
         best = best_successors(logits, self.tops) if self.tops else []
         return Judged(
             tokens,
-            likely=tuple((tuple(t), tuple(p)) for t, p in best),
-            drawn=log_probs_of(logits, tokens) if self.log_probs else (),
+            likely=tuple((tuple(t), _finite(p)) for t, p in best),
+            drawn=_finite(log_probs_of(logits, tokens)) if self.log_probs else (),
         )
 
     def result(self, output: Output, taps: Sequence[torch.Tensor]) -> Output:
@@ -69,3 +70,8 @@ class StageSession:
             features = torch.cat(list(taps), dim=1) if self.features else None
             return replace(output, features=features)
         return torch.stack([output, *taps], dim=1) if taps else output
+
+
+def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
+    """Log-probabilities as they may travel: of a logit that is no number, as good as impossible."""
+    return tuple([p if p >= LEAST_LOG_PROB else LEAST_LOG_PROB for p in log_probs])

@@ -46,4 +46,8 @@ def from_wire(
         raise ValueError(f"hidden states of {wire.data.nbytes} bytes, expected {size}")
     # A buffer that may not be written to, or is reused, must not be shared with a tensor.
     data = bytearray(wire.data) if wire.data.readonly else wire.data
-    return torch.frombuffer(data, dtype=dtype).view(wire.shape)
+    tensor = torch.frombuffer(data, dtype=dtype).view(wire.shape)
+    # A sum is finite only where all of its terms are; one pass, and no mask of them.
+    if not math.isfinite(tensor.sum(dtype=torch.float32)):
+        raise ValueError("hidden states with numbers that are not finite")
+    return tensor

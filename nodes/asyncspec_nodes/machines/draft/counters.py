@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec_protocol.ids import SegmentId, SessionId
+from asyncspec_protocol.limits import MOST_COUNT, MOST_SECONDS
 from asyncspec_protocol.messages import Closed
 
 
@@ -123,14 +124,15 @@ class Counters(Struct, frozen=True):
         return self if self.opened is not None else replace(self, opened=now)
 
     def closed(self, account: Closed) -> Counters:
-        """Add a stage's account of a session."""
+        """Add a stage's account of a session. Whatever stages say, and however often, the sums are
+        numbers that can travel."""
         return replace(
             self,
-            rows=self.rows + account.rows,
-            dead_rows=self.dead_rows + account.dead_rows,
-            stage_passes=self.stage_passes + account.passes,
-            stage_seconds=self.stage_seconds + account.compute_seconds,
-            bytes_sent=self.bytes_sent + account.bytes_sent,
+            rows=min(MOST_COUNT, self.rows + account.rows),
+            dead_rows=min(MOST_COUNT, self.dead_rows + account.dead_rows),
+            stage_passes=min(MOST_COUNT, self.stage_passes + account.passes),
+            stage_seconds=min(MOST_SECONDS, self.stage_seconds + account.compute_seconds),
+            bytes_sent=min(MOST_COUNT, self.bytes_sent + account.bytes_sent),
         )
 
 

@@ -13,7 +13,7 @@ from asyncspec_nodes.machines.draft import features as feature_books
 from asyncspec_nodes.machines.draft.session import Asked, DraftSession, view
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import NodeId
-from asyncspec_protocol.limits import MOST_NODES
+from asyncspec_protocol.limits import MOST_CANDIDATES, MOST_NODES
 from asyncspec_protocol.messages import Expand, Expanded
 
 
@@ -66,14 +66,18 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     shape, most = growth.shape, MOST_NODES
     start = trees.stem(session.tree, growth.frontier)
     parents, tokens, scores = start.known
+    expanded = max(1, min(shape.beam or shape.width, most), len(start.frontier))
+    children = max(1, min(most, MOST_CANDIDATES // expanded))
+    widest = min(max(1, shape.width, *shape.widths), children)
+    levels = min(most, MOST_CANDIDATES // (expanded * widest))
     return replace(
         job,
-        depth=min(shape.depth, most),
-        width=min(shape.width, most),
+        depth=min(shape.depth, levels),
+        width=min(shape.width, children),
         count=min(shape.count, most),
         beam=min(shape.beam, most),
         fixed_width=shape.fixed_width,
-        widths=tuple([min(width, most) for width in shape.widths[:most]]),
+        widths=tuple([min(width, children) for width in shape.widths[:levels]]),
         parents=parents,
         tokens=tokens,
         scores=scores,

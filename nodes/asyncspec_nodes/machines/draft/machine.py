@@ -127,6 +127,8 @@ def _verdict(state: DraftState, message: Verdict, tensor: object | None) -> Draf
                 f"session {message.session} was never opened", peer=Rank(state.config.stages)
             )
         return state  # the session is over
+    if max((*message.tokens, *message.likely), default=0) >= state.config.vocab:
+        raise RemoteProtocolError("a token that is not in the vocabulary")
     return put(state, verdicts.judge(session, message, tensor))
 
 

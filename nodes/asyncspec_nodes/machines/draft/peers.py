@@ -14,6 +14,10 @@ from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Floor, Ready
 from asyncspec_protocol.requests import BREAKS
 
+LEFT = 2**32
+"""Sessions that a draft node is to have left, whatever a stage says it has heard of: more than it
+ever opens."""
+
 
 def joined(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
     """A node can be reached; the first stage's credit starts anew."""
@@ -44,7 +48,7 @@ def _above(state: DraftState, opened: SessionId, peer: Rank) -> DraftState:
     if opened < state.next_session:
         return state
     first = SessionId(opened + 1)
-    if owner(first) != owner(state.config.first_session):
+    if owner(SessionId(first + LEFT)) != owner(state.config.first_session):
         raise RemoteProtocolError(f"session {opened} is not this draft node's", peer=peer)
     return replace(state, next_session=first)
 

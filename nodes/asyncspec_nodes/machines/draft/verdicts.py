@@ -24,6 +24,11 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
     prompt = range(session.prefilled, len(session.prefix))
     if any(n in prompt for n in named) or any(n not in session.sent for n in unsent):
         raise RemoteProtocolError(f"verdict on a node never sent in session {session.session}")
+    if verdict.applied > session.version:
+        # What is taken for known to every stage is never announced again.
+        raise RemoteProtocolError(
+            f"version {verdict.applied} of session {session.session} was never announced"
+        )
     features = session.features
     if features is not None:
         features = feature_books.note(features, verdict, handle, session.sent)
