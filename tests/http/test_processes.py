@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import to_toml
 from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.node import listen
 from commands import heed_hangup
@@ -184,6 +186,139 @@ async def test_nohup() -> None:
         assert (await post(web, "/v1/completions", **ASK))["choices"]
         child.send_signal(signal.SIGTERM)
     assert child.returncode == 0
+
+
+def free_port() -> int:
+    """Of this machine; nothing listens there any more."""
+    with listen.loopback() as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def first_answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
+    """Status and JSON, once something listens there. A test's time-out is the bound."""
+    while True:
+        with contextlib.suppress(aiohttp.ClientConnectorError):
+            return await answer(web, path)
+
+
+async def answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
+    async with web.get(path) as reply:
+        return reply.status, await reply.json()
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """What nodes are forked from, and nodes; each has begun with its own program."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if fork_server.__name__ in child.cmdline()]
+
+
+async def test_serve_is_alive_while_it_loads() -> None:
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", "serve"]
+    child = await asyncio.create_subprocess_exec(
+        *(*command, "--port", str(port), "--stages", "1"), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as web:
+            assert await first_answer(web, "/health") == (200, {"status": "ok"})
+            while not (nodes := started_by(child.pid)):
+                assert (await answer(web, "/health"))[0] == 200
+            for node in nodes:  # which import torch first of all: they load no further
+                node.suspend()
+            status, said = await answer(web, "/ready")
+            assert (status, said["error"]["code"]) == (503, "loading")
+            assert "stage 1 (starting)" in said["error"]["message"]
+            async with web.post("/v1/completions", json=ASK) as reply:
+                assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
+            for node in nodes:
+                node.resume()
+            while (await answer(web, "/ready"))[0] != 200:
+                assert (await answer(web, "/health"))[0] == 200
+            assert (await post(web, "/v1/completions", **ASK))["choices"]
+        child.terminate()
+        assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def test_a_signal_ends_it_while_it_loads() -> None:
+    """Also where somebody holds a connection to it."""
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", "serve"]
+    child = await asyncio.create_subprocess_exec(
+        *(*command, "--port", str(port), "--stages", "1"), stderr=asyncio.subprocess.PIPE
+    )
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as web:
+        assert (await first_answer(web, "/health"))[0] == 200
+        family = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(signal.SIGINT)
+        _, said = await child.communicate()
+    assert (child.returncode, said) == (0, b"")
+    assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+
+
+async def test_serve_is_alive_while_it_connects() -> None:
+    """And where that comes to nothing, its end is one line."""
+    said_hello, leave = asyncio.Event(), asyncio.Event()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):
+            said_hello.set()
+            await leave.wait()
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(node, "127.0.0.1", 0) as server:
+        where = "{}:{}".format(*server.sockets[0].getsockname())
+        command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", "serve"]
+        child = await asyncio.create_subprocess_exec(
+            *(*command, "--port", str(port), "--connect", where), stderr=asyncio.subprocess.PIPE
+        )
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as web:
+            await said_hello.wait()
+            assert (await answer(web, "/health"))[0] == 200
+            status, said = await answer(web, "/ready")
+            assert (status, said["error"]["code"]) == (503, "loading")
+            assert said["error"]["message"].endswith(f"it waits for the draft node at {where}")
+        leave.set()
+        _, line = await child.communicate()
+    assert child.returncode == 1
+    why = "refuses this client: the peer closed the connection"
+    assert line.decode() == f"asyncspec: the node at {where} {why}\n"
+
+
+async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
+    """Then it says which stage it waits for."""
+    config = local_config(TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source="ngram"), 1, 2)
+    file, port = tmp_path / "cluster.toml", free_port()
+    text = to_toml(config)
+    for _ in config.node:
+        text = text.replace("port = 1\n", f"port = {free_port()}\n", 1)
+    file.write_text(text)
+    command = [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", "draft"]
+    child = await asyncio.create_subprocess_exec(
+        *(*command, "--rank", "0", "--config", str(file), "--http", str(port)),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as web:
+            status, said = await first_answer(web, "/ready")
+            assert (status, said["error"]["code"]) == (503, "loading")
+            assert "it waits for the draft node (" in said["error"]["message"]
+            assert (await answer(web, "/health"))[0] == 200
+            while said["error"]["code"] == "loading":
+                status, said = await answer(web, "/ready")
+            assert (status, said["error"]["code"]) == (503, "unavailable")
+            assert "stage 1" in said["error"]["message"]
+        child.terminate()
+        assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
 
 
 async def test_what_the_target_recommends(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from asyncspec.sampling import Defaults
 from asyncspec_nodes.cli.prompts import Prompt
 from asyncspec_nodes.client.answers import Answer, answer_all
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.auth import Keys
 from asyncspec_nodes.http.completions import CompletionRequest
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
@@ -305,6 +307,49 @@ async def test_health_and_readiness() -> None:
             async with web.post(PATH, json=ASK) as reply:
                 if reply.status == 200:
                     break
+
+
+async def test_while_it_loads() -> None:
+    """It is alive, and says of everything else what it waits for; then it serves."""
+    service = Service(keys=Keys(("k",)), awaited=lambda: "stage 2 (loading layers 4 to 7 of 8)")
+    sock = listen.bind("127.0.0.1", 0, whose="this test")
+    key = {"Authorization": "Bearer k"}
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    async with Toy() as toy, HttpServer(service, sock) as server:
+        async with aiohttp.ClientSession(server.url) as web:
+            async with web.get("/health") as reply:
+                assert reply.status == 200
+            async with web.post(PATH, json=ASK) as reply:
+                assert reply.status == 401
+            for method, path, body in (
+                ("GET", "/ready", None),
+                ("GET", "/state", None),
+                ("GET", "/v1/models", None),
+                ("GET", "/v1/models/toy", None),
+                ("POST", PATH, ASK),
+                ("POST", CHAT, chat),
+            ):
+                async with web.request(method, path, json=body, headers=key) as reply:
+                    assert reply.status == 503, path
+                    assert reply.headers["Retry-After"] == "5"
+                    assert (await reply.json())["error"] == {
+                        "message": "the service is loading; it waits for stage 2 (loading layers 4 "
+                        "to 7 of 8)",
+                        "type": "server_error",
+                        "param": None,
+                        "code": "loading",
+                    }
+            async with web.get("/metrics", headers=key) as reply:
+                assert reply.status == 200
+            service.serve(toy.engine, "toy")
+            while True:
+                async with web.get("/ready") as reply:
+                    if reply.status == 200:
+                        break
+            async with web.post(PATH, json=ASK, headers=key) as reply:
+                assert reply.status == 200
+                assert (await reply.json())["model"] == "toy"
+        await toy.settled()
 
 
 async def test_metrics_count_what_happened() -> None:

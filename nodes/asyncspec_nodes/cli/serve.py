@@ -18,14 +18,17 @@ from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.cluster.config_tables import Config
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.engine import LinkEngine
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.local.progress import Steps, watched
 from asyncspec_nodes.local.restarts import ALL
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.serving.defaults import in_words
+from asyncspec_protocol.messages import Status
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,8 +44,17 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     stop = asyncio.Event()
     when_told_to_end(stop.set)
-    async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_engine(options, stack))
+    http, where = options.http, options.where
+    steps = Steps(0 if isinstance(where, Remote) else where.stages)
+    service = Service(
+        keys=http.keys,
+        origins=http.origins,
+        limits=http.limits,
+        awaited=partial(_awaited, where, steps),
+    )
+    # It listens from the start: whoever watches this process sees that it is alive while it loads.
+    async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
+        starting = asyncio.create_task(_start(options, stack, steps))
         stopping = asyncio.create_task(stop.wait())
         stack.callback(stopping.cancel)
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -50,12 +62,9 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return 0
-        engine, cluster = starting.result()
-        draft = next(node for node in await engine.nodes() if node.role == "draft")
-        http = options.http
+        engine, cluster, draft = starting.result()
         model = http.model or draft.model
-        service = Service(engine, model, keys=http.keys, origins=http.origins, limits=http.limits)
-        server = await stack.enter_async_context(HttpServer(service, sock, http.tls))
+        service.serve(engine, model)
         if defaults := in_words(draft.defaults):
             say(f"{defaults}: what the target recommends, for requests that do not say otherwise")
         sys.stderr.write(f"serving {model} on {server.url}\n")
@@ -63,14 +72,34 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     return 0
 
 
+def _awaited(where: Config | Remote, steps: Steps) -> str:
+    """What stands between now and the first request that is served."""
+    if isinstance(where, Remote):
+        return f"the draft node at {where.host}:{where.port}"
+    return steps.awaited() or "the link to the draft node"
+
+
+async def _start(
+    options: ServeOptions, stack: AsyncExitStack, steps: Steps
+) -> tuple[LinkEngine, LocalCluster | None, Status]:
+    """The engine, the cluster where it is one of our own, and how its draft node is."""
+    engine, cluster = await _engine(options, stack, steps)
+    return engine, cluster, next(node for node in await engine.nodes() if node.role == "draft")
+
+
 async def _engine(
-    options: ServeOptions, stack: AsyncExitStack
+    options: ServeOptions, stack: AsyncExitStack, steps: Steps
 ) -> tuple[LinkEngine, LocalCluster | None]:
     where = options.where
     if isinstance(where, Remote):
         return await stack.enter_async_context(LinkEngine(partial(remote.connect, where))), None
     with watched(where.stages) as progress:
-        cluster = LocalCluster(where, progress, options.logs, restarts=ALL, say=say)
+
+        def heard(report: Report) -> None:
+            steps(report)
+            progress(report)
+
+        cluster = LocalCluster(where, heard, options.logs, restarts=ALL, say=say)
         await stack.enter_async_context(cluster)
     host, port = cluster.address
     say(f"its draft node, for asyncspec run --connect: {host}:{port}")

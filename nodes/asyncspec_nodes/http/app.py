@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -25,20 +26,28 @@ from asyncspec_nodes.http.origins import Origins
 from asyncspec_nodes.http.parameters import parse
 from asyncspec_nodes.http.state import state, statuses, trouble
 
+LOADING_RETRY_SECONDS = 5
+"""``Retry-After`` while models load."""
+
 
 class Service:
-    """One HTTP service over one cluster. Make it inside a running event loop."""
+    """One HTTP service over one cluster. Make it inside a running event loop.
+
+    Without an ``engine`` it is loading: it says that it is alive, and answers everything else with
+    a 503 that has ``awaited()``, until ``serve`` is called."""
 
     def __init__(
         self,
-        engine: Engine,
-        model: str,
+        engine: Engine | None = None,
+        model: str = "",
         *,
         keys: Keys | None = None,
         origins: Origins | None = None,
         limits: Limits | None = None,
+        awaited: Callable[[], str] = lambda: "",
     ) -> None:
-        self.engine = engine
+        self._engine = engine
+        self._awaited = awaited
         self.models = Models(model)
         self.keys = keys or Keys()
         self.origins = origins or Origins()
@@ -46,6 +55,19 @@ class Service:
         self.metrics = Metrics()
         self.places = Places(self.limits.concurrent)
         self.drain = Drain()
+
+    @property
+    def engine(self) -> Engine:
+        """What requests are served by. Raises ``ApiError`` while it is loading."""
+        if self._engine is None:
+            text = f"the service is loading; it waits for {self._awaited()}"
+            raise ApiError(503, text, code="loading", retry_after=LOADING_RETRY_SECONDS)
+        return self._engine
+
+    def serve(self, engine: Engine, model: str) -> None:
+        """Loading is over: ``engine`` serves requests, ``model`` is its target's public name."""
+        self._engine = engine
+        self.models = Models(model)
 
     def app(self) -> web.Application:
         """The aiohttp application."""
@@ -72,6 +94,7 @@ class Service:
         self, request: web.Request, kind: type[ChatRequest | CompletionRequest]
     ) -> web.StreamResponse:
         with self.drain.work():
+            engine = self.engine
             async with self.drain.bounded():
                 body = await read_body(request, self.limits)
             wanted = parse(body, kind)
@@ -82,7 +105,7 @@ class Service:
             check_prompts(asked, self.limits)
             with self.places.take(len(asked.submits)):
                 answering = Answering(
-                    asked, self.engine, self.drain, self.limits, self.metrics, self.models.name
+                    asked, engine, self.drain, self.limits, self.metrics, self.models.name
                 )
                 return await answering.answer(request)
 
@@ -100,7 +123,7 @@ class Service:
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
             nodes = await statuses(self.engine)
-        except AsyncSpecError:
+        except (AsyncSpecError, ApiError):
             nodes = ()  # the service's own numbers are worth having
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self.metrics.text(nodes), headers=headers)
@@ -110,11 +133,17 @@ class Service:
         return _json({**await state(self.engine), "served_as": self.models.name, "places": places})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json(self.models.all())
+        return _json(self._served().all())
 
     async def _model(self, request: web.Request) -> web.Response:
-        self.models.check(request.match_info["name"])
-        return _json(self.models.one())
+        models = self._served()
+        models.check(request.match_info["name"])
+        return _json(models.one())
+
+    def _served(self) -> Models:
+        """Raises ``ApiError`` while it is loading: nothing is served yet."""
+        _ = self.engine
+        return self.models
 
 
 def _json(value: object) -> web.Response:

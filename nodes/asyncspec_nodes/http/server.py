@@ -34,7 +34,7 @@ class HttpServer:
     def __init__(
         self, service: Service, sock: socket.socket, tls: ssl.SSLContext | None = None
     ) -> None:
-        self._service = service
+        self.service = service
         self._tls = tls
         self._sock = sock
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
@@ -73,7 +73,7 @@ class HttpServer:
     async def __aenter__(self) -> HttpServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        handshake = self._service.limits.request_seconds if self._tls else None
+        handshake = self.service.limits.request_seconds if self._tls else None
         self._server = await loop.create_server(
             self._accept, sock=self._sock, ssl=self._tls, ssl_handshake_timeout=handshake
         )
@@ -83,14 +83,14 @@ class HttpServer:
         self._server.close()
         for timer in self._silent.values():
             timer.cancel()
-        self._service.drain.cut()
+        self.service.drain.cut()
         await self._runner.cleanup()
         await self._server.wait_closed()
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let running answers end, for a while, or until ``hurry``; requests that come meanwhile
         are told to go elsewhere."""
-        drained = self._service.drain.finish(self._service.limits.drain_seconds)
+        drained = self.service.drain.finish(self.service.limits.drain_seconds)
         tasks = [asyncio.create_task(drained), asyncio.create_task(hurry.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -98,11 +98,11 @@ class HttpServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _accept(self) -> asyncio.BaseProtocol:
-        limits, server = self._service.limits, self._runner.server
+        limits, server = self.service.limits, self._runner.server
         assert server is not None
         if len(server.connections) >= limits.connections:
             return _Refused()
-        handler = Connection(server, self._service.metrics)
+        handler = Connection(server, self.service.metrics)
         loop = asyncio.get_running_loop()
         self._silent[handler] = loop.call_later(limits.request_seconds, self._give_up, handler)
         return handler

@@ -1,4 +1,5 @@
-"""A line per node while models load; only where a person watches."""
+"""How far each node has got while models load: a line per node where a person watches, and what is
+still awaited, in words."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from rich.live import Live
 from rich.table import Table
 
 from asyncspec_nodes.node.reports import Loading, Report, Serving
+
+READY = "ready"
 
 
 class Progress(Protocol):
@@ -48,24 +51,40 @@ class Silent:
         """See ``Progress``."""
 
 
+class Steps:
+    """How far each node has got, by its reports."""
+
+    def __init__(self, stages: int) -> None:
+        names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
+        # Name and step, by rank.
+        self.lines = {rank: (name, "starting") for rank, name in enumerate(names)}
+
+    def __call__(self, report: Report) -> None:
+        """A node has got further."""
+        # Behind the stages there is the token source, where it has a process of its own.
+        name, _ = self.lines.get(report.rank, ("token source", ""))
+        if isinstance(report, Loading):
+            self.lines[report.rank] = (name, f"loading {report.text}")
+        elif isinstance(report, Serving):
+            self.lines[report.rank] = (name, READY)
+
+    def awaited(self) -> str:
+        """The nodes that have not loaded, and what each of them does; empty where all have."""
+        return ", ".join(f"{name} ({step})" for name, step in self.lines.values() if step != READY)
+
+
 class Shown:
     """A small table on the terminal, gone when everything serves."""
 
     def __init__(self, stages: int) -> None:
-        names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
-        self._lines = {rank: (name, "starting") for rank, name in enumerate(names)}
+        self._steps = Steps(stages)
         self._live = Live(
             self._table(), console=Console(stderr=True), transient=True, refresh_per_second=4
         )
 
     def __call__(self, report: Report) -> None:
         """See ``Progress``."""
-        # Behind the stages there is the token source, where it has a process of its own.
-        name, _ = self._lines.get(report.rank, ("token source", ""))
-        if isinstance(report, Loading):
-            self._lines[report.rank] = (name, f"loading {report.text}")
-        elif isinstance(report, Serving):
-            self._lines[report.rank] = (name, "ready")
+        self._steps(report)
         self._live.update(self._table())
 
     def __enter__(self) -> Shown:
@@ -83,7 +102,7 @@ class Shown:
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name, state in self._lines.values():
+        for name, state in self._steps.lines.values():
             table.add_row(name, state)
         return table
 

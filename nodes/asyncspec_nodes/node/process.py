@@ -111,26 +111,17 @@ async def serve(
     when_told_to_end(stop.set)
     if supervised:
         _watch_parent(loop, stop)
-    started = time.monotonic()
-    loaded = await _first(stop, _in_thread(loop, lambda: load_node(config, rank, reporter)))
-    # What is loaded stays: nobody has to look for garbage among it again, which takes .3 s.
-    gc.collect()
-    gc.freeze()
-    runtime, engine = _runtime(config, loaded, sock, security, reporter)
-    running = asyncio.create_task(runtime.run())
-    seconds = round(time.monotonic() - started, 2)
-    me, weights = loaded.me, loaded.weights
-    reporter.serving(
-        Serving(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, threads())
-    )
-    if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
-        reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
-    if loaded.me.role == "verify" and config.find(DRAFT) is None:
-        reporter.log.info("no draft node in the cluster file: those that come are served")
     async with AsyncExitStack() as stack:
         server = None
-        if http is not None and engine is not None:
-            server = await stack.enter_async_context(_http(config, engine, http))
+        if http is not None:
+            # From the start: whoever watches this process sees that it is alive while it loads.
+            server = await stack.enter_async_context(_http(http, reporter))
+        loaded = await _load(config, rank, reporter, stop)
+        runtime, engine = _runtime(config, loaded, sock, security, reporter)
+        running = asyncio.create_task(runtime.run())
+        if server is not None and engine is not None:
+            model = http.options.model if http is not None else None
+            server.service.serve(engine, model or Path(config.target.path).name)
             reporter.log.info(server.scheme, port=server.port)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -144,14 +135,36 @@ async def serve(
     await running
 
 
-def _http(config: Config, engine: NodeEngine, http: HttpSocket) -> HttpServer:
+async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Event) -> Loaded:
+    """What the node serves with; what there is to say of it is reported."""
+    started, loop = time.monotonic(), asyncio.get_running_loop()
+    loaded = await _first(stop, _in_thread(loop, lambda: load_node(config, rank, reporter)))
+    # What is loaded stays: nobody has to look for garbage among it again, which takes .3 s.
+    gc.collect()
+    gc.freeze()
+    seconds = round(time.monotonic() - started, 2)
+    me, weights = loaded.me, loaded.weights
+    reporter.serving(
+        Serving(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, threads())
+    )
+    if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
+        reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
+    if me.role == "verify" and config.find(DRAFT) is None:
+        reporter.log.info("no draft node in the cluster file: those that come are served")
+    return loaded
+
+
+def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
+    """An HTTP service that is loading."""
     from asyncspec_nodes.http.app import Service
     from asyncspec_nodes.http.server import HttpServer
 
     options = http.options
-    model = options.model or Path(config.target.path).name
     service = Service(
-        engine, model, keys=options.keys, origins=options.origins, limits=options.limits
+        keys=options.keys,
+        origins=options.origins,
+        limits=options.limits,
+        awaited=lambda: f"the draft node ({reporter.step})",
     )
     return HttpServer(service, http.sock, options.tls)
 

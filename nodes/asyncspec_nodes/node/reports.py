@@ -58,6 +58,8 @@ class Reporter:
     def __init__(self, rank: int, pipe: TextIO | None) -> None:
         self._pipe = pipe
         self.rank = rank
+        # How far it has got, in words.
+        self.step = "starting"
         self.log: Any = structlog.wrap_logger(
             structlog.PrintLogger(sys.stderr),
             processors=[
@@ -74,11 +76,13 @@ class Reporter:
 
     def loading(self, text: str) -> None:
         """A step of loading begins."""
+        self.step = f"loading {text}"
         self.log.info("loading", what=text)
         self._tell(Loading(self.rank, text))
 
     def serving(self, report: Serving) -> None:
         """Loading is over."""
+        self.step = "ready"
         fields = {n: getattr(report, n) for n in _READY}
         self.log.info("ready", **fields)
         self._tell(report)
