@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check format lint types imports cover fuzz clean
+.PHONY: help setup demo test check format lint types imports cover fuzz mutants clean
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
@@ -26,6 +26,7 @@ help:
 	@echo "make types   mypy --strict          make imports  who may import whom"
 	@echo "make format  write the format       make cover    branch coverage"
 	@echo "make fuzz    the property tests with many more examples"
+	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
 
 setup: $(STAMP)
@@ -65,6 +66,9 @@ cover: $(STAMP)
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600
+
+mutants: $(STAMP)
+	$(BIN)/python tools/mutants
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

@@ -1,0 +1,95 @@
+"""The mutation gate: its catalogue fits the sources, and it tells who is killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tools.mutants.__main__ import ROOT, main
+from tools.mutants.catalogue import MUTANTS
+from tools.mutants.gate import Failing, Gate, Result
+from tools.mutants.mutant import Mutant, Sources, Stale
+
+
+def test_every_mutant_fits_the_sources() -> None:
+    """Whoever changes a line or a test that a mutant names changes the catalogue with it."""
+    sources, stale = Sources(ROOT), list[str]()
+    for mutant in MUTANTS:
+        try:
+            sources.place(mutant)
+        except Stale as error:
+            stale.append(f"{mutant.name}: {error}")
+    assert stale == []
+
+
+def test_mutants_have_names_of_their_own_and_change_something() -> None:
+    assert [name for name, times in Counter(m.name for m in MUTANTS).items() if times > 1] == []
+    assert [m.name for m in MUTANTS if m.old == m.new or not m.old.strip()] == []
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A package of two functions, and tests of one of them."""
+    files = {
+        "pyproject.toml": "[tool.pytest.ini_options]\nasyncio_mode = 'strict'\n",
+        "package/__init__.py": "",
+        "package/numbers.py": "def one():\n    return 1\n\n\ndef two():\n    return 2\n",
+        "tests/test_numbers.py": (
+            "from package.numbers import one\n\n\n"
+            "def test_one():\n    assert one() == 1\n\n\n"
+            "def test_wrong():\n    assert one() == 2\n"
+        ),
+    }
+    for name, text in files.items():
+        file = tmp_path / "project" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path / "project"
+
+
+def tried(project: Path, *mutants: Mutant) -> list[Result]:
+    scratch = project.parent / "scratch"
+    told: list[Result] = []
+    results = Gate(project, scratch, ("package",), jobs=2).run(mutants, told.append)
+    assert sorted(r.name for r in told) == sorted(r.name for r in results)
+    return results
+
+
+def test_what_becomes_of_mutants(project: Path) -> None:
+    results = tried(
+        project,
+        Mutant("wrong", "return 1", "return 3", "test_one"),
+        Mutant("untested", "return 2", "return 3", "test_one"),
+        Mutant("no program", "return 1", "return uno", "test_one"),
+        Mutant("no Python", "return 1", "return (", "test_one"),
+        Mutant("gone", "return 4", "return 5", "test_one"),
+        Mutant("twice", "return", "yield", "test_one"),
+        Mutant("without a test", "return 1", "return 3", "test_three"),
+    )
+    outcomes = {result.name: result.outcome for result in results}
+    assert outcomes == {
+        "wrong": "killed",
+        "untested": "survived",
+        "no program": "broken",
+        "no Python": "stale",
+        "gone": "stale",
+        "twice": "stale",
+        "without a test": "stale",
+    }
+    assert results[0].place == "package/numbers.py:2"
+    assert results[0].test == "tests/test_numbers.py::test_one"
+    assert results[0].detail == "assert 3 == 1"
+    assert "return 1" in (project / "package/numbers.py").read_text()
+
+
+def test_a_test_that_fails_without_a_mutant_kills_nothing(project: Path) -> None:
+    with pytest.raises(Failing, match="without any mutant"):
+        tried(project, Mutant("wrong", "return 1", "return 3", "test_wrong"))
+
+
+@pytest.mark.parametrize("wrong", [["--only", "nothing"], ["--jobs", "0"]])
+def test_a_users_mistake(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(wrong) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,104 @@
+"""Versions and liveness: which nodes a stage computes, keeps and speaks of."""
+
+from __future__ import annotations
+
+from tools.mutants.mutant import Mutant
+
+VERSIONS: tuple[Mutant, ...] = (
+    Mutant(
+        "version-old-prune-applied",
+        "if prune.version <= self.version:",
+        "if prune.version == self.version:",
+        "test_prunes_are_idempotent_and_only_the_newest_counts",
+    ),
+    Mutant(
+        "version-youngest-node-dead",
+        "return node >= self.horizon or self.committed(node) or node in self.keep",
+        "return node > self.horizon or self.committed(node) or node in self.keep",
+        "test_who_lives_is_the_same_however_it_is_asked",
+    ),
+    Mutant(
+        "version-node-behind-prompt-committed",
+        "return node < self.prompt_length or node in self.accepted",
+        "return node <= self.prompt_length or node in self.accepted",
+        "test_who_lives_is_the_same_however_it_is_asked",
+    ),
+    Mutant(
+        "version-young-segment-alive",
+        "if keep.issuperset(nodes) or min(nodes) >= horizon:",
+        "if keep.issuperset(nodes) or max(nodes) >= horizon:",
+        "test_who_lives_is_the_same_however_it_is_asked",
+    ),
+    Mutant(
+        "version-stamp-of-last-stage",
+        "return min(waiting.applied, session.liveness.version)",
+        "return max(waiting.applied, session.liveness.version)",
+        "test_the_stamp_is_the_smallest_version_on_the_way",
+    ),
+    Mutant(
+        "version-not-moved",
+        "version = Version(session.version + 1)",
+        "version = Version(max(1, session.version))",
+        "test_trap_bonus_token_in_a_later_segment_goes_on_with_the_round",
+    ),
+    Mutant(
+        "version-horizon-of-root",
+        "horizon=session.next_node,",
+        "horizon=session.tree.root,",
+        "test_trap_bonus_token_in_a_later_segment_goes_on_with_the_round",
+    ),
+    Mutant(
+        "version-accepted-announced-once",
+        "if v > session.acknowledged)",
+        "if v > session.version)",
+        "test_accepted_nodes_are_repeated_until_every_stage_has_applied_them",
+    ),
+    Mutant(
+        "version-acknowledged-too-early",
+        "acknowledged=max(session.acknowledged, verdict.applied),",
+        "acknowledged=session.version,",
+        "test_accepted_nodes_are_repeated_until_every_stage_has_applied_them",
+    ),
+    Mutant(
+        "version-dead-rows-sent-on",
+        "stay = survivors(session, ids)",
+        "stay = range(len(ids))",
+        "test_rows_that_die_during_their_pass_are_not_sent_on_and_counted",
+    ),
+    Mutant(
+        "version-dead-rows-computed",
+        "return waiting.select(stay) if stay else None",
+        "return waiting if stay else None",
+        "test_rows_that_die_in_a_waiting_segment_are_not_computed",
+    ),
+    Mutant(
+        "version-hidden-of-other-rows",
+        "tuple([hidden.rows[i] for i in stay])",
+        "tuple([hidden.rows[i] for i in range(len(stay))])",
+        "test_rows_that_die_in_a_waiting_segment_are_not_computed",
+    ),
+    Mutant(
+        "version-tokens-of-other-rows",
+        "tokens=tuple([self.tokens[i] for i in stay]) if self.tokens else (),",
+        "tokens=self.tokens[: len(stay)],",
+        "test_tokens_go_all_the_way_where_draws_depend_on_them",
+    ),
+    Mutant(
+        "version-abandoned-twice",
+        "if running is None or running.abandoned:",
+        "if running is None:",
+        "test_a_pass_whose_rows_have_all_died_is_abandoned_once",
+    ),
+    Mutant(
+        "version-verdict-of-abandoned-pass",
+        "if known is closing or running.abandoned:",
+        "if known is closing:",
+        "test_a_pass_whose_rows_have_all_died_is_abandoned_once",
+    ),
+    Mutant(
+        "version-prune-leaves-orphans",
+        "if left and (wrong := astray(session, (), left)):",
+        "if not left and (wrong := astray(session, (), left)):",
+        "test_a_prune_must_not_leave_what_waits_without_its_parent",
+    ),
+)
