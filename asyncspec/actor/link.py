@@ -22,6 +22,7 @@ from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Clock, Close, Fault, Heartbeat, Hello, Message, Welcome
+from asyncspec_protocol.text import printable
 
 # A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
 MANY_BEATS = 2.0
@@ -244,24 +245,28 @@ class Link(asyncio.BufferedProtocol):
 
     def refuse(self, fault: Fault) -> None:
         """Say why, then close."""
-        self._reason = self._reason or fault.text
+        self._because(fault.text)
         self.send(fault)
         self.close(fault.text)
 
     def close(self, reason: str) -> None:
         """Send what is queued, then close."""
-        self._reason = self._reason or reason
+        self._because(reason)
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: str) -> None:
         """Close at once; what is queued is gone."""
-        self._reason = self._reason or reason
+        self._because(reason)
         if self._transport is not None:
             self._transport.abort()
         else:  # nobody says of a connection that its TLS was never agreed on: it ends here
             self.connection_lost(None)
+
+    def _because(self, reason: str) -> None:
+        """The first reason counts. It may be the peer's own words, and goes into logs."""
+        self._reason = self._reason or printable(reason)
 
     def take_bytes(self, session: int) -> int:
         """Bytes written for a session so far; the count starts anew."""

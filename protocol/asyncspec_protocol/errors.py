@@ -7,6 +7,8 @@ ProtocolError
 
 from __future__ import annotations
 
+from .text import printable
+
 
 class ProtocolError(Exception):
     """Base of both; raise a leaf."""
@@ -17,11 +19,14 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """A peer sent something wrong: garbage, a bad size, an unknown id, a wrong order."""
+    """A peer sent something wrong: garbage, a bad size, an unknown id, a wrong order.
+
+    What the text quotes of the peer's own words is fit to be shown.
+    """
 
     def __init__(self, text: str, *, peer: int | None = None) -> None:
         super().__init__(text)
-        self.text = text
+        self.text = printable(text)
         self.peer = peer
 
     def __str__(self) -> str:

@@ -260,6 +260,20 @@ def test_both_sides_know_why_a_link_was_refused(run: Runner) -> None:
     run(main())
 
 
+def test_a_reason_in_the_peers_words_is_one_line(run: Runner) -> None:
+    """It goes into the log of this node."""
+
+    async def main() -> None:
+        async with facing_bare() as (end, _):
+            end.link.close("\x1b[2Jyou are\nroot" + "!" * 9000)
+            reason = await end.closed
+            assert reason.startswith(r"\x1b[2Jyou are\nroot!")
+            assert reason.isprintable()
+            assert len(reason) == 1000
+
+    run(main())
+
+
 def test_a_peer_that_does_not_read_is_given_up(run: Runner) -> None:
     async def main() -> None:
         async with facing_bare(replace(CALM, most_unsent=8 * MIB)) as (end, _):

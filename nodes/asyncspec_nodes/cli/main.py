@@ -13,9 +13,13 @@ from collections.abc import Sequence
 from asyncspec.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli.interrupt import LAST_WORDS, ends_at_once
 from asyncspec_nodes.cli.output import Unwritten, forgiven_stderr, guarded_stdout
+from asyncspec_protocol.text import printable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Of a disk that takes no file of ours any more, or no more of one."""
+
+MOST_LINE = 20_000
+"""Characters of an error: a list of all that is wrong with a cluster file fits."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"asyncspec: {' '.join(text.split())}\n")
+    # Part of it may be a node's own words.
+    line = printable(" ".join(text.split()), MOST_LINE)
+    sys.stderr.write(f"asyncspec: {line}\n")
     return code
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
 import msgspec
 import structlog
 from msgspec import Struct
+
+from asyncspec_protocol.text import printable
 
 
 class Loading(Struct, frozen=True, tag="loading", tag_field="event"):
@@ -52,6 +55,11 @@ def read_report(line: bytes) -> Report:
     return _DECODER.decode(line)
 
 
+def _one_line(logger: Any, method: str, fields: MutableMapping[str, Any]) -> Any:
+    """Names and texts in a log line may be a peer's: each stays on its line, and is text."""
+    return {k: printable(v) if isinstance(v, str) else v for k, v in fields.items()}
+
+
 class Reporter:
     """Log lines on stderr always; reports on ``pipe`` as well where a parent listens."""
 
@@ -63,6 +71,7 @@ class Reporter:
         self.log: Any = structlog.wrap_logger(
             structlog.PrintLogger(sys.stderr),
             processors=[
+                _one_line,
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso"),
                 structlog.dev.ConsoleRenderer(
