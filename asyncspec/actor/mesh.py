@@ -29,6 +29,10 @@ from asyncspec_protocol.messages import Fault, Hello, Welcome
 Address = tuple[str, int]
 
 
+MOST_TOLD = 64
+"""Reasons that are remembered of nodes that dial here; a stranger may say many."""
+
+
 class Owner(Protocol):
     """Whom a mesh tells what happens."""
 
@@ -42,7 +46,8 @@ class Owner(Protocol):
         """A message came from a link that has joined. May raise ``RemoteProtocolError``."""
 
     def refused(self, rank: Rank, reason: str) -> None:
-        """A peer we dialled does not want us, or we do not want it: told once for each reason."""
+        """A handshake with a node has failed, whichever side dialled and whichever refused: told
+        once for each reason."""
 
 
 class Security(Struct, frozen=True):
@@ -71,6 +76,11 @@ class Mesh:
         security: Security,
     ) -> None:
         self.links: dict[Rank, Link] = {}
+        # Why the latest handshake has failed with a peer that this node dials; none where it has
+        # not, or where nobody answered.
+        self.refusals: dict[Rank, str] = {}
+        # Of nodes that dial here: what was told of them already.
+        self._told: set[tuple[Rank, str]] = set()
         self.rank = me.rank
         self._me = me
         self._peers = peers
@@ -150,9 +160,19 @@ class Mesh:
             reply = Fault(HANDSHAKE, "clients are served by rank 0: dial the draft node")
         if isinstance(reply, Fault):
             link.refuse(reply)
+            if hello.role != "client":  # which tells its user
+                self._refused(hello.rank, reply.text)
             return
         link.send(reply)
         self._join(link, hello)
+
+    def _refused(self, rank: Rank, reason: str) -> None:
+        if (rank, reason) in self._told:
+            return
+        if len(self._told) >= MOST_TOLD:
+            self._told.clear()
+        self._told.add((rank, reason))
+        self._owner.refused(rank, reason)
 
     def _place_for(self, rank: Rank) -> Fault | None:
         """A rank has one link here, and it is the peer's part to dial."""
@@ -176,6 +196,10 @@ class Mesh:
         pause, told = shortest, ""
         while True:
             reason = await self._linked(rank)
+            if reason:
+                self.refusals[rank] = reason
+            else:
+                self.refusals.pop(rank, None)
             if reason is None:
                 pause, told = shortest, ""
             elif reason not in ("", told):
@@ -198,9 +222,12 @@ class Mesh:
         reason = await link.gone
         if link.peer is not None:
             return None
+        if reason != CLOSED:
+            return reason
+        if self._security.client is None:
+            return f"{reason}: it may want TLS, as in a cluster file with [security]"
         # With TLS 1.3 the peer looks at our certificate when the connection stands already.
-        silent = reason == CLOSED and self._security.client is not None
-        return f"{reason}: it may have refused this node's certificate" if silent else reason
+        return f"{reason}: it may have refused this node's certificate"
 
     async def _connect(self, rank: Rank) -> Link:
         """Raises ``OSError``."""
@@ -239,6 +266,8 @@ class Mesh:
     def _join(self, link: Link, peer: Hello | Welcome) -> None:
         link.accepted(peer)
         if peer.role != "client":
+            self.refusals.pop(peer.rank, None)
+            self._told = {(rank, why) for rank, why in self._told if rank != peer.rank}
             self.links[peer.rank] = link
             link.record(self._tap)
         self._owner.joined(link)

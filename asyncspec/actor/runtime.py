@@ -134,6 +134,11 @@ class Runtime(Generic[S]):
         return self._mesh.links
 
     @property
+    def refusals(self) -> Mapping[Rank, str]:
+        """Why handshakes with nodes that this one dials have failed."""
+        return self._mesh.refusals
+
+    @property
     def books(self) -> Mapping[int, int]:
         """Bytes written for sessions that are not over."""
         return self._mesh.books

@@ -309,6 +309,49 @@ async def test_health_and_readiness() -> None:
                     break
 
 
+async def until_ready_says(web: aiohttp.ClientSession, why: str) -> None:
+    """A test's time-out is the bound."""
+    while True:
+        async with web.get("/ready") as reply:
+            if reply.status == 503 and (await reply.json())["error"]["message"].startswith(why):
+                return
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"fingerprint": "other"},
+            "stage 2 is not connected; stage 2: rank 0 holds another target model than rank 2: "
+            "give both the same checkpoint",
+        ),
+        (  # which the draft node has from stage 1
+            {"layers": (3, 4)},
+            "stage 1 has no link to stage 2; stage 2: rank 1 ends at layer 2 but rank 2 starts at "
+            "3: correct the layers of one of them",
+        ),
+    ],
+)
+async def test_readiness_says_why_a_stage_is_refused(
+    over: Literal["node", "link"], changes: dict[str, Any], why: str
+) -> None:
+    async with Toy(over, stages=2) as toy, aiohttp.ClientSession(toy.url) as web:
+        await toy.cluster.stop(2)
+        toy.cluster.changes[2] = changes
+        toy.cluster.start(2)
+        await until_ready_says(web, why)
+        async with web.get("/state") as reply:
+            assert (await reply.json())["missing"].startswith(why)
+        await toy.cluster.stop(2)
+        del toy.cluster.changes[2]
+        toy.cluster.start(2)
+        while True:
+            async with web.get("/ready") as reply:
+                if reply.status == 200:
+                    break
+
+
 async def test_while_it_loads() -> None:
     """It is alive, and says of everything else what it waits for; then it serves."""
     service = Service(keys=Keys(("k",)), awaited=lambda: "stage 2 (loading layers 4 to 7 of 8)")

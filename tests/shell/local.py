@@ -130,6 +130,8 @@ class LocalCluster:
         self.backends: dict[int, ToyStage] = {}
         self.ports: dict[Rank, tuple[str, int]] = {}
         self._socks: dict[int, socket.socket] = {}
+        # By rank: what a node that is started says of itself otherwise.
+        self.changes: dict[int, dict[str, Any]] = {}
         # Session ids grow also over restarts.
         self._begun = 0
 
@@ -187,7 +189,7 @@ class LocalCluster:
         self.nodes[rank] = Runtime(
             role,
             machine.initial(),
-            me=hello(rank, self.stages),
+            me=hello(rank, self.stages, **self.changes.get(rank, {})),
             peers=self.ports,
             sock=sock,
             run_job=self._devices.pop(rank, lambda run: run)(run),

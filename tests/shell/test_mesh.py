@@ -19,8 +19,10 @@ from asyncspec.actor.link import Link
 from asyncspec.actor.mesh import Mesh, Security
 from asyncspec_nodes.cluster.config_tables import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
-from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.framing import Frame, FrameReader, write_header
+from asyncspec_protocol.handshake import client_hello
 from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Fault, Hello
 from shell.local import QUICK, bound, hello
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
@@ -156,5 +158,42 @@ def test_so_is_that_a_peer_refuses_ours(run: Runner, ours: Path, theirs: Path) -
             ((rank, why),) = owner.told
             assert rank == 1
             assert why.endswith("it may have refused this node's certificate")
+
+    run(main())
+
+
+async def dial(address: tuple[str, int], said: Hello) -> Fault:
+    """Say hello, once; how it is refused."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(write_header(said))
+    frames = FrameReader(trusted=True)
+    while part := await reader.read(65536):
+        frames.get_buffer(len(part))[: len(part)] = part
+        frames.buffer_updated(len(part))
+    writer.close()
+    frame = frames.next_frame()
+    assert frame is not None
+    assert isinstance(frame.message, Fault)
+    return frame.message
+
+
+def test_who_is_refused_here_is_told_once_for_each_reason(run: Runner) -> None:
+    """Two that call themselves rank 1 do not make a line of every time they dial."""
+
+    async def main() -> None:
+        owner, sock = Owner(), bound()
+        mesh = Mesh(hello(2, 2), {}, owner, QUICK, Security())
+        await mesh.start(sock)
+        reasons = []
+        for _ in range(REDIALS):
+            for changes in ({"fingerprint": "other"}, {"dtype": "int8"}):
+                fault = await dial(sock.getsockname(), hello(1, 2, **changes))
+                reasons.append((1, fault.text))
+        assert owner.told == reasons[:2]
+        assert "another target model" in owner.told[0][1]
+        # A client is told so itself.
+        assert "rank 0" in (await dial(sock.getsockname(), client_hello("toy"))).text
+        assert len(owner.told) == 2
+        await mesh.close("over")
 
     run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from asyncspec.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.http.engine import Engine
@@ -25,10 +26,20 @@ async def statuses(engine: Engine) -> tuple[Status, ...]:
 async def trouble(engine: Engine) -> str:
     """Why no request can be served now; empty where one can."""
     try:
-        draft = next((s for s in await statuses(engine) if s.role == "draft"), None)
+        nodes = await statuses(engine)
     except AsyncSpecError as error:
         return str(error)
-    return "the draft node does not answer" if draft is None else draft.missing
+    if not any(node.role == "draft" for node in nodes):
+        return "the draft node does not answer"
+    return missing(nodes)
+
+
+def missing(nodes: Sequence[Status]) -> str:
+    """Why nothing can be served: what the draft node lacks, and what stages say of links that they
+    cannot make. Empty where it lacks nothing."""
+    draft = next(node.missing for node in nodes if node.role == "draft")
+    said = [draft, *(node.missing for node in nodes if node.role != "draft")]
+    return "; ".join(filter(None, dict.fromkeys(said))) if draft else ""
 
 
 async def state(engine: Engine) -> dict[str, object]:
@@ -42,7 +53,7 @@ async def state(engine: Engine) -> dict[str, object]:
         "model": draft.model,
         "context_length": draft.context_length,
         "defaults": draft.defaults,
-        "missing": draft.missing,
+        "missing": missing(nodes),
         "nodes": [_node(node) for node in nodes],
     }
 

@@ -7,7 +7,7 @@ that goes meanwhile is not waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -146,7 +146,11 @@ class Inspector:
             sent=tuple(link.bytes_sent for _, link in links),
             model=self._model,
             context_length=0 if rules is None else rules.context_length,
-            missing=counts.missing,
+            missing="; ".join(filter(None, (counts.missing, *self._refusals()))),
             room=counts.room,
             defaults={} if rules is None else rules.defaults.said,
         )
+
+    def _refusals(self) -> Iterator[str]:
+        for rank, why in sorted(self._runtime.refusals.items()):
+            yield f"{'the token source' if rank > self._me.stages else f'stage {rank}'}: {why}"
