@@ -35,6 +35,7 @@ from asyncspec_protocol.messages import (
     Close,
     Closed,
     Credit,
+    Fault,
     Floor,
     Message,
     Open,
@@ -58,6 +59,8 @@ class Node:
         self.jobs: deque[Job] = deque()
         self.abandoned: list[Job] = []
         self.refused: list[RemoteProtocolError] = []
+        # What was told to whom.
+        self.faults: list[tuple[Rank, Fault]] = []
 
     def hear(self, peer: int, message: Message, wire: WireTensor | None = None) -> None:
         """A message comes over a link, or is refused there."""
@@ -99,6 +102,8 @@ class Node:
             self.abandoned.append(effect.job)
             self.device.abandon(effect.job)
         elif isinstance(effect, Send):
+            if isinstance(effect.message, Fault):
+                self.faults.append((effect.to, effect.message))
             wire = None if effect.tensor is None else self.device.pack(effect.tensor)
             decode(encode(effect.message, wire and TensorSpec(wire.dtype, wire.shape)))
 

@@ -83,3 +83,17 @@ def test_nothing_hangs_beside_the_committed_path() -> None:
     node.hear(0, PruneIndices(SessionId(0), Version(1), NodeId(5), (NodeId(3),), (NodeId(4),)))
     assert len(node.refused) == 2
     node.rest()
+
+
+def test_sessions_for_which_there_is_no_memory_are_refused() -> None:
+    """A draft node admits none; what one takes all the same ends no stage."""
+    for rank in (1, 2):
+        node = toy(rank, 2)
+        config = replace(node.driven.state.config, slots=100)
+        node.driven.state = replace(node.driven.state, config=config)
+        for session, capacity in enumerate((101, 60, 60, 40)):
+            opened = replace(opening(1, session=session), capacity=capacity, tree=0)
+            node.hear(rank - 1, opened)
+        assert list(node.driven.state.sessions) == [1, 3]
+        assert len(node.refused) == (2 if rank == 1 else 0)
+        assert len(node.faults) == (0 if rank == 1 else 2)

@@ -48,7 +48,9 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         if held is None:
             return state, ()  # lost with a peer, as the draft node is about to learn
         if message.shared > held:
-            return state, _wrongly_shared(peer, message, held)
+            return state, _refused(peer, session, _shares_more(message, held))
+    if not early and (wrong := _no_room(state, message)):
+        return state, _refused(peer, session, wrong)
     onward: Effects = () if config.last else (Send(config.after, message),)
     if max(message.features, default=0) > config.layers:
         raise RemoteProtocolError(
@@ -95,17 +97,36 @@ def _held(state: VerifyState, message: Open) -> int | None:
     return state.kept.get(message.like) if older is None else older.slots.committed
 
 
-def _wrongly_shared(peer: Rank, message: Open, held: int) -> Effects:
-    """More is to be taken over than there is. A stage that has passed this on had it, so the
-    draft node has told the stages different things: it is told so, and the stages' link stays.
-    Raises ``RemoteProtocolError`` where it said it itself."""
-    wrong = (
+def _shares_more(message: Open, held: int) -> str:
+    """More is to be taken over than there is."""
+    return (
         f"session {message.session} shares {message.shared} tokens with session {message.like}, "
         f"which has {held}"
     )
+
+
+def _no_room(state: VerifyState, message: Open) -> str:
+    """Why a session takes more memory than there is for those of its draft node, which admits no
+    such session; empty where it does not."""
+    slots, draft = state.config.slots, owner(message.session)
+    needed = message.capacity + max(0, message.tree)
+    taken = sum(one.most_slots for name, one in state.sessions.items() if owner(name) == draft)
+    taken += sum(length for name, length in state.kept.items() if owner(name) == draft)
+    if not slots or taken + needed <= slots:
+        return ""
+    return (
+        f"session {message.session} may take {needed} cache slots, and of {slots} there are "
+        f"{max(0, slots - taken)} left"
+    )
+
+
+def _refused(peer: Rank, session: SessionId, wrong: str) -> Effects:
+    """A session does not begin here. A stage that has passed it on took it, so it is the draft node
+    that is told why, and the stages' link stays. Raises ``RemoteProtocolError`` where it said it
+    itself."""
     if is_draft(peer):
         raise RemoteProtocolError(wrong, peer=peer)
-    return (Send(owner(message.session), Fault("protocol", wrong)),)
+    return (Send(owner(session), Fault("protocol", wrong)),)
 
 
 def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
