@@ -13,6 +13,10 @@ HANDSHAKE = "handshake"
 """Code of a ``Fault`` that refuses a peer for what it says of itself."""
 
 
+HUB = "hub:"
+"""How the fingerprint of a target begins that is named by its id on the Hugging Face Hub."""
+
+
 def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
     check a ``Welcome``, and sends nothing."""
@@ -77,6 +81,11 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
         return f"{who} has the role {peer.role}: rank 0 drafts, 1 to {me.stages} verify"
     if peer.stages != me.stages:
         return f"{who} counts {peer.stages} stages, rank {me.rank} counts {me.stages}: use one file"
+    if peer.fingerprint.startswith(HUB) != me.fingerprint.startswith(HUB):
+        return (
+            f"one of {who} and rank {me.rank} has the target from the Hub by its id, the other in "
+            "a directory, which cannot be compared: name it alike on both"
+        )
     if peer.fingerprint != me.fingerprint:
         return (
             f"{who} holds another target model than rank {me.rank}: give both the same checkpoint"

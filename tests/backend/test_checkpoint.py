@@ -22,7 +22,7 @@ from asyncspec.backend.hf.inspect import context_length, eos_token_ids, inspect_
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.backend.hf.vocab import check_vocab
-from asyncspec.errors import CheckpointError, UserError
+from asyncspec.errors import CheckpointError, ClusterError, UserError
 from backend.probe import cut
 from backend.tiny import LAYERS, VOCAB, generated
 
@@ -437,7 +437,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch, mine: Path) -> None:
         raise LocalEntryNotFoundError(f"cannot reach the Hub for {name}")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(CheckpointError, match=r"some/model is neither .* download it first"):
+    with pytest.raises(ClusterError, match=r"some/model is not a local dir.* download it else"):
         locate("some/model")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(mine))
     assert locate("some/model") == mine
@@ -453,7 +453,9 @@ def test_only_what_is_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, mine: 
     twice = ["consolidated.safetensors", "original/consolidated.00.pth", "original/params.json"]
     fetched: list[str] = []
 
-    def download(_: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def download(
+        _: str, revision: None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         def one_of(name: str, patterns: list[str]) -> bool:
             return any(fnmatch(name, pattern) for pattern in patterns)
 
@@ -476,7 +478,7 @@ def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
         raise LostError("peer closed connection without sending complete message body")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lost)
-    with pytest.raises(CheckpointError, match=r"some/model .*peer closed connection"):
+    with pytest.raises(ClusterError, match=r"some/model .*peer closed connection"):
         locate("some/model")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.hf.experts import unstacked
-from asyncspec.backend.hf.fingerprint import fingerprint
-from asyncspec.backend.hf.hub import locate as locate
 from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
+from asyncspec.backend.hf.repository import CheckpointFiles, open_files
 from asyncspec.backend.hf.weights import (
     EMBEDDING,
     HEAD,
     TensorInfo,
-    list_tensors,
     main_dtype,
     read_into,
 )
@@ -44,23 +42,37 @@ LAYERS = "model.layers."
 
 
 class Checkpoint(Struct, frozen=True):
-    """A directory whose files were looked through and fit together."""
+    """A directory whose files were looked through and fit together. Weights of a model on the Hub
+    are fetched when they are first read."""
 
-    path: Path
+    # Where its weights come from.
+    files: CheckpointFiles
     facts: Facts
     # transformers' configuration object.
     config: Any
     # By name; every expert has its own.
     tensors: Mapping[str, TensorInfo]
-    # Of configuration, tensor names, shapes, types and file sizes: the same model or not.
+    # The same model or not: see ``CheckpointFiles``.
     fingerprint: str
 
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.files.directory
 
-def open_checkpoint(name: str | Path) -> Checkpoint:
-    """Look through a checkpoint. Raises ``CheckpointError`` with what to change."""
-    path = locate(name)
+    def fetch(self, tensors: Iterable[TensorInfo]) -> None:
+        """Have the files in place that some of its tensors are in. Raises as ``download``."""
+        self.files.fetch({info.file for info in tensors})
+
+
+def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
+    """Look through a checkpoint: a directory, or a Hub id (``tokenizer``: whose tokenizer is
+    needed, too). Raises ``CheckpointError`` with what to change, ``ClusterError`` where the Hub
+    cannot be reached."""
+    files = open_files(name, tokenizer=tokenizer)
+    path = files.directory
     facts = inspect_checkpoint(path)
-    tensors = unstacked(list_tensors(path))
+    tensors = unstacked(files.tensors())
     from transformers import AutoConfig
 
     try:
@@ -79,11 +91,11 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         # Of matrices that are one, some programs store only the first by its name.
         tensors.setdefault(EMBEDDING, tensors[HEAD])
     return Checkpoint(
-        path=path,
+        files=files,
         facts=facts,
         config=config,
         tensors=tensors,
-        fingerprint=fingerprint(read_config(path), tensors),
+        fingerprint=files.fingerprint(read_config(path), tensors),
     )
 
 
@@ -137,6 +149,7 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
         return bool(checkpoint.config.tie_word_embeddings)
     if embedding == head or embedding.shape != head.shape:
         return embedding == head
+    checkpoint.fetch((embedding, head))
     rows = head.shape[0]
     step = max(1, _PIECE * rows // head.size)
     parts = ((first, min(first + step, rows)) for first in range(0, rows, step))

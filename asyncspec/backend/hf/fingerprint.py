@@ -12,6 +12,7 @@ import msgspec
 
 from asyncspec.backend.hf.weights import TensorInfo
 from asyncspec.errors import CheckpointError
+from asyncspec_protocol.handshake import HUB
 
 SAMPLE = 1024
 """Bytes that are read at the beginning, in the middle and at the end of each tensor. To read all of
@@ -27,8 +28,7 @@ def fingerprint(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     file a tensor is in does not matter.
 
     Raises ``CheckpointError`` where a file cannot be read."""
-    essentials = {key: config[key] for key in sorted(config) if key not in _VOLATILE}
-    digest = hashlib.sha256(msgspec.json.encode(essentials, order="sorted"))
+    digest = _of_config(config)
     samples: dict[str, bytes] = {}
     for file in {info.file for info in tensors.values()}:
         samples |= _samples(file, {n: info for n, info in tensors.items() if info.file == file})
@@ -36,6 +36,20 @@ def fingerprint(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
         digest.update(f"\n{name} {info.dtype} {info.shape} ".encode())
         digest.update(samples[name])
     return digest.hexdigest()
+
+
+def hub_fingerprint(config: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Of a configuration and the digests of all weight files by name, which the Hub tells without
+    a download. A local directory, which has no such digests, never equals it."""
+    digest = _of_config(config)
+    for name, content in sorted(files.items()):
+        digest.update(f"\n{name} {content}".encode())
+    return HUB + digest.hexdigest()
+
+
+def _of_config(config: Mapping[str, Any]) -> hashlib._Hash:
+    essentials = {key: config[key] for key in sorted(config) if key not in _VOLATILE}
+    return hashlib.sha256(msgspec.json.encode(essentials, order="sorted"))
 
 
 def _samples(file: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, bytes]:

@@ -21,7 +21,8 @@ from asyncspec.backend.hf.pieces import layer_of, sub_config
 from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.recipe import Mode, Quantize
 from asyncspec.backend.hf.reference import CHUNK
-from asyncspec.backend.hf.weights import list_tensors, main_dtype
+from asyncspec.backend.hf.repository import CheckpointFiles
+from asyncspec.backend.hf.weights import main_dtype
 from asyncspec.errors import CheckpointError
 
 RUNTIME = 500 << 20
@@ -83,11 +84,11 @@ def draft_footprint(directory: Path, facts: Facts, dtype: str) -> Footprint:
     return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
 
 
-def as_stored(directory: Path, facts: Facts) -> Facts:
+def as_stored(files: CheckpointFiles, facts: Facts) -> Facts:
     """With the type that most bytes of the weights have, which is what stages go by; without
     weights it is the configuration's word."""
     try:
-        stored = main_dtype(list_tensors(directory))
+        stored = main_dtype(files.tensors())
     except CheckpointError:
         return facts  # not all there; who loads it says what is missing
     return msgspec.structs.replace(facts, dtype=stored)

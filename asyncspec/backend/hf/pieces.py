@@ -76,20 +76,21 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
         tied = head_is_embedding(checkpoint, dtype)
     wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
     whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
-    state: dict[str, torch.Tensor] = {}
-    matrices: dict[str, TensorInfo] = {}
-    empty = torch.empty(1, dtype=dtype)
+    chosen: dict[str, TensorInfo] = {}
     for name, info in checkpoint.tensors.items():
         prefix = layer_of(name)
         if prefix in wanted:
-            ours = opened_name(wanted[prefix] + name.removeprefix(prefix))
+            chosen[opened_name(wanted[prefix] + name.removeprefix(prefix))] = info
         elif whole.get(name):
-            ours = name
-        else:
-            continue
+            chosen[name] = info
+    checkpoint.fetch(chosen.values())
+    state: dict[str, torch.Tensor] = {}
+    matrices: dict[str, TensorInfo] = {}
+    empty = torch.empty(1, dtype=dtype)
+    for ours, info in chosen.items():
         if len(info.shape) == 2:
             matrices[ours] = info
-        elif not _is_buffer(name, info):
+        elif not _is_buffer(ours, info):
             state[ours] = read_tensor(info, dtype)
     for name, shape in expected(matrices).items():
         state[name] = empty.expand(shape)

@@ -24,7 +24,9 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16"
 _LONGEST_HEADER = 100 << 20
 
 
-class _Entry(Struct):
+class Entry(Struct, frozen=True):
+    """A tensor as a safetensors header has it; offsets count from the header's end."""
+
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -63,18 +65,38 @@ def list_tensors(directory: Path) -> dict[str, TensorInfo]:
 
 
 def _sharded(directory: Path, index: Path) -> dict[str, TensorInfo]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{index} cannot be read ({error}); download it again") from error
+    weight_map = read_index(index)
     found: dict[str, TensorInfo] = {}
     for name in sorted(set(weight_map.values())):
-        if Path(name).name != name or not (directory / name).is_file():
+        if not (directory / name).is_file():
             raise CheckpointError(
                 f"{index} names the file {name!r}, which is not there; "
                 "download the missing part of the checkpoint"
             )
         found |= read_header(directory / name)
+    return indexed(index, weight_map, found)
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The file of every tensor, by name. Raises ``CheckpointError``."""
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{index} cannot be read ({error}); download it again") from error
+    for name in weight_map.values():
+        if Path(name).name != name:
+            raise CheckpointError(
+                f"{index} names the file {name!r}, which is not there; "
+                "download the missing part of the checkpoint"
+            )
+    return weight_map
+
+
+def indexed(
+    index: Path, weight_map: Mapping[str, str], found: Mapping[str, TensorInfo]
+) -> dict[str, TensorInfo]:
+    """Of the tensors that were found, those of an index. Raises ``CheckpointError`` where one is
+    missing."""
     missing = sorted(weight_map.keys() - found.keys())
     if missing:
         raise CheckpointError(
@@ -85,7 +107,14 @@ def _sharded(directory: Path, index: Path) -> dict[str, TensorInfo]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file."""
+    """The tensors of one safetensors file. Raises ``CheckpointError``."""
+    base, entries = read_entries(file)
+    return locate_tensors(file, file.stat().st_size, base, entries)
+
+
+def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
+    """Where the tensors of a safetensors file begin, in bytes, and its header. Raises
+    ``CheckpointError``."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -94,13 +123,21 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{file} is not a whole safetensors file; download it again")
             raw = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(r, type=_Entry) for name, r in raw.items()}
+        entries = {name: msgspec.json.decode(r, type=Entry) for name, r in raw.items()}
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
-    return {name: _located(file, size, 8 + length, name, e) for name, e in entries.items()}
+    return 8 + length, entries
 
 
-def _located(file: Path, file_size: int, base: int, name: str, entry: _Entry) -> TensorInfo:
+def locate_tensors(
+    file: Path, size: int, base: int, entries: Mapping[str, Entry]
+) -> dict[str, TensorInfo]:
+    """The tensors of a file of ``size`` bytes, which begin at its byte ``base``. Raises
+    ``CheckpointError`` where they do not fit in it."""
+    return {name: _located(file, size, base, name, e) for name, e in entries.items()}
+
+
+def _located(file: Path, file_size: int, base: int, name: str, entry: Entry) -> TensorInfo:
     start, end = entry.data_offsets
     item = ITEM_BYTES.get(entry.dtype)
     if item is not None and end - start != item * math.prod(entry.shape):

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.repository import open_files
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.cli import numbers, pace_options
@@ -24,6 +26,7 @@ from asyncspec_nodes.cluster.config_tables import (
     DraftTable,
     TargetTable,
 )
+from asyncspec_nodes.cluster.layout import check_stages
 from asyncspec_nodes.cluster.source_names import EAGLE, parts
 from asyncspec_nodes.local.cluster_file import local_config
 from asyncspec_nodes.serving.rules import policy_problem
@@ -71,7 +74,12 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
     if problem is not None:
         raise UserError(problem)
     stages = 3 if arguments.stages is None else arguments.stages
-    target = BUNDLED_TARGET if bundled else locate(arguments.target).absolute()
+    target = BUNDLED_TARGET
+    if not bundled:
+        # Before weights are downloaded.
+        files = open_files(arguments.target)
+        check_stages(stages, inspect_checkpoint(files.directory).layers)
+        target = locate(arguments.target).absolute()
     check_target(target, stages)
     source = check_draft(source, target)
     if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):

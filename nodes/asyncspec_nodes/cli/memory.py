@@ -14,8 +14,8 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.hf.hub import locate
 from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.repository import open_files
 from asyncspec.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.base import most_live
@@ -39,8 +39,17 @@ GIB = 2**30
 def add_arguments(parser: Parser) -> None:
     """The arguments of ``asyncspec memory``."""
     add = parser.add_argument
-    add("--target", type=Path, required=True, metavar="DIR", help="its config.json is enough")
-    add("--draft", metavar="DIR|eagle:DIR|ngram|none", help="what the draft node takes as well")
+    add(
+        "--target",
+        required=True,
+        metavar="DIR|HF_ID",
+        help="its config.json is enough; of a model on the Hub no weights are fetched",
+    )
+    add(
+        "--draft",
+        metavar="DIR|HF_ID|eagle:DIR|ngram|none",
+        help="what the draft node takes as well",
+    )
     add("--stages", type=int, default=4, metavar="N", help="verify stages (default: 4)")
     add("--context", type=int, metavar="TOKENS", help="of all sessions; default: the model's")
     add("--sessions", type=int, default=1, metavar="N", help="at a time (default: 1)")
@@ -54,7 +63,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table, or one JSON object."""
-    directory = locate(arguments.target)
+    files = open_files(arguments.target, tokenizer=False)
+    directory = files.directory
     facts = inspect_checkpoint(directory)
     numbers.COUNT.check("--stages", arguments.stages)
     check_stages(arguments.stages, facts.layers)
@@ -64,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ends_at_once():
         from asyncspec.backend.hf.footprint import as_stored, footprint
 
-    facts = as_stored(directory, facts)
+    facts = as_stored(files, facts)
     found = [
         footprint(
             directory, facts, span, arguments.dtype, arguments.mode, quantize=arguments.quantize
@@ -95,8 +105,9 @@ def _draft(source: str, directory: Path, target: Facts, dtype: str) -> list[Foot
     def footprint(part: str) -> Footprint:
         if part.startswith(EAGLE):
             return head_footprint(part.removeprefix(EAGLE), target, dtype)
-        found = locate(part)
-        return draft_footprint(found, as_stored(found, inspect_checkpoint(found)), dtype)
+        files = open_files(part, tokenizer=False)
+        facts = as_stored(files, inspect_checkpoint(files.directory))
+        return draft_footprint(files.directory, facts, dtype)
 
     named = parts(spelled_out(source, directory))
     return [footprint(part) for part in named if part not in WITHOUT_MODEL]

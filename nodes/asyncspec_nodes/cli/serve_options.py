@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.hf.hub import short_name
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli import local_options, numbers
 from asyncspec_nodes.cli.arguments import Parser
@@ -79,7 +80,7 @@ def _hub_name(target: str | None) -> str | None:
     the name of a commit. None: any other target."""
     if target is None or Path(target).expanduser().is_dir():
         return None
-    return Path(target).name
+    return short_name(target)
 
 
 def _remote(arguments: argparse.Namespace) -> Remote:

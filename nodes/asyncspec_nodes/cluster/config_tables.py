@@ -41,7 +41,8 @@ class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
 class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[target]``"""
 
-    # Directory of the checkpoint (relative to this file), or a Hugging Face id.
+    # Directory of the checkpoint (relative to this file), or a Hugging Face id; ID@REVISION names a
+    # branch, tag or commit of it. A directory on all nodes, or the id on all.
     path: Annotated[str, Meta(min_length=1)]
     # Type of weights and hidden states; "auto" is the checkpoint's own.
     dtype: DType = "auto"

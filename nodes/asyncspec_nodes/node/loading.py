@@ -21,6 +21,7 @@ from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.config_tables import Config, PaceTable
 from asyncspec_nodes.cluster.layout import layout
+from asyncspec_nodes.cluster.source_names import WITHOUT_MODEL, parts
 from asyncspec_nodes.machines.draft.machine import DraftMachine
 from asyncspec_nodes.machines.draft.state import DraftConfig
 from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
@@ -102,7 +103,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.stage import load_stage
 
-    checkpoint = open_checkpoint(config.target.path)
+    checkpoint = open_checkpoint(config.target.path, tokenizer=False)
     span = layout(config, checkpoint.facts.layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {checkpoint.facts.layers}")
     target = config.target
@@ -205,7 +206,9 @@ def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
     reporter.loading("torch")
     from asyncspec.backend.hf.checkpoint import open_checkpoint
 
-    target = open_checkpoint(config.target.path)
+    # Whoever has a draft model compares its tokenizer with the target's.
+    compares = any(part not in WITHOUT_MODEL for part in parts(config.draft.source))
+    target = open_checkpoint(config.target.path, tokenizer=compares)
     reporter.loading(f"draft {short(config.draft.source)}")
     source = load_source(config, target)
     machine = SourceMachine(

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.repository import open_files
 from asyncspec.errors import UserError
 from asyncspec_nodes.cli.arguments import Parser, host_and_port
 from asyncspec_nodes.cluster.checkpoints import check_draft
@@ -104,7 +104,7 @@ def _draft(arguments: argparse.Namespace, config: Config) -> Config:
         )
     if arguments.source is None:
         return config
-    source = check_draft(arguments.source, locate(config.target.path).absolute())
+    source = check_draft(arguments.source, open_files(config.target.path).directory.absolute())
     return replace(config, draft=replace(config.draft, source=source), source=None)
 
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.machine import Emit, Finish, Machine
 from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
+from asyncspec.backend.hf.hub import short_name
 from asyncspec.backend.hf.threads import threads
 from asyncspec.errors import ClusterError
 from asyncspec.trace import records
@@ -121,7 +121,7 @@ async def serve(
         running = asyncio.create_task(runtime.run())
         if server is not None and engine is not None:
             model = http.options.model if http is not None else None
-            server.service.serve(engine, model or Path(config.target.path).name)
+            server.service.serve(engine, model or short_name(config.target.path))
             reporter.log.info(server.scheme, port=server.port)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -192,7 +192,7 @@ def _runtime(
         device_seconds=config.limits.device_seconds,
     )
     inspector = Inspector(
-        runtime, loaded.me, counts, model=Path(config.target.path).name, rules=loaded.rules
+        runtime, loaded.me, counts, model=short_name(config.target.path), rules=loaded.rules
     )
     engine = None
     if loaded.codec is not None and loaded.rules is not None:

@@ -106,4 +106,5 @@ class Weights:
                 f"the target {self._target.path} has {found} tensor {name}, expected one of shape "
                 f"{list(want)}, which the EAGLE head {self._head.path} shares with it"
             )
+        self._target.fetch((info,))
         return info
