@@ -68,7 +68,8 @@ class Status(Struct, array_like=True, frozen=True, tag="status"):
     # Draft node only: what it serves, and to how many tokens, prompt and answer together.
     model: str = ""
     context_length: int = 0
-    # Draft node only: why no request can be served now; empty where one can.
+    # Draft node: why no request can be served now; empty where one can. Stage: why the handshake
+    # with the next one has failed; empty where it has not.
     missing: str = ""
     # Cache slots there are in all on a stage, 0: no bound; and on the draft node those that may be
     # needed by what is admitted.

@@ -152,5 +152,6 @@ class Inspector:
         )
 
     def _refusals(self) -> Iterator[str]:
+        """Why nodes that this one dials are not linked to it, each with its name."""
         for rank, why in sorted(self._runtime.refusals.items()):
             yield f"{'the token source' if rank > self._me.stages else f'stage {rank}'}: {why}"
