@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tools.mutants.catalogue.acceptance import ACCEPTANCE
 from tools.mutants.catalogue.cache import CACHE
+from tools.mutants.catalogue.flow import FLOW
 from tools.mutants.catalogue.recovery import RECOVERY
 from tools.mutants.catalogue.versions import VERSIONS
 from tools.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*VERSIONS, *CACHE, *RECOVERY)
+MUTANTS: tuple[Mutant, ...] = (*VERSIONS, *CACHE, *FLOW, *ACCEPTANCE, *RECOVERY)

@@ -1,0 +1,116 @@
+"""Acceptance: which tokens count, where an answer ends, and how a token is drawn."""
+
+from __future__ import annotations
+
+from tools.mutants.mutant import Mutant
+
+ACCEPTANCE: tuple[Mutant, ...] = (
+    Mutant(
+        "accept-no-bonus",
+        "return Walk(tuple(accepted), token)",
+        "return Walk(tuple(accepted), None)",
+        "test_a_first_token_that_was_not_guessed_plants_a_new_root",
+    ),
+    Mutant(
+        "accept-one-node-too-many",
+        "tokens = path if walked.bonus is None else (*path, walked.bonus)",
+        "tokens = path if walked.bonus is None else (*path, walked.bonus, walked.bonus)",
+        "test_an_answer_ends_with_its_stop_token_and_its_limit",
+    ),
+    Mutant(
+        "accept-stop-token-left-out",
+        'return tokens[: i + 1], "stop"',
+        'return tokens[:i], "stop"',
+        "test_an_answer_ends_with_its_stop_token_and_its_limit",
+    ),
+    Mutant(
+        "accept-past-the-limit",
+        'return tokens[:left], "length" if len(tokens) >= left else None',
+        'return tokens[:left], "length" if len(tokens) > left else None',
+        "test_an_answer_ends_with_its_stop_token_and_its_limit",
+    ),
+    Mutant(
+        "accept-root-below-wrong-node",
+        "parent, root = tip, session.next_node",
+        "parent, root = session.tree.root, session.next_node",
+        "test_texts_are_exact_and_nothing_is_left",
+    ),
+    Mutant(
+        "accept-root-id-used-again",
+        "next_node=NodeId(root + 1),",
+        "next_node=NodeId(root),",
+        "test_ids_are_never_used_again",
+    ),
+    Mutant(
+        "accept-draft-ids-used-again",
+        "next_node=NodeId(session.next_node + len(new)),",
+        "next_node=NodeId(session.next_node + max(0, len(new) - 1)),",
+        "test_ids_are_never_used_again",
+    ),
+    Mutant(
+        "accept-siblings-of-one-token",
+        "existing = index.get((above, token))",
+        "existing = index.get((above, -1))",
+        "test_fig_4_appends_only_what_is_new_in_the_fresh_trees_order",
+    ),
+    Mutant(
+        "accept-too-many-nodes",
+        "if len(new) >= limit or (max_position is not None and data.position >= max_position):",
+        "if len(new) > limit or (max_position is not None and data.position >= max_position):",
+        "test_merge_keeps_to_its_bounds",
+    ),
+    Mutant(
+        "accept-nodes-too-deep",
+        "if len(new) >= limit or (max_position is not None and data.position >= max_position):",
+        "if len(new) >= limit or (max_position is not None and data.position > max_position):",
+        "test_merge_keeps_to_its_bounds",
+    ),
+    Mutant(
+        "accept-answer-cut-one-late",
+        "if not 0 < kept <= len(given):",
+        "if not 0 <= kept <= len(given):",
+        "test_an_answer_that_is_cut_keeps_its_first_tokens",
+    ),
+    Mutant(
+        "accept-answer-not-cut",
+        "return replace(session, before=before, committed=session.committed[: kept - len(before)])",
+        "return replace(session, before=before)",
+        "test_an_answer_that_is_cut_keeps_its_first_tokens",
+    ),
+    Mutant(
+        "accept-features-of-dead-nodes",
+        "held = {node: row for node, row in features.held.items() if node in tree}",
+        "held = features.held",
+        "test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_accepted",
+    ),
+    Mutant(
+        "accept-features-out-of-order",
+        "if prompt != tuple(range(features.known, end)) or (verdict.ids and end < last):",
+        "if len(prompt) != end - features.known or (verdict.ids and end < last):",
+        "test_features_that_are_not_those_that_must_come",
+    ),
+    Mutant(
+        "draw-noise-of-another-position",
+        "GOLDEN * (position + 1)",
+        "GOLDEN * (position + 2)",
+        "test_golden_values_never_change",
+    ),
+    Mutant(
+        "draw-noise-of-another-token",
+        "for token in range(1, tokens + 1))",
+        "for token in range(tokens))",
+        "test_many_tokens_at_once_are_the_same_numbers",
+    ),
+    Mutant(
+        "draw-penalty-of-prompt",
+        "counts[token] = known + (position >= self._prompt)",
+        "counts[token] = known + (position > self._prompt)",
+        "test_a_rows_counts_are_those_of_its_path",
+    ),
+    Mutant(
+        "draw-penalty-of-prompt-when-committed",
+        "self.counts.get(token, 0) + (slot >= self._prompt)",
+        "self.counts.get(token, 0) + (slot > self._prompt)",
+        "test_a_rows_counts_are_those_of_its_path",
+    ),
+)

@@ -1,0 +1,182 @@
+"""Flow: credit, queues, and the order of control and data."""
+
+from __future__ import annotations
+
+from tools.mutants.mutant import Mutant
+
+FLOW: tuple[Mutant, ...] = (
+    Mutant(
+        "credit-one-too-many-taken",
+        "if inflow is None or inflow.received >= inflow.granted:",
+        "if inflow is None or inflow.received > inflow.granted:",
+        "test_a_segment_needs_credit",
+    ),
+    Mutant(
+        "credit-one-too-many-announced",
+        "if message.more > inflow.granted - received:",
+        "if message.more > inflow.granted - received + 1:",
+        "test_more_cannot_be_announced_than_may_be_sent",
+    ),
+    Mutant(
+        "credit-for-what-is-queued",
+        "limit = inflow.received - queued(state, peer) + places + inflow.longer",
+        "limit = inflow.received + places + inflow.longer",
+        "test_each_has_credit_of_its_own",
+    ),
+    Mutant(
+        "credit-taken-back-by-stage",
+        "if limit > inflow.granted:",
+        "if limit != inflow.granted:",
+        "test_credit_that_was_given_for_a_session_outlives_it",
+    ),
+    Mutant(
+        "credit-taken-back-unnoticed-by-draft-node",
+        "if limit < state.allowed:",
+        "if limit < state.sent:",
+        "test_credit_is_never_taken_back",
+    ),
+    Mutant(
+        "credit-taken-back-unnoticed-by-stage",
+        "if message.limit < state.allowed:",
+        "if message.limit < state.sent:",
+        "test_what_a_peer_must_not_say",
+    ),
+    Mutant(
+        "credit-overdrawn-by-draft-node",
+        "while state.sent < state.allowed and idle < len(state.sessions):",
+        "while state.sent <= state.allowed and idle < len(state.sessions):",
+        "test_no_segment_is_sent_without_credit",
+    ),
+    Mutant(
+        "credit-overdrawn-by-stage",
+        "go = state.parked[: max(0, state.allowed - state.sent)]",
+        "go = state.parked[: 1 + max(0, state.allowed - state.sent)]",
+        "test_without_credit_a_result_is_parked_and_nothing_is_started",
+    ),
+    Mutant(
+        "credit-not-waited-for",
+        "return onward > max(0, state.allowed - state.sent)",
+        "return onward > 1 + max(0, state.allowed - state.sent)",
+        "test_nothing_follows_where_the_stage_after_has_no_room_for_what_is_in_service",
+    ),
+    Mutant(
+        "credit-of-old-link-kept-by-draft-node",
+        "state = replace(state, allowed=0, sent=0, window=0)",
+        "state = replace(state, window=0)",
+        "test_credit_starts_anew_with_a_link",
+    ),
+    Mutant(
+        "credit-of-old-link-kept-by-stage",
+        "state = replace(state, allowed=0, sent=0)\n",
+        "state = replace(state, allowed=state.allowed - state.sent, sent=0)\n",
+        "test_credit_starts_anew_with_a_link",
+    ),
+    Mutant(
+        "order-queue-reversed",
+        "queue=(*state.queue, waiting)",
+        "queue=(waiting, *state.queue)",
+        "test_segments_of_a_link_wait_in_the_order_in_which_they_came",
+    ),
+    Mutant(
+        "order-pass-before-compaction",
+        "state, more = serve(state, now)\n        return state, effects + more",
+        "state, more = serve(state, now)\n        return state, more + effects",
+        "test_a_prune_that_lets_a_pass_begin_compacts_first",
+    ),
+    Mutant(
+        "order-new-session-before-close",
+        "state, more = go_on(state, now)\n        return state, (*effects, *more)",
+        "state, more = go_on(state, now)\n        return state, (*more, *effects)",
+        "test_a_close_goes_before_what_takes_its_place",
+    ),
+    Mutant(
+        "order-segment-before-open",
+        "state, sent = dispatch.send(state, now)\n        effects.extend(sent)",
+        "state, sent = dispatch.send(state, now)\n        effects[:0] = sent",
+        "test_a_session_is_opened_before_its_first_segment",
+    ),
+    Mutant(
+        "order-prune-told-first-stage-only",
+        "prunes = tuple(Send(rank, moved.prune) for rank in reachable(state))",
+        "prunes = tuple(Send(rank, moved.prune) for rank in reachable(state)[:1])",
+        "test_every_stage_hears_of_every_prune_and_every_end",
+    ),
+    Mutant(
+        "order-unsent-nodes-not-kept",
+        "keep=tuple([n for n in session.tree.nodes if n != root]),",
+        "keep=tuple([n for n in session.sent if n != root]),",
+        "test_what_waits_for_credit_is_kept_by_a_prune",
+    ),
+    Mutant(
+        "order-dead-nodes-judged",
+        "alive = {n: opinion for n, opinion in _opinions(session, verdict) if n in session.sent}",
+        "alive = dict(_opinions(session, verdict))",
+        "test_only_live_nodes_are_judged_and_counted_as_sent",
+    ),
+    Mutant(
+        "order-judged-nodes-kept",
+        "judged={n: t for n, t in session.judged.items() if n in tree},",
+        "judged=session.judged,",
+        "test_only_live_nodes_are_judged_and_counted_as_sent",
+    ),
+    Mutant(
+        "order-child-before-parent",
+        "known = node not in here and (parent in here or parent in held)",
+        "known = node not in here",
+        "test_a_later_stage_ends_an_astray_session_and_keeps_the_link",
+    ),
+    Mutant(
+        "order-waiting-node-twice",
+        "known = node not in here and (parent in here or parent in held)",
+        "known = parent in here or parent in held",
+        "test_a_node_that_waits_is_not_sent_again",
+    ),
+    Mutant(
+        "order-computed-node-twice",
+        "if not held.keys().isdisjoint(ids):",
+        "if held.keys().isdisjoint(ids) and not ids:",
+        "test_a_node_is_not_sent_twice",
+    ),
+    Mutant(
+        "order-session-beyond-the-last-at-stage",
+        "if session > known.opened and session not in known.closed_early:",
+        "if session > known.opened + 1 and session not in known.closed_early:",
+        "test_a_stage_knows_no_session_beyond_the_last_that_was_opened",
+    ),
+    Mutant(
+        "order-session-beyond-the-last-at-draft-node",
+        "if message.session >= state.next_session:",
+        "if message.session > state.next_session:",
+        "test_a_draft_node_knows_no_session_beyond_the_last_that_it_opened",
+    ),
+    Mutant(
+        "order-session-opened-twice",
+        "if session <= known.opened and not early:",
+        "if session < known.opened and not early:",
+        "test_a_session_is_opened_once",
+    ),
+    Mutant(
+        "order-verdict-from-any-stage",
+        "case Verdict() if peer == state.config.stages:",
+        "case Verdict() if peer <= state.config.stages:",
+        "test_a_verdict_comes_from_the_last_stage_and_credit_from_the_first",
+    ),
+    Mutant(
+        "order-credit-from-any-stage",
+        "case Credit(limit, room) if peer == FIRST:",
+        "case Credit(limit, room) if peer >= FIRST:",
+        "test_a_verdict_comes_from_the_last_stage_and_credit_from_the_first",
+    ),
+    Mutant(
+        "order-account-of-another-stage",
+        "case Closed() if peer == message.rank:",
+        "case Closed() if peer >= message.rank:",
+        "test_a_stage_speaks_for_itself_alone",
+    ),
+    Mutant(
+        "order-readiness-of-another-stage",
+        "case Ready(rank, up) if peer == rank:",
+        "case Ready(rank, up) if peer >= rank:",
+        "test_a_stage_speaks_for_itself_alone",
+    ),
+)
