@@ -7,31 +7,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Request, Submitted
-from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
-from asyncspec.backend.toy_eagle import ToyEagle
+from asyncspec.backend.toy.eagle import ToyEagle
+from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
+from asyncspec.core.machine import Request, Submitted
+from asyncspec.core.reference import decode
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import POLICIES, Policy
-from asyncspec.reference import decode
-from asyncspec.sampling import Sampling
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
-from asyncspec_nodes.machines.simulated import connect, recorder
-from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_protocol.ids import (
-    DRAFT,
-    Rank,
-    SessionId,
-    draft_rank,
-    first_session,
-    is_draft,
-)
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.simulation.cluster import connect, recorder
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session, is_draft
 
 LIFE = 1000
 """Sessions a draft node opens at most before it is started again."""

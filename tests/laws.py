@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec import tree as trees
-from asyncspec.actor.machine import Effect, Input, Received, Request, Send
-from asyncspec.backend.toy import ToyModel
-from asyncspec.jobs import Job
-from asyncspec.liveness import Liveness
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core import tree as trees
+from asyncspec.core.jobs import Job
+from asyncspec.core.liveness import Liveness
+from asyncspec.core.machine import Effect, Input, Received, Request, Send
+from asyncspec.core.sampling import Sampling
+from asyncspec.core.tree import TokenTree
 from asyncspec.policy import Policy
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.policy.levels import Levels
+from asyncspec.policy.level_tree import Levels
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
-from asyncspec.sampling import Sampling
-from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
 from asyncspec_protocol.messages import FINAL, Message, Open, PruneIndices
 from cluster import Cluster, ask

@@ -9,10 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Effect, Input, Received, Send
-from asyncspec.jobs import Job
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.world import World
+from asyncspec.core.jobs import Job
+from asyncspec.core.machine import Effect, Input, Received, Send
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.actor.machine import Effect, Emit, Input, Request, Stopped
+from asyncspec.core.machine import Effect, Emit, Input, Request, Stopped
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster
 from laws import check_node

@@ -12,22 +12,19 @@ from typing import Any, Literal
 
 import structlog
 
-from asyncspec.actor.shell import Shell
-from asyncspec.backend.toy import ToyModel
-from asyncspec.draw import seen
-from asyncspec.sampling import Sampling
+from asyncspec.actor.inbound import Shell
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.auth import Keys
 from asyncspec_nodes.http.engine import LinkEngine, NodeEngine
+from asyncspec_nodes.http.guard import Keys, Origins
 from asyncspec_nodes.http.limits import Limits
-from asyncspec_nodes.http.origins import Origins
 from asyncspec_nodes.http.server import HttpServer
-from asyncspec_nodes.node.counts import counts
-from asyncspec_nodes.node.inspector import Inspector
+from asyncspec_nodes.node.inspector import Inspector, counts
 from asyncspec_nodes.node.process import NodeShell
-from asyncspec_nodes.serving.aside import OneThread
-from asyncspec_nodes.serving.rules import Rules
+from asyncspec_nodes.node.worker_thread import OneThread
+from asyncspec_nodes.serving.requests import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
 from nodes.codecs import Pieces

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from asyncspec.actor.short import ShortJobs
-from asyncspec.jobs import Job
+from asyncspec.core.cost_model import ShortJobs
+from asyncspec.core.jobs import Job
 from asyncspec_protocol.errors import LocalProtocolError
 
 Run = Callable[[Any], object | None]

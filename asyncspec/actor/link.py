@@ -14,9 +14,9 @@ from typing import cast
 
 from msgspec import Struct
 
-from asyncspec.actor.gauge import NEVER, Gauge, packs
-from asyncspec.actor.tap import Tap
 from asyncspec.backend.base import WireTensor
+from asyncspec.core.cost_model import NEVER, Gauge, packs
+from asyncspec.core.trace_hook import Tap
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
@@ -50,7 +50,7 @@ class LinkOptions(Struct, frozen=True):
     # Bytes a peer may leave unread before it is given up.
     most_unsent: int = 512 * 1024 * 1024
     # Seconds a byte that packing rows here and unpacking them there take: they are packed where
-    # the line saves more (``asyncspec.actor.gauge``).
+    # the line saves more (``asyncspec.core.cost_model``).
     packing_seconds: float = NEVER
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
-from asyncspec.actor.tap import Tap
+from asyncspec.core.trace_hook import Tap
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import HANDSHAKE, answer

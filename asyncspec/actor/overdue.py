@@ -8,8 +8,8 @@ node recovers the sessions, and a supervisor starts the process again.
 
 from __future__ import annotations
 
-from asyncspec.actor.short import kind_of
-from asyncspec.jobs import Job
+from asyncspec.core.cost_model import kind_of
+from asyncspec.core.jobs import Job
 
 FLOOR_SECONDS = 60.0
 """No job is given up sooner, however short such jobs are: memory may have been swapped out, and

@@ -1,9 +1,4 @@
-"""The asyncio reader of effects: feeds inputs to one machine and performs what it asks for.
-
-Law of this file: it decides nothing. What a node does is in its machine; here are only its steps,
-and whom each effect is handed to: ``outgoing`` and ``mesh`` (its links), ``device``, ``timers``,
-``shell``. What comes over the links is fed to it by ``incoming``.
-"""
+"""A node's deadlines on the event loop's clock."""
 
 from __future__ import annotations
 
@@ -16,9 +11,16 @@ from functools import partial
 from typing import Any, Generic, TypeVar, assert_never
 
 from asyncspec.actor.device import Device
-from asyncspec.actor.incoming import Incoming
+from asyncspec.actor.inbound import Courier, Incoming, Inspector, Shell
+from asyncspec.actor.input_log import Memo
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.machine import (
+from asyncspec.actor.mesh import Address, Mesh, Security
+from asyncspec.actor.overdue import FLOOR_SECONDS, Overdue
+from asyncspec.backend import row_compression
+from asyncspec.backend.base import Tensors
+from asyncspec.core.errors import ClusterError
+from asyncspec.core.jobs import Job, Rows
+from asyncspec.core.machine import (
     Abandon,
     Arm,
     Compute,
@@ -26,6 +28,7 @@ from asyncspec.actor.machine import (
     Effect,
     Emit,
     Finish,
+    Fired,
     Input,
     Machine,
     Next,
@@ -35,20 +38,79 @@ from asyncspec.actor.machine import (
     Report,
     Send,
 )
-from asyncspec.actor.memo import Memo
-from asyncspec.actor.mesh import Address, Mesh, Security
-from asyncspec.actor.outgoing import Outgoing
-from asyncspec.actor.overdue import FLOOR_SECONDS, Overdue
-from asyncspec.actor.shell import Courier, Inspector, Shell
-from asyncspec.actor.tap import Tap
-from asyncspec.actor.timers import Timers
-from asyncspec.backend.base import Tensors
+from asyncspec.core.trace_hook import Tap
 from asyncspec.dipsd.decide import Decision, Planning, decide
-from asyncspec.errors import ClusterError
-from asyncspec.jobs import Job
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Closed, Fault, Hello
+from asyncspec_protocol.messages import Closed, Fault, Hello, Message
+
+
+class Timers:
+    """Deadlines by name; one that comes is fed to the machine. Needs a running event loop."""
+
+    def __init__(self, feed: Callable[[Fired], None]) -> None:
+        self._feed = feed
+        self._loop = asyncio.get_running_loop()
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+
+    def arm(self, timer: str, at: float | None) -> None:
+        """``Fired(timer)`` is due at ``at`` (seconds of ``time.monotonic``) and no longer when it
+        was before; None: not at all."""
+        if (old := self._handles.pop(timer, None)) is not None:
+            old.cancel()
+        if at is not None:
+            # A machine's clock is finer than some event loops' own.
+            delay = max(0.0, at - time.monotonic())
+            self._handles[timer] = self._loop.call_later(delay, self._fire, timer)
+
+    def close(self) -> None:
+        """None of them comes any more."""
+        for handle in self._handles.values():
+            handle.cancel()
+
+    def _fire(self, timer: str) -> None:
+        del self._handles[timer]
+        self._feed(Fired(timer))
+
+
+# --- What a node sends: messages and rows to its links, held until a whole reaction is written.
+
+
+class Outgoing:
+    """Sends to the links that are up now; ``tensors`` makes bytes of rows."""
+
+    def __init__(self, links: Mapping[Rank, Link], tensors: Tensors | None) -> None:
+        self._links = links
+        self._tensors = tensors
+        # Links that hold messages; those with a tensor first.
+        self._holding: deque[Link] = deque()
+
+    def send(self, to: Rank, message: Message, rows: Rows | None = None) -> int:
+        """Give a message to a link, which writes it at ``flush``. Its bytes: none if the link is
+        down."""
+        link = self._links.get(to)
+        if link is None:
+            return 0
+        tensor = None
+        if rows is not None:
+            assert self._tensors is not None
+            tensor = self._tensors.pack(rows)
+            if link.packs:
+                tensor = row_compression.pack(tensor)
+        # Rows make another device work, so they go before words about the books.
+        (self._holding.append if tensor is None else self._holding.appendleft)(link)
+        return link.hold(message, tensor)
+
+    def flush(self) -> None:
+        """Let the links write what was sent since the last time."""
+        while self._holding:
+            self._holding.popleft().flush()
+
+
+# --- The asyncio reader of effects: feeds inputs to one machine and performs what it asks for.
+# Law of this file: it decides nothing. What a node does is in its machine; here are only its
+# steps, and whom each effect is handed to: ``outgoing`` and ``mesh`` (its links), ``device``,
+# ``timers``, ``shell``. What comes over the links is fed to it by ``incoming``.
 
 S = TypeVar("S")
 

@@ -1,4 +1,4 @@
-"""What a device must be able to do. The jobs themselves are in ``asyncspec.jobs``.
+"""What a device must be able to do. The jobs themselves are in ``asyncspec.core.jobs``.
 
 Law of this file: jobs run one at a time. A short one may run on another thread than the one before
 (``asyncspec.actor.device``), so nothing of a device may hang on the thread.
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.jobs import Drafted, FeatureJob, Rows, SourceJob, StageJob
+from asyncspec.core.jobs import Drafted, FeatureJob, Rows, SourceJob, StageJob
 
 
 class WireTensor(Struct, frozen=True):

@@ -13,10 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.jobs import Batch, Drafting, Forward, Job, Release, drafts
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.draft_levels import KnownLevels
-from asyncspec.sim.stage_cost import StageCost
+from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Release, drafts
+from asyncspec.sim.costs import DraftCost, KnownLevels, StageCost
 from asyncspec_protocol.messages import Expand
 
 REMEMBERED = 128

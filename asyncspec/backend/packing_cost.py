@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.packed import pack, unpack
+from asyncspec.backend.row_compression import pack, unpack
 
 ROWS, WIDTH = 8, 4096
 """Of the sample: a short segment of a 7B model. The more rows, the less a byte costs; a single row

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.jobs import Row
+from asyncspec.core.jobs import Row
 
 EMPTY = -1
 

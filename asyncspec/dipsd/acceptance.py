@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.rng import uniform
+from asyncspec.core.rng import uniform
 
 
 def expected_tokens(alpha: float, length: int) -> float:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.deviation import FORGET
+from asyncspec.core.cost_model import FORGET
 
 PRIOR = 16.0
 """Rounds of a user's own that the others' are worth at most."""

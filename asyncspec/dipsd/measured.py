@@ -12,7 +12,7 @@ from functools import reduce
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.deviation import FORGET, Deviation
+from asyncspec.core.cost_model import FORGET, Deviation
 from asyncspec.dipsd.accepted import Acceptance, Chance
 from asyncspec_protocol.ids import SessionId
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from asyncspec.core.errors import UserError
 from asyncspec.dipsd.model import Deployment, Verifier
-from asyncspec.errors import UserError
 
 
 def capacity(verifier: Verifier) -> float:

@@ -6,7 +6,7 @@ import math
 
 from msgspec import Struct
 
-from asyncspec.rng import uniform
+from asyncspec.core.rng import uniform
 
 DRAFT, LINK, VERIFY = 1, 2, 3
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from asyncspec.core.rng import uniform
 from asyncspec.dipsd.algorithm1 import alternate
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.neighbours import neighbours
@@ -20,7 +21,6 @@ from asyncspec.dipsd.presets import FIRST_LENGTH
 from asyncspec.dipsd.starts import starts
 from asyncspec.dipsd.tables import Tables
 from asyncspec.dipsd.work import Work
-from asyncspec.rng import uniform
 
 TRIES = 8
 """Starts, and periods tried beside each start's own; half of each for a crowd."""

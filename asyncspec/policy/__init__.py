@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Growth, Policy, View
-from asyncspec.policy.catalogue import Catalogue
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.policy.levels import Levels
+from asyncspec.policy.level_tree import Levels
 from asyncspec.policy.linear import Linear
+from asyncspec.policy.registry import Catalogue
 from asyncspec.policy.static_tree import StaticTree
 
 POLICIES = Catalogue(

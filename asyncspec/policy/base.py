@@ -11,9 +11,9 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
-from asyncspec.accept import Opinion
-from asyncspec.source.grow import Shape
-from asyncspec.tree import TokenTree
+from asyncspec.core.accept import Opinion
+from asyncspec.core.tree import TokenTree
+from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.limits import MOST_TREE
 
@@ -72,7 +72,7 @@ class View(Struct, frozen=True):
     # How long a better tree takes to be verified.
     loop: Loop = UNKNOWN
     # Rows that a segment should have at most: a row must be worth the time that it takes of passes
-    # and lines (``asyncspec.pass_cost``).
+    # and lines (``asyncspec.core.cost_model``).
     rows: int = MOST_ROWS
     # Tokens that a plan gives its drafts; 0: there is no plan.
     length: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncspec.policy.base import Count, Growth, Positive, Usual, View
-from asyncspec.source.grow import Shape
+from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 

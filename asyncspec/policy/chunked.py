@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from asyncspec.core.segment import share
+from asyncspec.core.tree import by_level, by_score
 from asyncspec.policy.base import Count, Growth, Positive, Usual, View
-from asyncspec.segment import share
-from asyncspec.source.grow import Shape
-from asyncspec.tree import by_level, by_score
+from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from asyncspec.core.tree import by_level, by_score
 from asyncspec.policy.base import Growth, Positive, Usual, View
 from asyncspec.policy.chunked import next_piece
-from asyncspec.source.grow import Shape
-from asyncspec.tree import by_level, by_score
+from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 A_TURN = 0.9

@@ -6,7 +6,7 @@ import math
 
 from asyncspec.dipsd.presets import LONGEST
 from asyncspec.policy.base import Growth, Positive, Usual, View
-from asyncspec.source.grow import Shape
+from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 LEAST = math.log(0.3)

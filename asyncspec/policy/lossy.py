@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from asyncspec import tree as trees
-from asyncspec.accept import Opinion
-from asyncspec.tree import TokenTree, by_score
+from asyncspec.core import tree as trees
+from asyncspec.core.accept import Opinion
+from asyncspec.core.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 
 Lossy = Literal["", "relaxed", "top-p"]

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from asyncspec.policy.base import Growth, Positive, Usual, View
-from asyncspec.source.grow import Shape
+from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 

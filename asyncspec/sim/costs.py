@@ -1,14 +1,47 @@
-"""What things take in virtual time: what the simulator asks, and the papers' own accounting."""
+"""Bytes of messages in the simulator: the real frame, and what its tensor would add. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from asyncspec.jobs import Batch, Forward, Job, drafts
-from asyncspec_protocol.ids import Rank, is_draft
-from asyncspec_protocol.messages import Message
+from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Release, drafts
+from asyncspec.core.rng import GOLDEN, mix
+from asyncspec.dipsd.noise import DRAFT, LINK, VERIFY, Noise
+from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.framing import frame_bytes
+from asyncspec_protocol.ids import Rank, SessionId, draft_number, is_draft
+from asyncspec_protocol.messages import Expand, Message, PruneIndices, Segment, Verdict
+
+
+class Sizes:
+    """``sizes(message)`` is its length on the wire: prefix, header and tensor.
+
+    ``width``: values in a row of hidden states, or in a position's feature, of two bytes each, as
+    real stages send them. A message that goes to every stage is measured once.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._last: Message | None = None
+        self._bytes = 0
+
+    def __call__(self, message: Message) -> int:
+        if message is not self._last:
+            tensor = None
+            if isinstance(message, Segment) and not message.tokens:
+                tensor = TensorSpec("float16", (len(message.ids), self._width))
+            elif isinstance(message, Verdict) and message.featured:
+                tensor = TensorSpec("float16", (len(message.featured), self._width))
+            self._last, self._bytes = message, frame_bytes(message, tensor)
+        return self._bytes
+
+
+# --- What things take in virtual time: what the simulator asks, and the papers' own accounting.
 
 
 class Costs(Protocol):
@@ -54,3 +87,313 @@ class EqualTurns(Struct, frozen=True):
         if is_draft(rank) and (trees := drafts(job)):
             return min(1.0, self.draft_level * max(tree.depth for tree in trees))
         return 0.0
+
+
+# --- How long a forward pass takes, by its rows. Pure.
+
+
+class StageCost(Struct, frozen=True):
+    """A plateau, then a line: up to ``plateau`` rows a pass costs what reading the weights costs,
+    and every row past it ``row_seconds`` more (SpecPipe Fig. 9, without its small steps)."""
+
+    pass_seconds: float = 1.0
+    plateau: int = 16
+    row_seconds: float = 0.0
+
+    def seconds(self, rows: int) -> float:
+        """One pass over ``rows`` rows. Dead rows never get here: the stage has dropped them."""
+        if rows <= self.plateau:
+            return self.pass_seconds
+        return self.pass_seconds + self.row_seconds * (rows - self.plateau)
+
+
+# --- How long the token source works on a tree, or on several of them together. Pure.
+
+PROMPT_ROWS = 64
+"""Committed tokens that one draft pass takes in."""
+
+
+class DraftCost(Struct, frozen=True):
+    """One draft pass a level, and what every call costs besides.
+
+    The pass for the first level takes in the tokens committed since the last call; a long prompt
+    needs more of them. The sessions of a batch share their passes: it takes as many as its longest
+    tree. A pass of more than ``plateau`` rows costs ``row_seconds`` for each one beyond.
+    """
+
+    level_seconds: float = 0.2
+    call_seconds: float = 0.0
+    plateau: int = 64
+    row_seconds: float = 0.0
+
+    def seconds(self, *trees: Expand) -> float:
+        """One call."""
+        passes = [*zip_longest(*map(pass_rows, trees), fillvalue=0)]
+        seconds = self.call_seconds + self.level_seconds * len(passes)
+        if self.row_seconds:
+            beyond = sum(max(0, sum(rows) - self.plateau) for rows in passes)
+            seconds += self.row_seconds * beyond
+        return seconds
+
+
+def pass_rows(job: Expand) -> list[int]:
+    """Rows of each pass that a tree of its own takes: the tokens it takes in, the last of which
+    name the first level's nodes, and the nodes that are expanded for each further level."""
+    new = max(1, len(job.committed))
+    reading = [PROMPT_ROWS] * ((new - 1) // PROMPT_ROWS)
+    first = len(job.frontier) if job.frontier else new - PROMPT_ROWS * len(reading)
+    return [*reading, first, *([job.beam or job.width] * (max(1, job.depth) - 1))]
+
+
+# --- What a token source that keeps its tree computes anew. No clock, no tensors.
+
+
+class KnownLevels:
+    """Levels below each session's tip that are computed already.
+
+    Asked again below the same tip, only deeper (FlowSpec's score-aware expansion), a source pays
+    for the levels that are new, as FlowSpec's own does. A tree that hangs from given nodes
+    (PipeDec) has only new levels.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[SessionId, int] = {}
+
+    def rest(self, job: Job) -> Job:
+        """A job as it is to be paid for, which makes its trees' levels known."""
+        if isinstance(job, Drafting):
+            return Drafting(tuple(map(self._rest, job.jobs)))
+        return self._rest(job) if isinstance(job, Expand) else job
+
+    def _rest(self, job: Expand) -> Expand:
+        known = 0 if job.committed else self._known.get(job.session, 0)
+        self._known[job.session] = max(known, 0 if job.frontier else job.depth)
+        if known and not job.frontier:
+            return replace(job, depth=max(1, job.depth - known))
+        return job
+
+    def forget(self, session: SessionId) -> None:
+        """A session is over."""
+        self._known.pop(session, None)
+
+
+# --- How long a message is on the way. Pure.
+
+
+class LinkCost(Struct, frozen=True):
+    """A first-in first-out link: bytes leave at ``bandwidth``, one message after another, and
+    arrive ``latency`` seconds later. So a large tensor delays what is sent behind it."""
+
+    # Seconds, one way.
+    latency: float = 0.0
+    # Bytes a second; 0: no limit.
+    bandwidth: float = 0.0
+
+    def occupied(self, nbytes: int) -> float:
+        """Seconds for which a message keeps the link to itself."""
+        return nbytes / self.bandwidth if self.bandwidth else 0.0
+
+
+# --- Jitter as a function: what is done for the same node, segment or version takes the same
+# time.
+# No generator, so a run does not depend on the order in which events were simulated, and two
+# policies meet the same slow passes. Pure.
+
+_MASK = (1 << 64) - 1
+
+
+class Jitter(Struct, frozen=True):
+    """Durations vary by up to ``share`` of themselves in either direction, evenly: the mean stays.
+
+    0 is a perfect machine; ``share`` is below 1.
+    """
+
+    share: float = 0.0
+    seed: int = 0
+
+    def factor(self, *event: int) -> float:
+        """The factor for one event, named by some integers."""
+        if not self.share:
+            return 1.0
+        key = mix(self.seed & _MASK)
+        for number in event:
+            key = mix((key + GOLDEN * (number + 2)) & _MASK)
+        return 1.0 + self.share * ((key >> 11) * 2.0**-52 - 1.0)
+
+
+# --- What a cluster's work costs in virtual time: stages, draft node, links, jitter. No clock.
+
+
+class ClusterCost(Struct, frozen=True):
+    """The parameters of a cluster; all times in seconds of virtual time."""
+
+    stage: StageCost = StageCost()
+    # Stages that are slower (above 1) or faster than the others, by rank.
+    slow: Mapping[int, float] = {}
+    draft: DraftCost = DraftCost()
+    # What the draft node needs for a verdict (walk, prune, merge) before it can react to it.
+    verdict_seconds: float = 0.0
+    wire: LinkCost = LinkCost()
+    # Values in a row of hidden states, of two bytes each.
+    width: int = 4096
+    jitter: Jitter = Jitter()
+
+
+class Pricing:
+    """A ``ClusterCost`` as the simulator of one cluster asks for it, about each job once, in their
+    order (see ``Costs`` and ``Wires``)."""
+
+    def __init__(self, cost: ClusterCost) -> None:
+        self._cost = cost
+        self._levels = KnownLevels()
+        self.nbytes = Sizes(cost.width)
+
+    def carried(self, message: Message) -> float:
+        """Time of the bytes."""
+        wire = self._cost.wire
+        return wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
+
+    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+        """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
+        over one link, so they are handled one after another."""
+        seconds = self.carried(message)
+        return seconds + self._cost.verdict_seconds if type(message) is Verdict else seconds
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        """Latency, jittered."""
+        cost = self._cost
+        if not cost.jitter.share:
+            return cost.wire.latency
+        return cost.wire.latency * cost.jitter.factor(1, source, target, *_event(message))
+
+    def device(self, rank: Rank, job: Job) -> float:
+        """A pass or a draft; what only changes tables is free. A source computes a level once."""
+        cost = self._cost
+        if isinstance(job, Forward | Batch):
+            seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
+            if not cost.jitter.share:
+                return seconds
+            one = job.passes[0] if isinstance(job, Batch) else job
+            return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
+        if not is_draft(rank):
+            return 0.0
+        if isinstance(job, Release):
+            self._levels.forget(job.session)
+        elif trees := drafts(self._levels.rest(job)):
+            first = trees[0]
+            factor = cost.jitter.factor(3, first.session, first.version, first.base)
+            return cost.draft.seconds(*trees) * factor
+        return 0.0
+
+
+def _event(message: Message) -> tuple[int, ...]:
+    """What tells a message from others on its link."""
+    match message:
+        case Segment(session, segment) | Verdict(session, segment):
+            return (session, segment)
+        case PruneIndices(session, version):
+            return (session, version)
+        case _:
+            return ()
+
+
+# --- Users with devices of their own on one pipeline: what their drafts, links and passes take.
+# Pure.
+# A device is so many seconds a drafted token, a link so many each way; a pass takes a fixed time
+# on every stage and some for each row. Jitter is lognormal, and a function of the seed and of how
+# many durations were asked for before: the same run has the same jitter every time.
+
+
+class Person(Struct):
+    """A user with a device: seconds a drafted token, and seconds each way. Both may change while it
+    runs."""
+
+    token: float
+    link: float = 0.0015
+
+
+class CrowdCost(Struct):
+    """See ``Costs``. The user of draft node n is ``people[n]``; the stages are alike."""
+
+    people: list[Person]
+    # Seconds of a pass on each stage, and of each row of it.
+    fixed: float = 0.095
+    row: float = 0.0005
+    # Relative deviation of every duration.
+    sigma: float = 0.0
+    seed: int = 1
+    used: int = 0
+
+    def link(self, source: Rank, target: Rank, message: Message) -> float:
+        """Between a user and the pipeline; stages are beside each other."""
+        if not isinstance(message, Segment | Verdict):
+            return 0.0
+        rank = source if is_draft(source) else target
+        if not is_draft(rank):
+            return 0.0
+        return self.people[draft_number(rank)].link * self._factor(LINK)
+
+    def device(self, rank: Rank, job: Job) -> float:
+        """A pass by its rows, a draft by its levels."""
+        if isinstance(job, Forward | Batch):
+            return (self.fixed + self.row * job.row_count) * self._factor(VERIFY)
+        if is_draft(rank) and (trees := drafts(job)):
+            depth = max(max(1, tree.depth) for tree in trees)
+            return self.people[draft_number(rank)].token * depth * self._factor(DRAFT)
+        return 0.0
+
+    def _factor(self, kind: int) -> float:
+        self.used += 1
+        return Noise(self.sigma, self.seed).factor(kind, 0, self.used)
+
+
+# --- Named cost models: what is known of real clusters, in units of one stage pass. Pure.
+# The unit is the pass of a segment that fits the plateau, so tokens a second are tokens a pass.
+# ``scaled`` turns a preset into seconds.
+
+JETSON_ROW = 0.013
+
+# A 7B model in fp16 on four 8 GB boards with 1 Gbit/s between them.
+JETSON_7B = ClusterCost(
+    stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
+    draft=DraftCost(level_seconds=0.2),
+    verdict_seconds=0.15,
+    wire=LinkCost(latency=0.03),
+)
+
+PRESETS: dict[str, ClusterCost] = {
+    # The papers' own accounting: a pass is a turn whatever its rows; seven draft passes fill one.
+    "turns": ClusterCost(draft=DraftCost(level_seconds=1 / 7)),
+    "jetson-7b": JETSON_7B,
+    # A 13B model in four bits on the same boards: passes are long, so the rest weighs less.
+    "jetson-13b-int4": ClusterCost(
+        stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
+        draft=DraftCost(level_seconds=0.065),
+        verdict_seconds=0.05,
+        wire=LinkCost(latency=0.01),
+        width=5120,
+    ),
+    # Server GPUs: rows are nearly free.
+    "server": ClusterCost(
+        stage=StageCost(plateau=64, row_seconds=0.002),
+        draft=DraftCost(level_seconds=0.15),
+        verdict_seconds=0.05,
+        wire=LinkCost(latency=0.02),
+    ),
+    # "jetson-7b" with ten times the latency.
+    "slow-links": replace(JETSON_7B, wire=LinkCost(latency=0.3)),
+}
+
+
+def scaled(cost: ClusterCost, pass_seconds: float) -> ClusterCost:
+    """The same cluster with a pass of ``pass_seconds`` and all other times in proportion."""
+    ratio = pass_seconds / cost.stage.pass_seconds
+    return replace(
+        cost,
+        stage=replace(
+            cost.stage, pass_seconds=pass_seconds, row_seconds=cost.stage.row_seconds * ratio
+        ),
+        draft=DraftCost(cost.draft.level_seconds * ratio, cost.draft.call_seconds * ratio),
+        verdict_seconds=cost.verdict_seconds * ratio,
+        wire=replace(cost.wire, latency=cost.wire.latency * ratio),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.jobs import (
+from asyncspec.core.jobs import (
     Admit,
     Batch,
     Compact,
@@ -24,10 +24,10 @@ from asyncspec.jobs import (
     StageJob,
     Trim,
 )
-from asyncspec.rng import mix
+from asyncspec.core.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
 from asyncspec.source.batch import one_by_one
-from asyncspec.source.grow import TIP, Grower, Proposal, answer
+from asyncspec.source.expand import TIP, Grower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

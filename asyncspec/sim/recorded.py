@@ -14,11 +14,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import UserError
-from asyncspec.sim.coverage import MOST_RANKS, Coverage, shaped
-from asyncspec.sim.language import EMPTY, follow
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec.source.grow import Proposal
+from asyncspec.core.errors import UserError
+from asyncspec.sim.language import EMPTY, MOST_RANKS, Coverage, Synthetic, follow, shaped
+from asyncspec.source.expand import Proposal
 
 FORMAT = 1
 

@@ -1,16 +1,19 @@
-"""A cluster on a virtual clock: the same machines, the same effects, no sockets and no waiting.
-
-Links are first-in first-out with a delay per message, devices run their jobs one after another,
-each taking some time. Where delays come from is the caller's business: a constant for a study of
-policies, anything Hypothesis draws for a proof.
-"""
+"""A node of a simulated cluster, and what its device has to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from asyncspec.actor.machine import (
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from asyncspec.actor.overdue import Overdue
+from asyncspec.backend.base import Tensors
+from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Rows, drafts
+from asyncspec.core.machine import (
     Abandon,
     Arm,
     Compute,
@@ -22,24 +25,152 @@ from asyncspec.actor.machine import (
     Input,
     Joined,
     Lost,
+    Machine,
     Next,
     Plan,
     Planned,
     Report,
     Send,
 )
-from asyncspec.actor.overdue import Overdue
-from asyncspec.actor.tap import Tap
+from asyncspec.core.trace_hook import Tap
 from asyncspec.dipsd.decide import Planning, decide
-from asyncspec.jobs import Rows
-from asyncspec.sim.actor import Actor, Underway
-from asyncspec.sim.clock import Clock
 from asyncspec.sim.costs import Costs, Wires
-from asyncspec.sim.jobs import Jobs
-from asyncspec.sim.lines import Lines
+from asyncspec.sim.links import Clock, Lines
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Closed
+from asyncspec_protocol.messages import Closed, Expand
+
+
+class Underway(Struct):
+    """A job at a device: queued or running."""
+
+    job: Job
+    start: float
+    end: float
+    # Number of the event at its end, and the life of its node in which it was issued.
+    number: int
+    life: int
+    # What of it was given up: all of it, or some trees of a batch.
+    useless: tuple[Job, ...] = ()
+
+
+class Actor(Struct):
+    """A node of the world: a machine, its state and its device."""
+
+    machine: Machine[Any]
+    state: Any
+    device: Callable[[Any], object | None]
+    # Handles to bytes and back, for what comes and goes; None: handles travel as tuples of rows.
+    tensors: Tensors | None = None
+    busy_until: float = 0.0
+    busy_seconds: float = 0.0
+    passes: int = 0
+    underway: deque[Underway] = field(default_factory=deque)
+    # Grows when the node is restarted: what its old life had under way is void.
+    life: int = 0
+    # As the machine has said with ``Next``.
+    after: Job | None = None
+    job: Job | None = None
+    # Where devices are watched.
+    overdue: Overdue | None = None
+
+    def keep_word(self, event: Input, effects: Iterable[Effect]) -> None:
+        """Raises ``LocalProtocolError`` where a step has not asked for what the machine had said it
+        would: a real device has begun with that by then."""
+        if not isinstance(event, Computed) or event.job is not self.after:
+            return
+        asked = next((effect.job for effect in effects if isinstance(effect, Compute)), None)
+        if self.job is not None and asked is not self.job:
+            raise LocalProtocolError("the device went on with what nobody has asked for")
+        self.after = self.job = None
+
+
+# --- Jobs at simulated devices: one after another, each for its time, unless they are given up.
+
+
+class Jobs:
+    """Runs jobs in order; a job sees the device as the jobs before it have left it.
+
+    ``done`` is told of each at its end, with its result if it has one. ``whole_levels``: a draft
+    that is given up ends with the level it is at; else at once.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: Costs,
+        done: Callable[[Rank, Underway, object | None], None],
+        *,
+        whole_levels: bool,
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._done = done
+        self._whole_levels = whole_levels
+
+    def submit(self, rank: Rank, actor: Actor, job: Job) -> None:
+        """Queue a job at a node's device."""
+        start = max(actor.busy_until, self._clock.now)
+        end = start + self._costs.device(rank, job)
+        actor.busy_until = end
+        actor.passes += isinstance(job, Forward | Batch)
+        number = self._clock.at(end, self._ran, rank, actor)
+        actor.underway.append(Underway(job, start, end, number, actor.life))
+
+    def abandon(self, rank: Rank, actor: Actor, job: Job) -> None:
+        """End a job now, or as soon as it has begun; what is queued behind it moves up. A batch
+        ends when all of its trees are given up. One that hangs (its cost is infinite) does not."""
+        now, saved = self._clock.now, 0.0
+        for entry in actor.underway:
+            if math.isinf(entry.end):
+                return
+            entry.start -= saved if entry.start > now else 0.0
+            entry.end -= saved
+            parts = drafts(entry.job) or (entry.job,)
+            if any(part is job for part in parts) and job not in entry.useless:
+                entry.useless += (job,)
+                if len(entry.useless) < len(parts):
+                    return
+                saved = entry.end - self._stopped(entry)
+                entry.end -= saved
+            if saved:
+                self._clock.cancel(entry.number)
+                entry.number = self._clock.at(entry.end, self._ran, rank, actor)
+        actor.busy_until -= saved
+
+    def _stopped(self, entry: Underway) -> float:
+        """When a job that is given up now ends."""
+        now, trees = self._clock.now, drafts(entry.job)
+        if not self._whole_levels or not trees or entry.start >= now:
+            return max(entry.start, now)
+        level = (entry.end - entry.start) / max(max(1, tree.depth) for tree in trees)
+        begun = math.ceil((now - entry.start) / level) if level else 0
+        return min(entry.end, entry.start + begun * level)
+
+    def _ran(self, rank: Rank, actor: Actor) -> None:
+        """The first job under way at a device is done."""
+        entry = actor.underway.popleft()
+        actor.busy_seconds += entry.end - entry.start
+        job = _cut_short(entry.job, entry.useless) if entry.useless else entry.job
+        self._done(rank, entry, actor.device(job))
+
+
+def _cut_short(job: Job, useless: tuple[Job, ...]) -> Job:
+    """An abandoned draft still moves the source's context on, but grows nothing."""
+    match job:
+        case Expand():
+            return replace(job, count=0)
+        case Drafting(jobs):
+            return Drafting(tuple(replace(x, count=0) if x in useless else x for x in jobs))
+        case _:
+            return job
+
+
+# --- A cluster on a virtual clock: the same machines, the same effects, no sockets and no
+# waiting.
+# Links are first-in first-out with a delay per message, devices run their jobs one after another,
+# each taking some time. Where delays come from is the caller's business: a constant for a study
+# of policies, anything Hypothesis draws for a proof.
 
 
 class Stuck(AssertionError):

@@ -7,10 +7,12 @@ may be long: prompts are read in pieces of ``READ`` tokens, between which others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TypeVar
 
-from asyncspec.jobs import Drafting
+from asyncspec.core.jobs import Drafting, Job, drafts
 from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
 READ = 256
@@ -62,3 +64,64 @@ def answers(job: Expand | Drafting, result: object) -> Answers:
 def one_by_one(answer: Callable[[Expand], Expanded], batch: Drafting) -> tuple[Expanded, ...]:
     """A batch for a source that gains nothing by growing trees together."""
     return tuple(map(answer, batch.jobs))
+
+
+# --- The work of several sessions in step: what all of them need next is computed in one pass.
+# Pure.
+# A course is the work of one session, written down as if it were alone: a generator that yields
+# what must be computed for it before it can go on.
+
+W = TypeVar("W")
+R = TypeVar("R")
+
+Course = Generator[W, None, R]
+"""Yields needs, ends with a result."""
+
+
+def together(courses: Sequence[Course[W, R]], compute: Callable[[list[W]], None]) -> tuple[R, ...]:
+    """Run courses to their ends and return their results in that order. ``compute`` is called once
+    a step with the next need of every course that has one, so it is called as often as the longest
+    of them alone would call it."""
+    results: dict[int, R] = {}
+    going = dict(enumerate(courses))
+    while going:
+        needs: list[W] = []
+        for number, course in tuple(going.items()):
+            try:
+                needs.append(next(course))
+            except StopIteration as end:
+                results[number] = end.value
+                del going[number]
+        if needs:
+            compute(needs)
+    return tuple(results[number] for number in range(len(courses)))
+
+
+def alone(course: Course[W, R]) -> R:
+    """The result of a course that can do without anybody: what it yields is passed over."""
+    (result,) = together([course], lambda _: None)
+    return result
+
+
+# --- Which trees nobody waits for any more.
+
+
+class GivenUp:
+    """The last tree of each session that was given up. Noted by one thread while another asks:
+    every step is a single operation on a dictionary."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[SessionId, Expand] = {}
+
+    def note(self, job: Job) -> None:
+        """Nothing more needs to grow for a job, or for any tree of a batch."""
+        for draft in drafts(job):
+            self._jobs[draft.session] = draft
+
+    def has(self, job: Expand) -> bool:
+        """Whether it was given up."""
+        return self._jobs.get(job.session) is job
+
+    def forget(self, session: SessionId) -> None:
+        """A session is over."""
+        self._jobs.pop(session, None)

@@ -1,39 +1,98 @@
-"""Several token sources in one tree, with scores that can be compared (SpecPipe 3.4).
-
-The first source is the base and pays a draft pass per level; the others are asides that answer at
-once (n-gram lookup). At every node their proposals are mixed (``mixture.py``), so a path may begin
-with a copied phrase and go on with the draft model's words. Below the levels that were asked for,
-the asides go on alone: a long copy costs no draft pass.
-"""
+"""Token sources that others are made of: those that answer at once, and models with passes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
-from asyncspec.jobs import Drafted, Drafting, FeatureJob, Feed, Release
-from asyncspec.source.grow import (
+from asyncspec.core.jobs import Drafted, Drafting, FeatureJob, Feed, Release
+from asyncspec.source.batch import Course, together
+from asyncspec.source.expand import (
     NOTHING,
     TIP,
     Grower,
     Grown,
+    Prepare,
     Proposal,
     Shape,
     Start,
     beam,
     growing,
+    nothing,
     shape_of,
     start_of,
 )
-from asyncspec.source.learned import LOOK, Learned, Said
-from asyncspec.source.memory import Path
-from asyncspec.source.mixture import Trust
-from asyncspec.source.part import Part, model_of
-from asyncspec.source.together import Course, together
+from asyncspec.source.mixture import LOOK, Learned, Path, Said, Trust
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
+
+
+class Part(Protocol):
+    """A token source that can be asked node by node, for ``LOOK`` successors or more."""
+
+    def begin(self, job: Expand) -> int:
+        """Bring the session up to date; the length of its path. Raises ``ValueError`` where
+        ``job.base`` is not what the source knows."""
+
+    def grower(self, job: Expand) -> Grower:
+        """Grows a tree from the tip on. ``begin`` came before."""
+
+    def run(self, job: Any) -> Drafted | None:
+        """See ``TokenSource`` (or ``FeatureSource``)."""
+
+    def abandon(self, job: Any) -> None:
+        """See ``TokenSource``."""
+
+
+@runtime_checkable
+class Model(Part, Protocol):
+    """A part whose passes several sessions can share: what it would compute for one of them it
+    names first, as a value only it understands."""
+
+    def reading(self, job: Expand) -> Course[Any, int]:
+        """``begin``, with a pause for every pass."""
+
+    def levels(self, job: Expand) -> tuple[Grower, Prepare[Any]]:
+        """``grower``, and the passes it needs before it is asked about some nodes."""
+
+    def compute(self, passes: Sequence[Any]) -> None:
+        """One forward pass, for what several sessions have named."""
+
+
+class _AtOnce:
+    """A part as a model that never needs a pass."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self.begin, self.grower = part.begin, part.grower
+        self.run, self.abandon = part.run, part.abandon
+
+    def reading(self, job: Expand) -> Course[Any, int]:
+        """See ``Model``."""
+        yield from ()
+        return self._part.begin(job)
+
+    def levels(self, job: Expand) -> tuple[Grower, Prepare[Any]]:
+        """See ``Model``."""
+        return self._part.grower(job), nothing
+
+    def compute(self, passes: Sequence[Any]) -> None:
+        """See ``Model``."""
+        raise AssertionError("there is nothing to compute")
+
+
+def model_of(part: Part) -> Model:
+    """The part as a model, whichever it is."""
+    return part if isinstance(part, Model) else _AtOnce(part)
+
+
+# --- Several token sources in one tree, with scores that can be compared (SpecPipe 3.4).
+# The first source is the base and pays a draft pass per level; the others are asides that answer
+# at once (n-gram lookup). At every node their proposals are mixed (``mixture.py``), so a path may
+# begin with a copied phrase and go on with the draft model's words. Below the levels that were
+# asked for, the asides go on alone: a long copy costs no draft pass.
 
 FURTHER = 12
 """Most levels that asides go on alone."""

@@ -1,25 +1,61 @@
-"""What two opinions on the next token come to: a mixture whose errors are learned. Pure.
+"""What was proposed below the tip, until it is known what came true. Pure.
 
-For one node a *base* (a draft model) gives a distribution, and an *aside* (n-gram lookup) a few
-tokens with the probabilities it gives them. Before anything is known the aside is one voice against
-the base's two. From then on it is counted how many of its tokens came true, and how many were
-expected to: once for those that repeat the base's first choice and once for the others, because an
-aside that is right where both say the same may well be wrong wherever they differ. The odds of what
-is said are corrected by what was counted. So are those of the base's first choice where the aside
-is silent, or a timid draft would lose its place to lookups that know how good they are; but upwards
-alone, since which token it prefers is its own business. Scores thus are chances, and may be
-compared over the whole tree: what a mixture pushes out was less likely than what it puts there.
+A tree is grown in many steps (level by level, again from a new tip), and a verdict comes after
+several of them. So what was said stays, by its path, as long as the path may come true.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.source.grow import NOTHING, Proposal
+from asyncspec.source.expand import NOTHING, Proposal
+
+Proposed = TypeVar("Proposed")
+
+Path = tuple[int, ...]
+"""Tokens below the tip."""
+
+
+class Memory(Struct, Generic[Proposed], frozen=True):
+    """What was last said of the token after each path."""
+
+    said: Mapping[Path, Proposed] = {}
+
+    def remember(self, news: Mapping[Path, Proposed]) -> Memory[Proposed]:
+        """With what is said now."""
+        return Memory({**self.said, **news})
+
+    def advance(
+        self, committed: Sequence[int]
+    ) -> tuple[Memory[Proposed], list[tuple[Proposed, int]]]:
+        """The tip moves along ``committed``: what stays, and what was said of these tokens, each
+        with the token that came true."""
+        if not committed:
+            return self, []
+        walked = tuple(committed)
+        steps = ((self.said.get(walked[:i]), token) for i, token in enumerate(walked))
+        heard = [(said, token) for said, token in steps if said is not None]
+        depth = len(walked)
+        left = {p[depth:]: said for p, said in self.said.items() if p[:depth] == walked}
+        return Memory(left), heard
+
+
+# --- What two opinions on the next token come to: a mixture whose errors are learned. Pure.
+# For one node a *base* (a draft model) gives a distribution, and an *aside* (n-gram lookup) a few
+# tokens with the probabilities it gives them. Before anything is known the aside is one voice
+# against the base's two. From then on it is counted how many of its tokens came true, and how
+# many were expected to: once for those that repeat the base's first choice and once for the
+# others, because an aside that is right where both say the same may well be wrong wherever they
+# differ. The odds of what is said are corrected by what was counted. So are those of the base's
+# first choice where the aside is silent, or a timid draft would lose its place to lookups that
+# know how good they are; but upwards alone, since which token it prefers is its own business.
+# Scores thus are chances, and may be compared over the whole tree: what a mixture pushes out was
+# less likely than what it puts there.
 
 PRIOR = 4.0
 """Proposals' worth of belief that as many come true as are expected to."""
@@ -136,3 +172,49 @@ def _chances(base: Proposal, aside: Proposal) -> Iterator[tuple[int, float, bool
     for token, chance in said.items():
         own = kept.get(token, 0.0)
         yield token, (1 - VOICE) * own + VOICE * (chance + unsure * own), token == base[0][0]
+
+
+# --- What a session knows of its asides, and how verdicts teach it. Pure.
+# Said is what all parts proposed for a node; it stays, by its path, until the target has spoken.
+
+LOOK = 16
+"""Successors that parts are asked for at least, however few are wanted: what the base thinks of an
+aside's token is known only where the base lists it."""
+
+
+class Said(Struct, frozen=True):
+    """What was proposed for a node: by the base, and by every aside."""
+
+    base: Proposal
+    asides: tuple[Proposal, ...]
+
+
+class Learned(Struct, frozen=True):
+    """What a session knows of its asides, and what it has yet to learn from."""
+
+    trusts: tuple[Trust, ...]
+    memory: Memory[Said] = Memory()
+
+    def mix(self, said: Said, width: int) -> Proposal:
+        """What all of them come to; asides beyond those that spoke are not asked."""
+        mixed = said.base
+        for trust, aside in zip(self.trusts, said.asides, strict=False):
+            mixed = mix(mixed, aside, trust, max(width, LOOK))
+        return mixed[0][:width], mixed[1][:width]
+
+    def advance(self, committed: Sequence[int]) -> Learned:
+        """After some tokens became certain."""
+        memory, heard = self.memory.advance(committed)
+        trusts = self.trusts
+        for said, token in heard:
+            trusts = _learn(trusts, said, token)
+        return Learned(trusts, memory)
+
+
+def _learn(trusts: tuple[Trust, ...], said: Said, token: int) -> tuple[Trust, ...]:
+    """Every aside is compared with what those before it have made of the base."""
+    mixed, learned = said.base, []
+    for trust, aside in zip(trusts, said.asides, strict=True):
+        learned.append(trust.learn(mixed, aside, token))
+        mixed = mix(mixed, aside, trust, LOOK)
+    return tuple(learned)

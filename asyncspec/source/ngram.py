@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.jobs import Drafted, Drafting, Release, SourceJob
+from asyncspec.core.jobs import Drafted, Drafting, Release, SourceJob
 from asyncspec.source.batch import one_by_one
-from asyncspec.source.grow import NOTHING, PathGrower, Proposal, answer
+from asyncspec.source.expand import NOTHING, PathGrower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

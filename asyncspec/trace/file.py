@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.trace import records
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from asyncspec.actor import machine
-from asyncspec.jobs import Job
+from asyncspec.core import machine
+from asyncspec.core.jobs import Job
 from asyncspec.trace import records
-from asyncspec.trace.brief import effect_record, input_record, kind_of_job, names, rows
+from asyncspec.trace.records import effect_record, input_record, kind_of_job, names, rows
 from asyncspec_protocol.ids import Rank
 
 MOST = 200_000

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.trace.accounts import Account
-from asyncspec.trace.summary import Summary
+from asyncspec.trace.analysis.critical_path import Account
+from asyncspec.trace.analysis.summary import Summary
 
 _SHARES = ("useful", "wrong", "dead", "drafting", "cache", "sending", "credit", "idle")
 
@@ -25,8 +25,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(_devices(summary))
     if summary.decoding:
         console.print(_path(summary.decoding))
-    console.print(_acceptance(summary))
-    console.print(_hops(summary))
+    console.print(_print_acceptance(summary))
+    console.print(_print_hops(summary))
     for clock in summary.clocks:
         if clock.probes:
             console.print(
@@ -67,14 +67,14 @@ def _path(requests: Sequence[Account]) -> Table:
     return table
 
 
-def _acceptance(summary: Summary) -> Table:
+def _print_acceptance(summary: Summary) -> Table:
     table = _table("Tokens by depth below the tip", "depth", "tokens", "in the tree")
     for depth in summary.acceptance:
         table.add_row(f"{depth.depth}", f"{depth.tokens}", f"{depth.hits / depth.tokens:.0%}")
     return table
 
 
-def _hops(summary: Summary) -> Table:
+def _print_hops(summary: Summary) -> Table:
     table = _table("Links", "hop", "frames", "bytes", "bytes a token")
     for hop in summary.hops:
         row = (hop.hop, f"{hop.frames}", f"{hop.nbytes:,}", f"{hop.bytes_per_token:,.0f}")

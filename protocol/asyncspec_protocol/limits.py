@@ -40,7 +40,7 @@ MOST_DIMENSIONS = 4
 ITEM_BYTES = {
     "float32": 4,
     "bfloat16": 2,
-    # Rows of bfloat16 values in fewer bytes (asyncspec.backend.packed).
+    # Rows of bfloat16 values in fewer bytes (asyncspec.backend.row_compression).
     "bfloat16-packed-2": 1,
     "float16": 2,
     "int8": 1,

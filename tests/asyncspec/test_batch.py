@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.jobs import Drafting
-from asyncspec.source.batch import ROWS, admitted, answers, batched, rows
-from asyncspec.source.given_up import GivenUp
-from asyncspec.source.grow import PathGrower, Shape, Start, beam, growing
+from asyncspec.core.jobs import Drafting
+from asyncspec.source.batch import ROWS, Course, GivenUp, admitted, answers, batched, rows, together
+from asyncspec.source.expand import PathGrower, Shape, Start, beam, growing
 from asyncspec.source.ngram import NGramSource
-from asyncspec.source.together import Course, together
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.messages import Expand, Expanded
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.rng import mix
-from asyncspec.source.grow import TIP, Grown, PathGrower, Proposal, Shape, Start, beam
+from asyncspec.core.rng import mix
+from asyncspec.source.expand import TIP, Grown, PathGrower, Proposal, Shape, Start, beam
 
 Path = tuple[int, ...]
 Scored = list[tuple[Path, float]]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.toy import ToyModel, ToySource
-from asyncspec.jobs import Release
-from asyncspec.source.grow import NOTHING
+from asyncspec.backend.toy.model import ToyModel, ToySource
+from asyncspec.core.jobs import Release
+from asyncspec.source.expand import NOTHING
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.mixture import CERTAIN, VOICE, Record, Trust, mix, probabilities
 from asyncspec.source.ngram import NGramSource

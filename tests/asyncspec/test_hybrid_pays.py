@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 
-from asyncspec.actor.machine import Request, Submitted
+from asyncspec.core.machine import Request, Submitted
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import POLICIES
-from asyncspec.sampling import Sampling
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.cluster_cost import Pricing
+from asyncspec.sim.costs import PRESETS, Pricing
 from asyncspec.sim.devices import LanguageSource, PathStage
-from asyncspec.sim.presets import PRESETS
 from asyncspec.sim.recorded import Recorded, read_language
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
-from asyncspec_nodes.machines.simulated import connect
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.simulation.cluster import connect
 from asyncspec_protocol.ids import DRAFT, Rank
 
 STAGES = 4

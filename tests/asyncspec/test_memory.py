@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.source.memory import Memory, Path
+from asyncspec.source.mixture import Memory, Path
 
 tokens = st.integers(0, 2)
 paths = st.lists(tokens, max_size=4).map(tuple)

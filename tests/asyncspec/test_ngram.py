@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.jobs import Release
+from asyncspec.core.jobs import Release
 from asyncspec.source.ngram import NGramSource, Rate
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.pass_cost import PassCost, best_width, cheap_rows, interpolated
-from asyncspec.rng import uniform
-from asyncspec.sim.stage_cost import StageCost
+from asyncspec.core.cost_model import PassCost, best_width, cheap_rows, interpolated
+from asyncspec.core.rng import uniform
+from asyncspec.sim.costs import StageCost
 
 rows = st.integers(1, 300)
 passes = st.lists(st.tuples(rows, st.floats(0.001, 10.0)), min_size=1, max_size=80)

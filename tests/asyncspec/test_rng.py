@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.rng import GOLDEN, gumbel, mix, uniform, uniforms
+from asyncspec.core.rng import GOLDEN, gumbel, mix, uniform, uniforms
 
 seeds = st.integers(0, 2**64 - 1)
 MASK = 2**64 - 1

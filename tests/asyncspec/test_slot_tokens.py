@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.draw import seen
-from asyncspec.liveness import Liveness
-from asyncspec.slots import Slots, place, settle
+from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.liveness import Liveness
+from asyncspec.core.sampling import seen
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Version
 from asyncspec_protocol.messages import PruneIndices
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.liveness import Liveness
-from asyncspec.slots import Slots, place, settle
+from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.liveness import Liveness
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Version
 from asyncspec_protocol.messages import PruneIndices
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncspec import tree as trees
-from asyncspec.source.grow import TIP, Grown
-from asyncspec.tree import TokenTree, plant
+from asyncspec.core import tree as trees
+from asyncspec.core.tree import TokenTree, plant
+from asyncspec.source.expand import TIP, Grown
 from asyncspec_protocol.ids import NodeId
 from laws import hang
 

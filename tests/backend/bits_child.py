@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 
-from asyncspec.backend.hf.threads import quiet_threads
+from asyncspec.backend.hf.process import quiet_threads
 
 quiet_threads(int(sys.argv[2]))
 
 import torch  # noqa: E402
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint  # noqa: E402
-from backend.probe import cut, same_bits  # noqa: E402
+from backend.probe import (  # noqa: E402
+    cut,
+    same_bits,
+)
 
 if __name__ == "__main__":
     assert torch.get_num_threads() == int(sys.argv[2])

@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from asyncspec.backend import packed
+from asyncspec.backend import row_compression
 from asyncspec.backend.base import StageBackend
-from asyncspec.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows, Trim
-from asyncspec.sampling import Sampling
-from asyncspec.slots import Slots, place, settle
+from asyncspec.core.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows, Trim
+from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 
 MakeStages = Callable[[int], Sequence[StageBackend]]
@@ -178,7 +178,7 @@ class Pipeline:
             if not last:
                 wire = stage.pack(Rows(result, tuple(range(len(ids)))))
                 if self._segment % 2:  # lines pack in the midst of a session, and cease to
-                    wire = packed.unpack(packed.pack(wire))
+                    wire = row_compression.unpack(row_compression.pack(wire))
                 hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
         if isinstance(result, Judged):
             features = cast("Sequence[Any]", result.features)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.backend.hf.process import one_quiet_thread
 
 one_quiet_thread()
 
@@ -18,7 +18,7 @@ def one_thread() -> Iterator[None]:
     """Torch computes in the calling thread alone, and transformers keeps quiet."""
     import torch
 
-    from asyncspec.backend.hf.quiet import quiet_transformers
+    from asyncspec.backend.hf.process import quiet_transformers
 
     torch.set_num_threads(1)
     with quiet_transformers():

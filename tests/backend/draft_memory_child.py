@@ -7,7 +7,7 @@ import sys
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft import load_draft
+from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand
 from backend.memory_child import MIB, peak

@@ -9,9 +9,9 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.eagle.source import HFEagle
 from asyncspec.backend.hf.wire import select
-from asyncspec.jobs import Drafted, FeatureJob, Feed, Rows
+from asyncspec.core.jobs import Drafted, FeatureJob, Feed, Rows
 from asyncspec.sim.costs import Costs
-from asyncspec_nodes.node.sources import Source
+from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.ids import SessionId
 from backend.hf_cluster import HFCluster, Loaded
 

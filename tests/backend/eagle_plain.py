@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear, silu
 
-from asyncspec.source.grow import Grown, PathGrower, Proposal, Shape, beam
+from asyncspec.source.expand import Grown, PathGrower, Proposal, Shape, beam
 from backend.eagle_heads import Sizes, State
 
 

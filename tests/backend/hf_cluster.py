@@ -6,14 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.recipe import Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize, Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_nodes.node.sources import Source
+from asyncspec.sim.world import Actor
+from asyncspec_nodes.node.loading import Source
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster
 

@@ -14,14 +14,14 @@ from zlib import crc32
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Abandon, Effect, Input, Received
 from asyncspec.backend.hf.reference import decode
-from asyncspec.jobs import Batch, Forward, Job, Release, drafts
+from asyncspec.core.jobs import Batch, Forward, Job, Release, drafts
+from asyncspec.core.machine import Abandon, Effect, Input, Received
+from asyncspec.core.rng import stream
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import LOSSLESS
-from asyncspec.rng import stream
-from asyncspec.sampling import Sampling
-from asyncspec_nodes.machines.verify.session import survivors
-from asyncspec_nodes.node.sources import Source
+from asyncspec_nodes.node.loading import Source
+from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Message, PruneIndices
 from backend.guessable import VOCAB

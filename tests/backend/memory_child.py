@@ -11,10 +11,10 @@ import psutil
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.recipe import Quantize
+from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
 from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.jobs import Admit, Forward, Release, Row, Rows
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Admit, Forward, Release, Row, Rows
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize, Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from backend.conformance import Walk, sequential
 

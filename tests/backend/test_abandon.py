@@ -10,11 +10,11 @@ import torch
 
 from asyncspec.backend.hf.attention import Asked, TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft import load_draft
+from asyncspec.backend.hf.draft_model import load_draft
+from asyncspec.backend.hf.draft_trie import Trie
 from asyncspec.backend.hf.stage import HFStage
-from asyncspec.backend.hf.trie import Trie
-from asyncspec.jobs import Admit, Forward, Row
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Admit, Forward, Row
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand
 from backend.conformance import SESSION

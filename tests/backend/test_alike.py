@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.alike import fewest_of_all_kinds, kind_of
 from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.probing import fewest_of_all_kinds, kind_of
 from backend.probe import cut
 from backend.tiny import LAYERS
 
@@ -57,7 +57,7 @@ def test_shapes_types_and_settings_make_kinds() -> None:
 
 def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
     """How many layers the passes of a stage's start went through."""
-    from asyncspec.backend.hf.exact import ExactAttention
+    from asyncspec.backend.hf.exact_attention import ExactAttention
 
     seen: dict[int, set[int]] = {}
     mix = ExactAttention.mix

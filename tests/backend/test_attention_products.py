@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import attention_products
-from asyncspec.backend.hf.attention_products import strips_of
+from asyncspec.backend.hf import exact_attention
 from asyncspec.backend.hf.cache import Shape
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.recipe import BLOCK, Strips
-from asyncspec.backend.hf.widened import dots
+from asyncspec.backend.hf.exact_attention import strips_of
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Strips
+from asyncspec.backend.hf.kernels.cpu.half_precision import dots
+from asyncspec.backend.hf.probing import noise
 from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch
@@ -84,7 +84,7 @@ def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "baddbmm", odd)
     shape = Shape(1, 2, 32, torch.float32, exact=True)
     assert strips_of(shape, GROUPS) == Strips(6, 48)
-    monkeypatch.setattr(attention_products, "_KNOWN", (Strips(), Strips(16)))
+    monkeypatch.setattr(exact_attention, "_KNOWN", (Strips(), Strips(16)))
     assert strips_of(shape, GROUPS) is None
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.cache import Shape, TreeCache
-from asyncspec.backend.hf.recipe import BLOCK
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
 
 pytestmark = pytest.mark.torch
 

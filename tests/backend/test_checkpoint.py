@@ -17,12 +17,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.hub import locate
-from asyncspec.backend.hf.inspect import context_length, eos_token_ids, inspect_checkpoint
+from asyncspec.backend.hf.checkpoint_files import locate
+from asyncspec.backend.hf.families import (
+    check_vocab,
+    context_length,
+    eos_token_ids,
+    inspect_checkpoint,
+)
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import load_stage
-from asyncspec.backend.hf.vocab import check_vocab
-from asyncspec.errors import CheckpointError, ClusterError, UserError
+from asyncspec.core.errors import CheckpointError, ClusterError, UserError
 from backend.probe import cut
 from backend.tiny import LAYERS, VOCAB, generated
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.toy import ToyModel, ToyStage
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row, Rows
-from asyncspec.sampling import Sampling
+from asyncspec.backend.toy.model import ToyModel, ToyStage
+from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, Rows
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId
 from backend import conformance
 from backend.conformance import SESSION, MakeStages

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.inspect import context_length
+from asyncspec.backend.hf.families import context_length
 from asyncspec.backend.hf.reference import decode
-from asyncspec.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError
 from backend.probe import cut
 from backend.tiny import generated
 

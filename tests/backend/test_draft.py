@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft import HFDraft, load_draft
-from asyncspec.jobs import Release
-from asyncspec.source.grow import PathGrower, Proposal, Shape, beam
+from asyncspec.backend.hf.draft_model import HFDraft, load_draft
+from asyncspec.core.jobs import Release
+from asyncspec.source.expand import PathGrower, Proposal, Shape, beam
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend.tiny import VOCAB

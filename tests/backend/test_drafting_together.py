@@ -12,10 +12,10 @@ import torch
 
 from asyncspec.backend.hf.attention import TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft import CHUNK, HFDraft, load_draft
+from asyncspec.backend.hf.draft_model import CHUNK, HFDraft, load_draft
+from asyncspec.backend.hf.draft_trie import Trie
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
-from asyncspec.backend.hf.trie import Trie
-from asyncspec.jobs import Drafting, Feed, Release, Rows
+from asyncspec.core.jobs import Drafting, Feed, Release, Rows
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded

@@ -21,10 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from asyncspec import draw as plain
-from asyncspec import rng
-from asyncspec.backend.hf.draw import draw, draw_row, gumbels, kept, penalised, uniforms
-from asyncspec.sampling import LEAST_TEMPERATURE, Sampling
+from asyncspec.backend.hf.sampling import draw, draw_row, gumbels, kept, penalised, uniforms
+from asyncspec.core import rng
+from asyncspec.core import sampling as plain
+from asyncspec.core.sampling import LEAST_TEMPERATURE, Sampling
 
 pytestmark = pytest.mark.torch
 

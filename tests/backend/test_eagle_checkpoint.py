@@ -17,7 +17,7 @@ from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.head import load_head
 from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.errors import CheckpointError, UserError
+from asyncspec.core.errors import CheckpointError, UserError
 from backend.eagle_heads import HIDDEN, TARGET, Sizes, State, eagle, eagle3, save, save_pickled
 from backend.tiny import VOCAB
 

@@ -14,8 +14,8 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
-from asyncspec.jobs import Feed, Release, Rows
-from asyncspec.source.grow import Grown
+from asyncspec.core.jobs import Feed, Release, Rows
+from asyncspec.source.expand import Grown
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads

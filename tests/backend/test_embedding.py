@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncspec.backend.hf import cpu
 from asyncspec.backend.hf.checkpoint import open_checkpoint, read_tensor
-from asyncspec.backend.hf.embedding import KeptEmbedding
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.checkpoint_files import EMBEDDING
+from asyncspec.backend.hf.kernels.cpu import capabilities
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.shard import load_shard
-from asyncspec.backend.hf.weights import EMBEDDING
+from asyncspec.backend.hf.weights import KeptEmbedding
 from backend.probe import cut
 from backend.tiny import VOCAB
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM"),
+    pytest.mark.skipif(not capabilities.reads_half(), reason="this torch has no FBGEMM"),
 ]
 
 MakeTiny = Callable[..., Path]

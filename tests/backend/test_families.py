@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.families import SUPPORTED
-from asyncspec.backend.hf.recipe import Quantize
+from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
 from asyncspec.backend.hf.reference import decode
-from asyncspec.backend.hf.weights import list_tensors
 from backend.probe import cut, same_bits
 from backend.tiny import FAMILIES, LAYERS, generated
 

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.base import StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.recipe import Mode
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode
 from asyncspec.backend.hf.wire import from_wire, to_wire
-from asyncspec.backend.toy import ToyModel, ToyStage
-from asyncspec.jobs import Admit, Forward, Row, Rows
-from asyncspec.sampling import Sampling
+from asyncspec.backend.toy.model import ToyModel, ToyStage
+from asyncspec.core.jobs import Admit, Forward, Row, Rows
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import NodeId, SegmentId
 from asyncspec_protocol.messages import FINAL
 from backend.conformance import SESSION, Pipeline, Walk, one_by_one, sequential

@@ -11,22 +11,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import cpu, dense, mlas
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.elementwise import WholeVectors
 from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.fused import fuse, halves
-from asyncspec.backend.hf.fused.activation import Activation, close, known_activation
-from asyncspec.backend.hf.fused.fuse import FusedLayer
-from asyncspec.backend.hf.lean.layer import LeanLayer
-from asyncspec.backend.hf.mapped import MappedLinear
-from asyncspec.backend.hf.mlas import MlasLinear
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.pieces import read_pieces
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu import capabilities, dense, ort
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.elementwise import WholeVectors
+from asyncspec.backend.hf.kernels.cpu.mapped import MappedLinear
+from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.backend.hf.optimized import graphs
+from asyncspec.backend.hf.optimized.graphs import Activation, FusedLayer, close, known_activation
+from asyncspec.backend.hf.optimized.layers import LeanLayer
+from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.backend.hf.weights import read_pieces
 from backend.mixing import Mixing
 from backend.tiny import FAMILIES
 
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.torch
 MakeTiny = Callable[..., Path]
 FIRST, LAST = 1, 4
 WITH_EXPERTS = {"mixtral", "olmoe", "qwen3-moe"}
-HERE = pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product")
+HERE = pytest.mark.skipif(not ort.is_quickest(), reason="not this CPU's product")
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +68,7 @@ def test_every_dense_layer_is_fused_and_keeps_its_numbers(
 ) -> None:
     fused, lean = load(tiny(family)), load_lean(tiny(family), monkeypatch)
     kinds = [type(layer) for layer in fused.model.model.layers]
-    if not mlas.is_quickest():
+    if not ort.is_quickest():
         pass  # graphs are for CPUs that were tried
     elif family in WITH_EXPERTS:
         assert kinds == [LeanLayer] * 3
@@ -158,11 +157,11 @@ def test_what_computes_something_else_stays_lean(
         return out * (1.001 if spoilt == "numbers" else 1 + 2e-7 * hidden.shape[1])
 
     if spoilt == "activation":
-        monkeypatch.setattr(fuse, "known_activation", lambda _: None)
+        monkeypatch.setattr(graphs, "known_activation", lambda _: None)
     elif spoilt == "graph":
-        monkeypatch.setattr(fuse, "known_activation", lambda _: Activation("Nothing", {}))
+        monkeypatch.setattr(graphs, "known_activation", lambda _: Activation("Nothing", {}))
     elif spoilt == "running":
-        monkeypatch.setattr(halves, "_turned", lambda graph, x, *_: graph.add("Add", x, "cos"))
+        monkeypatch.setattr(graphs, "_turned", lambda graph, x, *_: graph.add("Add", x, "cos"))
     else:
         monkeypatch.setattr(FusedLayer, "forward", other)
     got = load(tiny())
@@ -196,7 +195,7 @@ def test_mapped_weights_are_those_of_the_file(
 ) -> None:
     from safetensors.torch import save_file
 
-    from asyncspec.backend.hf.weights import read_header
+    from asyncspec.backend.hf.checkpoint_files import read_header
 
     path = tmp_path_factory.mktemp("mapped") / "model.safetensors"
     weight, bias = noise(height, width), noise(height, seed=1) if biased else None
@@ -219,7 +218,7 @@ def test_small_layers_of_float16_are_fused_as_float32(
     monkeypatch.setattr(dense, "SMALL", largest // 4 - (0 if small else largest // 8))
     shard = load(path, 0, 5)
     fused = isinstance(shard.model.model.layers[0], FusedLayer)
-    assert fused is (small or not cpu.reads_half())
+    assert fused is (small or not capabilities.reads_half())
     if small:
         assert torch.equal(outputs(shard, slice(5)), outputs(exact, slice(5)))
         assert shard.in_words().startswith("float32, head float16")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.elementwise import WholeRotary
-from asyncspec.backend.hf.lean.rotary import LeanRotary, signed, turn
-from asyncspec.backend.hf.linear import with_rows
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.recipe import Mode, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Recipe
+from asyncspec.backend.hf.kernels.cpu.elementwise import WholeRotary
+from asyncspec.backend.hf.kernels.cpu.linear import with_rows
+from asyncspec.backend.hf.optimized.layers import LeanRotary, signed, turn
+from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
 from backend.mixing import Mixing

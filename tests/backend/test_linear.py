@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncspec.backend.hf.dense import dense_linear
-from asyncspec.backend.hf.linear import ANY_ROWS, STEP, RowLinear, rounded
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
+from asyncspec.backend.hf.kernels.cpu.linear import ANY_ROWS, STEP, RowLinear, rounded
+from asyncspec.backend.hf.probing import noise
 
 pytestmark = pytest.mark.torch
 

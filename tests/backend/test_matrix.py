@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec.backend.hf.stage_session as hf_session
-import asyncspec_nodes.machines.draft.verdicts as verdicts
-import asyncspec_nodes.machines.verify.prunes as prunes
-import asyncspec_nodes.machines.verify.session as stage_session
+import asyncspec.backend.hf.stage as hf_session
+import asyncspec_nodes.roles.draft.speculation as verdicts
+import asyncspec_nodes.roles.verify.flow_control as prunes
+import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft import load_draft
-from asyncspec.backend.hf.draw import draw
+from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
-from asyncspec.jobs import Row
+from asyncspec.backend.hf.sampling import draw
+from asyncspec.core.jobs import Row
+from asyncspec.core.kv_slots import Slots, place
 from asyncspec.policy import LOSSLESS, POLICIES
-from asyncspec.slots import Slots, place
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec_nodes.node.sources import Source
+from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.errors import ProtocolError
 from backend import guessable
 from backend.hf_cluster import Loaded

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from asyncspec.backend.hf.threads import SETTINGS
-from asyncspec.backend.hf.weights import list_tensors
+from asyncspec.backend.hf.checkpoint_files import list_tensors
+from asyncspec.backend.hf.process import SETTINGS
 from asyncspec_nodes.cli import main as cli
 from backend.memory_child import MIB, SESSIONS
 

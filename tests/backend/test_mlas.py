@@ -12,18 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import mlas
-from asyncspec.backend.hf.dense import dense_linear
-from asyncspec.backend.hf.linear import RowLinear
-from asyncspec.backend.hf.mlas import MlasLinear
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu import ort
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
+from asyncspec.backend.hf.kernels.cpu.linear import RowLinear
+from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.backend.hf.probing import noise
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.torch
 
 MOST = 300
-HERE = pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product")
+HERE = pytest.mark.skipif(not ort.is_quickest(), reason="not this CPU's product")
 
 
 @HERE
@@ -85,12 +85,12 @@ def test_on_which_cpus(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     known = {} if name is None else {"cpu_name": name}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
-    assert mlas.is_here() is here
+    assert ort.is_here() is here
 
 
 def test_without_onnxruntime_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert not mlas.is_quickest.__wrapped__()
+    assert not ort.is_quickest.__wrapped__()
 
 
 def test_it_keeps_to_itself(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from transformers.models.llama import modeling_llama as llama
 
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError
 from backend.mixing import Mixing
 
 pytestmark = pytest.mark.torch

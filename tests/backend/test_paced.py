@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.paced import LEAD, Pace, Paced
-from asyncspec.jobs import Drafting, Forward, Job, Release, Row
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.stage_cost import StageCost
+from asyncspec.core.jobs import Drafting, Forward, Job, Release, Row
+from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec_protocol.messages import Expand
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from asyncspec.actor.gauge import packs
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.packed import HEAD, PACKED, WINDOW, pack, unpack
 from asyncspec.backend.packing_cost import packing_seconds
+from asyncspec.backend.row_compression import HEAD, PACKED, WINDOW, pack, unpack
+from asyncspec.core.cost_model import packs
 from asyncspec_protocol.codec import TensorSpec
 
 Values = npt.NDArray[np.uint16]

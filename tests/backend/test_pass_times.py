@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.pass_times import SIZES, pass_seconds
-from asyncspec.backend.hf.recipe import Mode
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode
+from asyncspec.backend.hf.stage import SIZES, pass_seconds
 from backend.probe import cut, same_bits
 
 pytestmark = pytest.mark.torch

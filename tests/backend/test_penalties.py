@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.draw import choose, seen
-from asyncspec.jobs import Row
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Row
+from asyncspec.core.sampling import Sampling, choose, seen
 from backend.probe import Probe, cut
 
 pytestmark = pytest.mark.torch

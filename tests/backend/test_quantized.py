@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.dense import dense_linear
-from asyncspec.backend.hf.linear import RowwiseLinear
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.quantized import (
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.quantized import (
     GROUP,
     Int4Linear,
     Int8Linear,
@@ -20,8 +20,8 @@ from asyncspec.backend.hf.quantized import (
     quantize_int4,
     quantize_int8,
 )
-from asyncspec.backend.hf.recipe import Recipe
-from asyncspec.backend.hf.selftest import row_floor
+from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.self_test import row_floor
 
 pytestmark = pytest.mark.torch
 
@@ -110,7 +110,7 @@ def test_constant_weights(kind: str, value: float) -> None:
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = noise(300, 96), noise(4, 96, seed=1).bfloat16()
     whole = {kind: made(kind, weight, torch.bfloat16)(x) for kind in KINDS}
-    monkeypatch.setattr("asyncspec.backend.hf.quantized.SLICE", 1)
+    monkeypatch.setattr("asyncspec.backend.hf.kernels.cpu.quantized.SLICE", 1)
     for kind in KINDS:
         assert torch.equal(made(kind, weight, torch.bfloat16)(x), whole[kind])
 

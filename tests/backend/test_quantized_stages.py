@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.draft import load_draft
+from asyncspec.backend.hf.draft_model import load_draft
+from asyncspec.backend.hf.families import inspect_checkpoint
 from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.inspect import inspect_checkpoint
-from asyncspec.backend.hf.matrices import kind_of
-from asyncspec.backend.hf.quantized import Int8Linear, group_of, quantize_int4, quantize_int8
-from asyncspec.backend.hf.recipe import Quantize
+from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
+from asyncspec.backend.hf.kernels.cpu.quantized import (
+    Int8Linear,
+    group_of,
+    quantize_int4,
+    quantize_int8,
+)
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.errors import UserError
-from asyncspec_nodes.node.sources import Source
+from asyncspec.backend.hf.weights import kind_of
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.node.loading import Source
 from backend import guessable
 from backend.conformance import Walk, sequential
 from backend.hf_cluster import Loaded

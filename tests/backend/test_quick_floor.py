@@ -10,13 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import dense, quick_floor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.cpu import can_pack
-from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.quick_floor import GAIN, QUICK, quicker, set_quick_floor
-from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu import dense
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize, Recipe, can_pack
+from asyncspec.backend.hf.kernels.cpu.dense import GAIN, QUICK, quicker, set_quick_floor
+from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.stage import HFStage
 from backend.probe import cut, same_bits
 
@@ -34,7 +33,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     if not can_pack():
         pytest.skip("oneDNN's product is not here")
     monkeypatch.setattr(dense, "is_quickest", lambda: False)
-    monkeypatch.setattr(quick_floor, "LEAST", 0)
+    monkeypatch.setattr(dense, "LEAST", 0)
 
 
 def floors(stages: list[HFStage]) -> set[int]:
@@ -45,9 +44,9 @@ def floors(stages: list[HFStage]) -> set[int]:
 def test_rows_of_filled_up_passes_have_the_same_bits(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
     filled = cut(checkpoint, 2)
-    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: False)
+    monkeypatch.setattr(dense, "quicker", lambda linears, floor: False)
     own = cut(checkpoint, 2)
     assert (floors(filled), floors(own)) == ({QUICK}, {RowLinear.fewest_rows})
     same_bits(filled, "filled")
@@ -69,7 +68,7 @@ def test_what_is_tried_is_what_is_kept(
         asked.append(floor)
         return False
 
-    monkeypatch.setattr(quick_floor, "quicker", quick)
+    monkeypatch.setattr(dense, "quicker", quick)
     stages = cut(checkpoint, 1, mode=mode)
     assert asked == [1 if mode == "fast" else 2]
     assert floors(stages) == set(asked)
@@ -79,7 +78,7 @@ def test_a_small_stage_is_as_it_was(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense, "is_quickest", lambda: False)
-    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
     assert floors(cut(checkpoint, 1)) == {RowLinear.fewest_rows}
 
 
@@ -88,15 +87,15 @@ def test_a_small_stage_is_as_it_was(
 def test_other_products_are_left_alone(
     quantize: Quantize, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
     for stage in cut(checkpoint, 1, quantize=quantize):
         for linear in stage.shard.linears:
             assert (linear.min_rows == QUICK) == (type(linear) is RowLinear)
 
 
 def test_a_floor_that_is_higher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick_floor, "LEAST", 0)
-    monkeypatch.setattr(quick_floor, "quicker", lambda linears, floor: True)
+    monkeypatch.setattr(dense, "LEAST", 0)
+    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
     linear = RowLinear(noise(8, 16), None, Recipe(min_rows=16))
     set_quick_floor([linear])
     assert linear.min_rows == 16
@@ -106,6 +105,6 @@ def test_a_floor_that_is_higher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_least_times_decide(times: list[tuple[float, float]]) -> None:
     taken = iter([seconds for both in times for seconds in both])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick_floor, "_seconds", lambda linears, rows: next(taken))
+        patch.setattr(dense, "_seconds", lambda linears, rows: next(taken))
         own, filled = (min(column) for column in zip(*times, strict=True))
         assert quicker([], 1) == (filled < GAIN * own)

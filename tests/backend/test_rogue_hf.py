@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.messages import Segment

@@ -9,12 +9,13 @@ from random import Random
 import pytest
 import torch
 
-from asyncspec.backend.hf import attention_products, dense, linear, mlas, shard
+from asyncspec.backend.hf import exact_attention, shard
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.fused.halves import After, Before
-from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
-from asyncspec.backend.hf.mlas import MlasLinear
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu import dense, linear, ort
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.backend.hf.optimized.graphs import After, Before
 from asyncspec.backend.hf.stage import HFStage
 from backend.conformance import Walk, sequential
 from backend.probe import Probe, cut
@@ -34,7 +35,7 @@ def checkpoint(tiny: Callable[..., Path]) -> Checkpoint:
         RowLinear,
         pytest.param(
             MlasLinear,
-            marks=pytest.mark.skipif(not mlas.is_quickest(), reason="not this CPU's product"),
+            marks=pytest.mark.skipif(not ort.is_quickest(), reason="not this CPU's product"),
         ),
     ]
 )
@@ -89,7 +90,7 @@ def test_without_the_private_operators(
 def test_without_chains_every_tail_is_gathered(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_products, "_blind", lambda *_: False)
+    monkeypatch.setattr(exact_attention, "_blind", lambda *_: False)
     stages = cut(checkpoint, 2)
     assert [stage.recipe.reach for stage in stages] == [0, 0]
     assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
@@ -98,9 +99,9 @@ def test_without_chains_every_tail_is_gathered(
 
 def test_shorter_chains_are_found(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = cut(checkpoint, 1)
-    blind = attention_products._blind
+    blind = exact_attention._blind
     monkeypatch.setattr(
-        attention_products,
+        exact_attention,
         "_blind",
         lambda shape, rows, k, few: k <= 128 and blind(shape, rows, k, few),
     )

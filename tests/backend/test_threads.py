@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncspec.backend.hf import cpu, widened
-from asyncspec.backend.hf.recipe import Recipe
-from asyncspec.backend.hf.threads import COUNT, one_quiet_thread, quiet_threads
-from asyncspec.backend.hf.widened import HalfLinear
+from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
+from asyncspec.backend.hf.process import COUNT, one_quiet_thread, quiet_threads
 from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch
@@ -45,9 +45,9 @@ def test_several_wait_awake_for_a_moment(
     assert os.environ["GOMP_SPINCOUNT"] == str(spins)
 
 
-@pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")
+@pytest.mark.skipif(not capabilities.reads_half(), reason="this torch has no FBGEMM")
 def test_slices_are_packed_side_by_side_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widened, "_PACKED", 1 << 12)
+    monkeypatch.setattr(half_precision, "_PACKED", 1 << 12)
     weight, x = torch.randn(640, 64).half(), torch.randn(7, 64)
     one = HalfLinear(weight, None, torch.float32, Recipe())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)

@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted
-from asyncspec.jobs import Row
-from asyncspec.source.grow import FROM_TIP, Grown, PathGrower, Proposal, Shape, Start, beam
+from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
+from asyncspec.core.jobs import Row
+from asyncspec.source.expand import FROM_TIP, Grown, PathGrower, Proposal, Shape, Start, beam
 
 VOCAB = 6
 WIDTH = 3

@@ -13,17 +13,22 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import cpu, dense, mlas, widened
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.dense import dense_linear
 from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.linear import RowLinear, RowwiseLinear
-from asyncspec.backend.hf.mlas import MlasLinear
-from asyncspec.backend.hf.noise import noise
-from asyncspec.backend.hf.recipe import FAST, Recipe
+from asyncspec.backend.hf.kernels.cpu import capabilities, dense, half_precision, ort
+from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, Recipe
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
+from asyncspec.backend.hf.kernels.cpu.half_precision import (
+    HalfLinear,
+    WidenedLinear,
+    dots,
+    in_long_strips,
+)
+from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
-from asyncspec.backend.hf.widened import HalfLinear, WidenedLinear, dots, in_long_strips
 from backend.conformance import sequential
 from backend.probe import cut, same_bits
 from backend.tiny import generated
@@ -33,14 +38,18 @@ pytestmark = pytest.mark.torch
 MOST = 150
 NEW = 32
 
-fbgemm = pytest.mark.skipif(not cpu.reads_half(), reason="this torch has no FBGEMM")
+fbgemm = pytest.mark.skipif(not capabilities.reads_half(), reason="this torch has no FBGEMM")
 WAYS = [pytest.param(True, id="half", marks=fbgemm), pytest.param(False, id="slices")]
 """Whether FBGEMM is used."""
 
 
 def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[RowwiseLinear]:
     made: list[RowwiseLinear] = [WidenedLinear(weight, bias, Recipe())]
-    return [*made, HalfLinear(weight, bias, weight.dtype, Recipe())] if cpu.reads_half() else made
+    return (
+        [*made, HalfLinear(weight, bias, weight.dtype, Recipe())]
+        if capabilities.reads_half()
+        else made
+    )
 
 
 @pytest.fixture
@@ -48,7 +57,7 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """This CPU without products of bfloat16; FBGEMM as told."""
 
     def make(half: bool) -> None:
-        monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+        monkeypatch.setattr(capabilities, "multiplies_bfloat16", lambda: False)
         monkeypatch.setattr(dense, "reads_half", lambda: half)
 
     return make
@@ -115,8 +124,8 @@ def test_weights_are_kept(values: list[float]) -> None:
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = noise(300, 96).bfloat16(), noise(4, 96, seed=1).bfloat16()
     whole = [linear(x) for linear in layers(weight, None)]
-    monkeypatch.setattr(widened, "_PACKED", 96 * 128)
-    monkeypatch.setattr(widened, "_WIDENED", 96 * 128)
+    monkeypatch.setattr(half_precision, "_PACKED", 96 * 128)
+    monkeypatch.setattr(half_precision, "_WIDENED", 96 * 128)
     for got, want in zip(layers(weight, None), whole, strict=True):
         assert torch.allclose(got(x).float(), want.float(), rtol=2**-7, atol=1e-2)
 
@@ -175,7 +184,7 @@ def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
 def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> None:
     old_cpu(half)
     weight = noise(24, 16)
-    wide = MlasLinear if mlas.is_quickest() else RowLinear
+    wide = MlasLinear if ort.is_quickest() else RowLinear
     assert type(dense_linear(weight, None, Recipe(), weight.dtype)) is wide
     used = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16)
     assert type(used) is (HalfLinear if half else WidenedLinear)

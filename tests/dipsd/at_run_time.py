@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncspec.actor.machine import Effect, Emit, Input, Planned, Request
-from asyncspec.backend.toy import ToyModel
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core.machine import Effect, Emit, Input, Planned, Request
 from asyncspec.dipsd.decide import Decision
-from asyncspec.sim.crowd_cost import CrowdCost as Bench
-from asyncspec.sim.crowd_cost import Person
-from asyncspec_nodes.machines.verify.rota import Rota
+from asyncspec.sim.costs import CrowdCost as Bench
+from asyncspec.sim.costs import Person
+from asyncspec_nodes.roles.verify.batch_schedule import Rota
 from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask
 

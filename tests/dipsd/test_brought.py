@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from asyncspec.core.rng import uniform
 from asyncspec.dipsd.brought import FAILURES, REST, Account, Comparison
-from asyncspec.rng import uniform
 
 MEAN = 3.0
 """Tokens of a round."""

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.cost_model import affine
+from asyncspec.core.rng import uniform
 from asyncspec.dipsd.accepted import PRIOR, Acceptance
 from asyncspec.dipsd.decide import MARGIN, bounded, decide, measured
 from asyncspec.dipsd.evaluate import evaluate
@@ -16,8 +18,6 @@ from asyncspec.dipsd.model import User
 from asyncspec.dipsd.noise import Deviations, Noise
 from asyncspec.dipsd.plan import plan_of
 from asyncspec.dipsd.tables import Tables
-from asyncspec.pass_cost import affine
-from asyncspec.rng import uniform
 from asyncspec_protocol.ids import SessionId
 
 rounds = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.core.errors import UserError
 from asyncspec.dipsd.acceptance import drawn_tokens, expected_tokens
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.memory import capacity, check_memory
@@ -13,7 +14,6 @@ from asyncspec.dipsd.model import Verifier, even_stages
 from asyncspec.dipsd.plan import Batch, Plan, plan_of
 from asyncspec.dipsd.presets import SERVER, TARGET, paper
 from asyncspec.dipsd.tables import Tables
-from asyncspec.errors import UserError
 
 
 def test_the_profiles_give_the_papers_times() -> None:

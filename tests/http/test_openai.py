@@ -13,10 +13,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from asyncspec_nodes.http.chat import ChatRequest
-from asyncspec_nodes.http.completions import CompletionRequest
-from asyncspec_nodes.http.seeds import seed_of_choice
-from asyncspec_nodes.serving.stops import find
+from asyncspec_nodes.http.api.forms import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.parameters import seed_of_choice
+from asyncspec_nodes.serving.text import find
 from asyncspec_protocol.messages import Submit
 from toy_service import CODEC, ENDLESS, MODEL, PIECES, RULES, Toy, reference
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.http.origins import read_origins
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.http.guard import read_origins
 from toy_service import Toy
 
 PATH = "/v1/completions"

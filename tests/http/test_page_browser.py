@@ -10,7 +10,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 from PIL import Image
 
-from asyncspec.sampling import Defaults
+from asyncspec.core.sampling import Defaults
 from browser import CHROMIUM, Browser
 from toy_service import ENDLESS, RULES, Toy
 

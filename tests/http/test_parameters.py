@@ -10,15 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.sampling import Defaults, Sampling
-from asyncspec_nodes.http.chat import ChatRequest
-from asyncspec_nodes.http.completions import CompletionRequest
-from asyncspec_nodes.http.errors import ApiError
-from asyncspec_nodes.http.parameters import Shared, parse
-from asyncspec_nodes.http.seeds import seed_of_choice
-from asyncspec_nodes.http.sse import frame
-from asyncspec_nodes.http.unsupported import IGNORED, NEUTRAL
-from asyncspec_nodes.serving.rules import settings_problem, stop_problem
+from asyncspec.core.sampling import Defaults, Sampling
+from asyncspec_nodes.http.api.errors import ApiError, frame
+from asyncspec_nodes.http.api.forms import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.parameters import IGNORED, NEUTRAL, Shared, parse, seed_of_choice
+from asyncspec_nodes.serving.requests import settings_problem, stop_problem
 from asyncspec_protocol.codec import decode, encode
 
 KINDS: tuple[type[Any], ...] = (ChatRequest, CompletionRequest)

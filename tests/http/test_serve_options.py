@@ -7,12 +7,12 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import serve_options
-from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.serve_options import ServeOptions
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.console.arguments import Parser
 
 
 def options(*argv: str) -> ServeOptions:

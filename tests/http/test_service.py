@@ -14,17 +14,16 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from asyncspec.errors import ClusterError, UserError
-from asyncspec.sampling import Defaults
-from asyncspec_nodes.cli.prompts import Prompt
-from asyncspec_nodes.client.answers import Answer, answer_all
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.sampling import Defaults
+from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http.api.forms import CompletionRequest
 from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.auth import Keys
-from asyncspec_nodes.http.completions import CompletionRequest
+from asyncspec_nodes.http.guard import Keys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.serving.reading import SHORT
+from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
 from shell.local import QUICK

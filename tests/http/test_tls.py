@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.http.tls import server_context
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.http.options import server_context
 from toy_service import Toy
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"

@@ -19,10 +19,10 @@ import transformers
 from huggingface_hub import close_session, constants
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, INDEX, SINGLE
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.shard import load_shard
-from asyncspec.backend.hf.weights import EMBEDDING, HEAD, INDEX, SINGLE
-from asyncspec.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.node import listen

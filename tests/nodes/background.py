@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 
 START = 100.0

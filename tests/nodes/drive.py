@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import (
+from asyncspec.core.jobs import Batch, Forward, Job, Release
+from asyncspec.core.machine import (
     Abandon,
     Compute,
     Computed,
@@ -18,11 +19,10 @@ from asyncspec.actor.machine import (
     Report,
     Send,
 )
-from asyncspec.jobs import Batch, Forward, Job, Release
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version, owner
 from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
 from laws import SMALL

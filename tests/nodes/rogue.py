@@ -12,21 +12,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import (
-    Abandon,
-    Compute,
-    Computed,
-    Effect,
-    Input,
-    Joined,
-    Received,
-    Send,
-)
 from asyncspec.backend.base import WireTensor
-from asyncspec.jobs import Job
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.session import taps
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec.core.jobs import Job
+from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, Joined, Received, Send
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.session import taps
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.codec import TensorSpec, decode, encode
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank

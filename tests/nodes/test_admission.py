@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Finish, Joined, Received, Submitted
+from asyncspec.core.machine import Finish, Joined, Received, Submitted
 from asyncspec.policy import POLICIES
 from asyncspec.sim.costs import EqualTurns
-from asyncspec_nodes.machines.draft.admission import (
+from asyncspec_nodes.roles.draft.admission import (
     BLOCK,
     slots_in_all,
     slots_needed,

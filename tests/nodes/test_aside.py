@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncspec_nodes.serving.aside import OneThread
-from asyncspec_nodes.serving.reading import Aside
+from asyncspec_nodes.node.worker_thread import OneThread
+from asyncspec_nodes.serving.prompts import Aside
 from nodes.by_hand import ByHand
 
 

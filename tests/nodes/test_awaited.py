@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Arm, Compute, Effect, Fired, Received
-from asyncspec.jobs import Batch, Forward, Job
-from asyncspec_nodes.machines.verify.awaited import MOST, TREE, Awaited
+from asyncspec.core.jobs import Batch, Forward, Job
+from asyncspec.core.machine import Arm, Compute, Effect, Fired, Received
+from asyncspec_nodes.roles.verify.redraft import MOST, TREE, Awaited
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Close, Credit
 from nodes.drive import Driven, done, following, heard, opening, outcome, prune, segment, stage

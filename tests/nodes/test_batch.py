@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Effect, Received, Report, Send
-from asyncspec.jobs import Batch
-from asyncspec.liveness import Liveness
-from asyncspec.pass_cost import KEEP_UP
-from asyncspec_nodes.machines.draft.sending import together
-from asyncspec_nodes.machines.verify.batch import PATIENCE, WORTH, Costs, Share, gather, prompt
-from asyncspec_nodes.machines.verify.session import StageSession, Waiting
+from asyncspec.core.cost_model import KEEP_UP
+from asyncspec.core.jobs import Batch
+from asyncspec.core.liveness import Liveness
+from asyncspec.core.machine import Compute, Effect, Received, Report, Send
+from asyncspec_nodes.roles.draft.scheduler import together
+from asyncspec_nodes.roles.verify.batching import PATIENCE, WORTH, Costs, Share, gather, prompt
+from asyncspec_nodes.roles.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
 from nodes.drive import Driven, done, opening, passes, segment, sent, stage

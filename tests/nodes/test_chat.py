@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 
-from asyncspec.errors import UserError
+from asyncspec.backend.hf.tokenizer import Tokenizer, load_tokenizer
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.serving.tokenizer import Tokenizer, load_tokenizer
 from nodes.codecs import CODECS
 
 pytestmark = pytest.mark.torch

@@ -17,12 +17,11 @@ import pytest
 
 from asyncspec.policy import LOSSLESS, POLICIES
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli import prompts
-from asyncspec_nodes.cli.arguments import say
-from asyncspec_nodes.client import client
+from asyncspec_nodes.client import answers, client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
-from asyncspec_nodes.http.auth import read_keys
-from asyncspec_nodes.http.errors import ApiError
+from asyncspec_nodes.console.arguments import say
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.guard import read_keys
 from asyncspec_nodes.node import cli as node_cli
 from asyncspec_nodes.node import listen
 
@@ -263,7 +262,7 @@ def test_only_line_feeds_end_a_line_of_prompts(tmp_path: Path, separator: str) -
     text = f"one{separator}two"
     line = json.dumps({"prompt": text}, ensure_ascii=False)
     (tmp_path / "p.jsonl").write_text(f"{line}\r\n\n{line}", encoding="utf-8", newline="")
-    assert [p.turns for p in prompts.from_lines(tmp_path / "p.jsonl")] == [(text,), (text,)]
+    assert [p.turns for p in answers.from_lines(tmp_path / "p.jsonl")] == [(text,), (text,)]
 
 
 def test_nobody_to_connect_to(capsys: pytest.CaptureFixture[str]) -> None:

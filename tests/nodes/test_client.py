@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from asyncspec.actor.mesh import Security
-from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.cluster.config_tables import SecurityTable
+from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from shell.local import QUICK
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config import load, parse, to_toml
-from asyncspec_nodes.cluster.config_tables import PaceTable
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import PaceTable, load, parse, to_toml
 from asyncspec_nodes.cluster.layout import even_split, layout
 
 EXAMPLES = Path(__file__).parents[2] / "nodes" / "examples"

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.actor.link import Link
-from asyncspec.actor.machine import Submitted
+from asyncspec.core.cost_model import PassCost
+from asyncspec.core.errors import ClusterError
+from asyncspec.core.machine import Submitted
 from asyncspec.dipsd.decide import decide
-from asyncspec.errors import ClusterError
-from asyncspec.pass_cost import PassCost
 from asyncspec_nodes.cli.plan.running import running
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.machines.verify.consulted import consulted
-from asyncspec_nodes.machines.verify.rota import Rota
-from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
-from asyncspec_nodes.node import consultations
+from asyncspec_nodes.node import inspector
 from asyncspec_nodes.node.inspector import Counts, Inspector
+from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec_nodes.roles.verify.planning import consulted
+from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
 from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank
 from asyncspec_protocol.messages import Consult, Consulted, PassTimes, Rates
@@ -97,7 +97,7 @@ def consult_with(first: Callable[[Link, Consult], object]) -> str:
 
 
 def test_a_first_stage_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consultations, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(inspector, "ANSWER_SECONDS", 0.05)
     said = consult_with(lambda link, message: None)
     assert said == "verify stage 1, which plans, does not answer within 0.05 s"
 

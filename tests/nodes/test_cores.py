@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncspec.backend.hf.threads import COUNT
-from asyncspec_nodes.cluster.config_tables import Config, NodeTable, SourceTable, TargetTable
-from asyncspec_nodes.node import cores
+from asyncspec.backend.hf.process import COUNT
+from asyncspec_nodes.cluster.config import Config, NodeTable, SourceTable, TargetTable
+from asyncspec_nodes.node import resources
 
 
 def groups(folder: Path, files: Mapping[str, str]) -> Path:
@@ -47,11 +47,11 @@ def groups(folder: Path, files: Mapping[str, str]) -> Path:
 def test_quotas(own: str, files: Mapping[str, str], quotas: list[float], tmp_path: Path) -> None:
     (tmp_path / "own").write_text(own + "\n")
     root = groups(tmp_path / "root", files)
-    assert list(cores.quotas(tmp_path / "own", root)) == quotas
+    assert list(resources.quotas(tmp_path / "own", root)) == quotas
 
 
 def test_systems_without_groups(tmp_path: Path) -> None:
-    assert list(cores.quotas(tmp_path / "none", tmp_path)) == []
+    assert list(resources.quotas(tmp_path / "none", tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_cores(
     whole, threads, allowed = found
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: threads if logical else whole)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(allowed), raising=False)
-    monkeypatch.setattr(cores, "quotas", lambda: [limit])
-    assert cores.cores() == expected
+    monkeypatch.setattr(resources, "quotas", lambda: [limit])
+    assert resources.cores() == expected
 
 
 def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "cores", lambda: 8)
+    monkeypatch.setattr(resources, "cores", lambda: 8)
     nodes = (NodeTable(0, "a", 1), NodeTable(1, "a", 2), NodeTable(2, "b", 1))
     config = Config(TargetTable(path="x"), nodes, source=SourceTable("a", 3))
-    assert [cores.share(config, node.rank, node.host) for node in config.nodes] == [2, 2, 8, 2]
+    assert [resources.share(config, node.rank, node.host) for node in config.nodes] == [2, 2, 8, 2]
     # Draft nodes that come are in no file; and as many nodes as there are cores have one each.
-    assert cores.share(config, 1001, "c") == 8
-    assert cores.share(config, 1001, "a") == 2
-    monkeypatch.setattr(cores, "cores", lambda: 2)
-    assert cores.share(config, 1, "a") == 1
+    assert resources.share(config, 1001, "c") == 8
+    assert resources.share(config, 1001, "a") == 2
+    monkeypatch.setattr(resources, "cores", lambda: 2)
+    assert resources.share(config, 1, "a") == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_threads_are_asked_for_said_or_shared(
         monkeypatch.setenv(name, said or "")
         if said is None:
             del os.environ[name]
-    monkeypatch.setattr(cores, "cores", lambda: 8)
+    monkeypatch.setattr(resources, "cores", lambda: 8)
     config = Config(TargetTable(path="x"), (NodeTable(0, "a", 1), NodeTable(1, "a", 2)))
-    cores.set_threads(config, 1, "a", asked)
+    resources.set_threads(config, 1, "a", asked)
     assert [os.environ[name] for name in COUNT] == [expected] * len(COUNT)

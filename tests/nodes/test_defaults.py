@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from asyncspec.errors import CheckpointError
-from asyncspec.sampling import Defaults, Sampling
-from asyncspec_nodes.serving.defaults import in_words, read_defaults
-from asyncspec_nodes.serving.rules import Refusal, Rules, prepare
+from asyncspec.core.errors import CheckpointError
+from asyncspec.core.sampling import Defaults, Sampling
+from asyncspec_nodes.serving.requests import Refusal, Rules, in_words, prepare, read_defaults
 from asyncspec_protocol.messages import Submit
 from nodes.test_service import ASK, RULES, Letters
 

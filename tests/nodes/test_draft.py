@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from asyncspec.actor.machine import (
+from asyncspec.core.jobs import Feed, Release, Rows
+from asyncspec.core.machine import (
     Arm,
     Cancelled,
     Compute,
@@ -20,10 +21,9 @@ from asyncspec.actor.machine import (
     Send,
     Submitted,
 )
-from asyncspec.jobs import Feed, Release, Rows
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session

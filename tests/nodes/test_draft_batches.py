@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncspec.actor.machine import Cancelled, Compute, Computed, Submitted
-from asyncspec.jobs import Drafting, Release, drafts
+from asyncspec.core.jobs import Drafting, Release, drafts
+from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
 from asyncspec.source.batch import READ, ROWS
 from asyncspec_protocol.messages import Expand, Expanded, Segment
 from cluster import ask

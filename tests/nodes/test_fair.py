@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.liveness import Liveness
-from asyncspec.slots import Seat, Slots
-from asyncspec_nodes.machines.verify.batch import Share
-from asyncspec_nodes.machines.verify.fair import fair_share
-from asyncspec_nodes.machines.verify.rota import Rota
-from asyncspec_nodes.machines.verify.session import StageSession, Waiting
-from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
+from asyncspec.core.kv_slots import Seat, Slots
+from asyncspec.core.liveness import Liveness
+from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec_nodes.roles.verify.batching import Share, fair_share
+from asyncspec_nodes.roles.verify.session import StageSession, Waiting
+from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Rates
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import (
+from asyncspec.core.jobs import Admit, Compact, Forward, Release, Trim
+from asyncspec.core.machine import (
     Cancelled,
     Compute,
     Effect,
@@ -20,7 +21,6 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Admit, Compact, Forward, Release, Trim
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (

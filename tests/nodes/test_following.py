@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Abandon, Compute, Lost, Next, Received
-from asyncspec.jobs import Batch, Compact, Forward
+from asyncspec.core.jobs import Batch, Compact, Forward
+from asyncspec.core.machine import Abandon, Compute, Lost, Next, Received
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Close, Credit, Verdict
-from nodes.drive import (
-    Driven,
-    done,
-    following,
-    heard,
-    opening,
-    outcome,
-    passes,
-    prune,
-    sent,
-    stage,
-)
+from nodes.drive import Driven, done, following, heard, opening, outcome, passes, prune, sent, stage
 
 
 def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:

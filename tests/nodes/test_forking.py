@@ -17,19 +17,17 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.threads import COUNT
-from asyncspec.errors import ClusterError
+from asyncspec.backend.hf.process import COUNT
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import load, to_toml
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
 from asyncspec_nodes.local import cluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.local.cluster import FILE, Loopback, local_config
 from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
-from asyncspec_nodes.local.launch import FILE, Loopback
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.cores import cores
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
+from asyncspec_nodes.node.resources import cores
 from nodes.background import no_process_left
 
 pytestmark = [

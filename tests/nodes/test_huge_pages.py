@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.node.huge_pages import TUNABLES, environment
+from asyncspec_nodes.node.resources import TUNABLES, environment
 
 ASKED = "glibc.malloc.hugetlb=1"
 

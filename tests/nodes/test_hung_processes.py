@@ -11,9 +11,7 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.launch import Loopback
-from asyncspec_nodes.local.restarts import WITHOUT_DRAFT
+from asyncspec_nodes.local.cluster import WITHOUT_DRAFT, LocalCluster, Loopback
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.messages import Finished, Output, Submit

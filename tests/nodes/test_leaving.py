@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asyncspec.actor.machine import Cancelled, Fired, Joined, Lost, Received, Submitted
-from asyncspec_nodes.machines.draft.admission import BLOCK, slots_taken
-from asyncspec_nodes.machines.draft.ends import account_timer
+from asyncspec.core.machine import Cancelled, Fired, Joined, Lost, Received, Submitted
+from asyncspec_nodes.roles.draft.admission import BLOCK, slots_taken
+from asyncspec_nodes.roles.draft.lifecycle import account_timer
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Close, Closed, Floor, Open, Ready, Segment, Verdict
 from cluster import ask

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Effect, Joined, Received
-from asyncspec.pass_cost import KEEP_UP
+from asyncspec.core.cost_model import KEEP_UP
+from asyncspec.core.machine import Effect, Joined, Received
 from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
-from asyncspec_nodes.machines.draft.lines import EXTRA, SHARE, Lines, alone, most_rows, slowest
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.roles.draft.links import EXTRA, SHARE, Lines, alone, most_rows, slowest
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.machines.draft.state import DraftState
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.reports import Reporter
+from asyncspec_nodes.roles.draft.state import DraftState
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank
 
 pytestmark = pytest.mark.torch

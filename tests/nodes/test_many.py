@@ -14,8 +14,8 @@ from asyncspec.trace.file import read_trace
 from asyncspec.trace.records import Issued, Step
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable, TraceTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable, TraceTable
+from asyncspec_nodes.local.cluster import local_config
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes.background import Background
 

@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import AsyncSpecError, ClusterError
-from asyncspec_nodes.local.pipe import lines
+from asyncspec.core.errors import AsyncSpecError, ClusterError
+from asyncspec_nodes.local.processes import lines
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node.reports import Report, Trouble
 

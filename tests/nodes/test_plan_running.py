@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import commands
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.dipsd.decide import measured
 from asyncspec.dipsd.model import User
-from asyncspec.errors import ClusterError, UserError
 from asyncspec_nodes.cli.plan import running_output as output
 from asyncspec_nodes.cli.plan.config import parse
-from asyncspec_nodes.cli.plan.running import names, running
-from asyncspec_nodes.cli.plan.save import save, to_toml
+from asyncspec_nodes.cli.plan.running import names, running, save, to_toml
 from asyncspec_protocol.ids import SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import Consulted
 

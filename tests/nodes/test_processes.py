@@ -20,16 +20,13 @@ import pytest
 import torch
 import transformers
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.run import cut_short
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import to_toml
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, SecurityTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.local.launch import FILE, Loopback
+from asyncspec_nodes.cluster.config import Config, DraftTable, SecurityTable, TargetTable, to_toml
+from asyncspec_nodes.local.cluster import FILE, LocalCluster, Loopback, local_config
 from asyncspec_nodes.node.reports import Loading, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads

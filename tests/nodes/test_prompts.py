@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Received, Submitted
-from asyncspec.pass_cost import interpolated
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec_nodes.machines.draft.prompts import (
-    FEWEST,
-    SLOWER,
-    WORTH,
-    piece_rows,
-    shared_rows,
-)
+from asyncspec.core.cost_model import interpolated
+from asyncspec.core.machine import Received, Submitted
+from asyncspec.sim.costs import StageCost
+from asyncspec_nodes.roles.draft.scheduler import FEWEST, SLOWER, WORTH, piece_rows, shared_rows
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
 from cluster import ask

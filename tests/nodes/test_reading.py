@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Cancelled, Finish, Stopped, Submitted
-from asyncspec_nodes.serving.reading import SHORT
-from asyncspec_nodes.serving.rules import Rules
+from asyncspec.core.machine import Cancelled, Finish, Stopped, Submitted
+from asyncspec_nodes.serving.prompts import SHORT
+from asyncspec_nodes.serving.requests import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncspec.actor.machine import Compute, Emit, Joined, Lost, Received, Submitted
-from asyncspec.jobs import Release
-from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
+from asyncspec.core.jobs import Release
+from asyncspec.core.machine import Compute, Emit, Joined, Lost, Received, Submitted
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, Version, draft_rank, first_session
 from asyncspec_protocol.messages import (

@@ -9,15 +9,20 @@ import signal
 
 import pytest
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import (
+    ALL,
+    WITHOUT_DRAFT,
+    Allowance,
+    LocalCluster,
+    Loopback,
+    Restarts,
+    local_config,
+)
 from asyncspec_nodes.local.forking import SUPPORTED
-from asyncspec_nodes.local.launch import Loopback
-from asyncspec_nodes.local.restarts import ALL, WITHOUT_DRAFT, Allowance, Restarts
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes.background import START, no_process_left
 from nodes.test_processes import generate

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.toy import ToyModel, ToyStage
+from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices, Segment
 from nodes.drive import opening, segment

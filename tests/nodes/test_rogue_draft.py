@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import (
+from asyncspec.backend.toy.model import ToyModel, ToySource
+from asyncspec.core.machine import (
     Abandon,
     Compute,
     Computed,
@@ -20,7 +21,6 @@ from asyncspec.actor.machine import (
     Send,
     Submitted,
 )
-from asyncspec.backend.toy import ToyModel, ToySource
 from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Arm, Computed, Fired, Input, Joined, Received, Send
-from asyncspec.jobs import Batch
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.rota import ROTA
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec.core.jobs import Batch
+from asyncspec.core.machine import Arm, Computed, Fired, Input, Joined, Received, Send
+from asyncspec_nodes.roles.verify.batch_schedule import ROTA
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Credit, Open, Rates, Segment
 

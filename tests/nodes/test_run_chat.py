@@ -17,8 +17,8 @@ from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client.conversation import Conversation
 from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from asyncspec_protocol.messages import Submit
 from nodes.background import Background, no_process_left
 

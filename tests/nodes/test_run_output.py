@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cli.run_output import JsonPrinter, as_dict
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.reference.check import Comparison

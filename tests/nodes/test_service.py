@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Cancelled, Emit, Finish, Stopped, Submitted
-from asyncspec.sampling import Sampling
-from asyncspec_nodes.http.gather import failure
-from asyncspec_nodes.serving.reading import SHORT
-from asyncspec_nodes.serving.rules import Rules
+from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
+from asyncspec.core.sampling import Sampling
+from asyncspec_nodes.http.answering import failure
+from asyncspec_nodes.serving.prompts import SHORT
+from asyncspec_nodes.serving.requests import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit

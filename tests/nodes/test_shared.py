@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Effect, Input, Joined, Lost, Received, Send
-from asyncspec.jobs import Admit, Batch, Release
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec.core.jobs import Admit, Batch, Release
+from asyncspec.core.machine import Compute, Effect, Input, Joined, Lost, Received, Send
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import (
     DRAFT,

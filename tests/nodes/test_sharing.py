@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Effect, Finish, Input, Received, Request, Submitted
+from asyncspec.core.machine import Effect, Finish, Input, Received, Request, Submitted
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import POLICIES
-from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
-from asyncspec_nodes.machines.draft import sharing
-from asyncspec_nodes.machines.draft.sharing import alike
+from asyncspec_nodes.roles.draft import prefix_cache
+from asyncspec_nodes.roles.draft.prefix_cache import alike
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
@@ -115,7 +115,7 @@ def test_what_a_request_waits_for_is_found_out_once(monkeypatch: pytest.MonkeyPa
         looks += 1
         return alike(one, other)
 
-    monkeypatch.setattr(sharing, "alike", looking)
+    monkeypatch.setattr(prefix_cache, "alike", looking)
     driven = draft(credit=1)
     prompt = tuple(range(1, 400))
     driven.feed(*(Submitted(ask(i, prompt=prompt, policy="autoregressive")) for i in range(3)))

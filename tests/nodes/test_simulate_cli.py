@@ -18,10 +18,10 @@ import pytest
 import commands
 from asyncspec.policy import LOSSLESS
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
-from asyncspec.trace.build import build
+from asyncspec.trace.analysis.build import build
 from asyncspec.trace.file import read_trace
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.machines.replay import replay
+from asyncspec_nodes.simulation.replay import replay
 
 FEW = ("--tokens", "20", "--prompt-tokens", "4")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from asyncspec.actor.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
-from asyncspec.jobs import Drafting
-from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
+from asyncspec.core.jobs import Drafting
+from asyncspec.core.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank, first_session
 from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncspec.actor.machine import Abandon, Compute, Computed, Received, Send
-from asyncspec.jobs import Drafting
+from asyncspec.core.jobs import Drafting
+from asyncspec.core.machine import Abandon, Compute, Computed, Received, Send
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Close, Expand, Withdraw

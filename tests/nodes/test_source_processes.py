@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_protocol.messages import Status
 from nodes.background import no_process_left

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_nodes.serving.stops import AnswerText, beginning, find
-from asyncspec_nodes.serving.text import UNFINISHED, Codec, Detokenizer
+from asyncspec_nodes.serving.text import UNFINISHED, AnswerText, Codec, Detokenizer, beginning, find
 from nodes.codecs import CODECS, Pieces, Raw
 
 CHARACTERS = "ab\né世🙂"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from asyncspec_nodes.serving.stops import AnswerText, Piece
-from asyncspec_nodes.serving.text import CONTEXT, UNFINISHED, Detokenizer
+from asyncspec_nodes.serving.text import CONTEXT, UNFINISHED, AnswerText, Detokenizer, Piece
 from nodes.codecs import CODECS, Raw
 
 

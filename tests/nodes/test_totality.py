@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import (
+from asyncspec.core.jobs import Admit, Drafting, Forward, Judged
+from asyncspec.core.machine import (
     Cancelled,
     Compute,
     Computed,
@@ -22,7 +23,6 @@ from asyncspec.actor.machine import (
     Stopped,
     Submitted,
 )
-from asyncspec.jobs import Admit, Drafting, Forward, Judged
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.messages import (
     FINAL,

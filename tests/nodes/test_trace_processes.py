@@ -12,8 +12,8 @@ from asyncspec.trace.file import read_trace
 from asyncspec.trace.records import End, Node, Said
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable, TraceTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable, TraceTable
+from asyncspec_nodes.local.cluster import local_config
 from nodes.background import Background
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]

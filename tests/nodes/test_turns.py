@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_nodes.machines.draft.counters import TurnClock
+from asyncspec_nodes.roles.draft.stats import TurnClock
 from asyncspec_protocol.ids import SegmentId
 
 N = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Compute, Effect, Fired, Joined, Lost, Received, Report, Send
-from asyncspec.jobs import Admit, Compact, Judged, Release, Rows
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec.core.jobs import Admit, Compact, Judged, Release, Rows
+from asyncspec.core.machine import Compute, Effect, Fired, Joined, Lost, Received, Report, Send
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (

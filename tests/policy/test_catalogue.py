@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.policy import POLICIES
-from asyncspec.policy.catalogue import parameters, split
-from asyncspec.policy.levels import Levels
+from asyncspec.policy.level_tree import Levels
+from asyncspec.policy.registry import parameters, split
 from asyncspec.policy.static_tree import StaticTree
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.segment import connected, share
+from asyncspec.core.tree import plant
 from asyncspec.policy import POLICIES, Policy, View
 from asyncspec.policy.base import Loop
 from asyncspec.policy.flowspec import A_TURN, FlowSpec
 from asyncspec.policy.linear import Linear
-from asyncspec.segment import connected, share
-from asyncspec.tree import plant
 from asyncspec_protocol.ids import NodeId
 from laws import SMALL, hang
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Effect, Input, Request
+from asyncspec.core.machine import Effect, Input, Request
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import MOST_LIVE, most_live
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.policy.levels import Levels
+from asyncspec.policy.level_tree import Levels
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_protocol.ids import DRAFT, Rank

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.accept import Opinion
-from asyncspec.backend.toy import ToyModel
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core.accept import Opinion
+from asyncspec.core.tree import TokenTree, plant
 from asyncspec.policy import LOSSLESS, POLICIES, Policy
-from asyncspec.policy.levels import Levels
+from asyncspec.policy.level_tree import Levels
 from asyncspec.policy.lossy import relaxed, within_top_p
-from asyncspec.tree import TokenTree, plant
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 from laws import Shaken, check_empty, hang, watch_invariants

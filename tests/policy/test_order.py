@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from asyncspec.backend.toy import ToyModel
+from asyncspec.backend.toy.model import ToyModel
 from asyncspec.policy import LOSSLESS
 from asyncspec.sim.costs import EqualTurns
 from cluster import Cluster, ask

@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncspec.actor.inbound import Shell
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.actor.runtime import Runtime
-from asyncspec.actor.shell import Shell
 from asyncspec.backend.base import Tensors
-from asyncspec.backend.toy import ToyModel, ToySource, ToyStage
-from asyncspec.backend.toy_eagle import ToyEagle
-from asyncspec.trace.courier import Courier
+from asyncspec.backend.toy.eagle import ToyEagle
+from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
+from asyncspec.core.machine import Emit, Finish, Machine, Request, Submitted
+from asyncspec.trace.collector import Courier
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
-from asyncspec_nodes.machines.replay import settings
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session, is_draft
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit

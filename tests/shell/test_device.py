@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.actor.device import Device
-from asyncspec.actor.short import MOST_PROOF, PROOF, SHORT_SECONDS, ShortJobs
-from asyncspec.jobs import Compact, Job, Release
+from asyncspec.core.cost_model import MOST_PROOF, PROOF, SHORT_SECONDS, ShortJobs
+from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
 

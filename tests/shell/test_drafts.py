@@ -7,7 +7,7 @@ from types import TracebackType
 
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Request
+from asyncspec.core.machine import Request
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import (

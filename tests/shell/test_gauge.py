@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.actor.gauge import (
+from asyncspec.core.cost_model import (
     ALWAYS,
     FEWEST,
     LARGE_BYTES,

@@ -15,9 +15,9 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from asyncspec.actor.gauge import FEWEST, LARGE_BYTES
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.backend.base import WireTensor
+from asyncspec.core.cost_model import FEWEST, LARGE_BYTES
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame

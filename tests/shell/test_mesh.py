@@ -17,7 +17,7 @@ import uvloop
 
 from asyncspec.actor.link import Link
 from asyncspec.actor.mesh import Mesh, Security
-from asyncspec_nodes.cluster.config_tables import SecurityTable
+from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
 from asyncspec_protocol.handshake import client_hello

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.actor.overdue import FACTOR, FIRST, PROOF, Overdue
-from asyncspec.errors import ClusterError
-from asyncspec.jobs import Compact, Job, Release
+from asyncspec.core.errors import ClusterError
+from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.ids import SessionId
 from cluster import ask
 from shell.local import LocalCluster

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncspec.actor.machine import Cancelled, Received
 from asyncspec.backend.base import WireTensor
-from asyncspec.reference import decode
-from asyncspec.sampling import Sampling
+from asyncspec.core.machine import Cancelled, Received
+from asyncspec.core.reference import decode
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import FINAL, Verdict
 from cluster import ask

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Effect, Input, Received, Send
-from asyncspec.backend.toy import ToyModel
-from asyncspec.jobs import Batch, Forward, Job, drafts
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.world import World
-from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core.jobs import Batch, Forward, Job, drafts
+from asyncspec.core.machine import Effect, Input, Received, Send
+from asyncspec.sim.world import Actor, World
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, is_draft
 from asyncspec_protocol.messages import Expand, Expanded, Message, Segment, Withdraw
 from cluster import Cluster, ask

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.jitter import Jitter
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Setting, simulate
-from asyncspec_nodes.machines.verify.awaited import Awaited
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, Jitter, LinkCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.roles.verify.redraft import Awaited
+from asyncspec_nodes.simulation.cluster import Setting, simulate
 
 STEADY = ClusterCost(
     stage=StageCost(pass_seconds=0.04), draft=DraftCost(0.005), verdict_seconds=0.001

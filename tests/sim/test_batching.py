@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Abandon, Cancelled, Compute, Effect, Input, Request
-from asyncspec.jobs import Drafting, Job, drafts
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.cluster_cost import ClusterCost, Pricing
-from asyncspec.sim.costs import EqualTurns
-from asyncspec.sim.draft_cost import DraftCost, pass_rows
-from asyncspec.sim.world import World
+from asyncspec.core.jobs import Drafting, Job, drafts
+from asyncspec.core.machine import Abandon, Cancelled, Compute, Effect, Input, Request
+from asyncspec.sim.costs import ClusterCost, DraftCost, EqualTurns, Pricing, pass_rows
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Expand, Expanded
 from cluster import Cluster, ask

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Compute, Effect, Input, Request, Submitted
-from asyncspec.jobs import Batch, Forward
+from asyncspec.core.jobs import Batch, Forward
+from asyncspec.core.machine import Compute, Effect, Input, Request, Submitted
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask

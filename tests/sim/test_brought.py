@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Input, Received
-from asyncspec.deviation import Deviation
+from asyncspec.core.cost_model import Deviation
+from asyncspec.core.machine import Input, Received
 from asyncspec.dipsd import brought
 from asyncspec.dipsd.brought import Comparison
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.rota import Rota
-from asyncspec_nodes.machines.verify.state import Effects, VerifyState
+from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import Effects, VerifyState
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Rates
 from dipsd.at_run_time import Bench, Person, Trial

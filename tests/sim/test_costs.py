@@ -8,17 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Effect, Joined, Received, Send
-from asyncspec.jobs import Forward, Row
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.cluster_cost import ClusterCost, Pricing
-from asyncspec.sim.draft_cost import PROMPT_ROWS, DraftCost
-from asyncspec.sim.jitter import Jitter
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS, scaled
-from asyncspec.sim.sizes import Sizes
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.world import World
+from asyncspec.core.jobs import Forward, Row
+from asyncspec.core.machine import Effect, Joined, Received, Send
+from asyncspec.sim.costs import (
+    PRESETS,
+    PROMPT_ROWS,
+    ClusterCost,
+    DraftCost,
+    Jitter,
+    LinkCost,
+    Pricing,
+    Sizes,
+    StageCost,
+    scaled,
+)
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.ids import DRAFT, Rank

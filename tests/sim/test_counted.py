@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec import tree as trees
-from asyncspec.actor.machine import Effect, Emit, Input, Received, Request, Send
+from asyncspec.core import tree as trees
+from asyncspec.core.machine import Effect, Emit, Input, Received, Request, Send
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Closed, Segment, Verdict
 from cluster import Cluster

@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-import asyncspec_nodes.machines.draft.dispatch as dispatch
-import asyncspec_nodes.machines.draft.lines as lines
+import asyncspec_nodes.roles.draft.links as lines
+import asyncspec_nodes.roles.draft.scheduler as dispatch
 from asyncspec.policy.base import MOST_ROWS
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
+from asyncspec.sim.costs import ClusterCost, DraftCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 # Of a CPU: 64 rows take eight times as long as one.
 DEAR = StageCost(plateau=1, row_seconds=0.11)

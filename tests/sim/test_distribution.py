@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.machines.draft.verdicts as verdicts
-from asyncspec import draw
-from asyncspec import tree as trees
-from asyncspec.accept import Opinion, Walk
-from asyncspec.backend.toy import ToyModel
+import asyncspec_nodes.roles.draft.speculation as verdicts
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core import sampling as draw
+from asyncspec.core import tree as trees
+from asyncspec.core.accept import Opinion, Walk
+from asyncspec.core.rng import gumbel
+from asyncspec.core.sampling import Sampling
+from asyncspec.core.tree import TokenTree
 from asyncspec.policy import LOSSLESS, POLICIES
-from asyncspec.rng import gumbel
-from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
-from asyncspec.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Request
-from asyncspec.jobs import Batch, Forward, Job
+from asyncspec.core.jobs import Batch, Forward, Job
+from asyncspec.core.machine import Request
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import Expand, Message
 from cluster import Cluster, ask

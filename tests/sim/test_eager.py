@@ -7,14 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncspec.policy.chain import Chain
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 EAGER = ("chain", "chain-streamed", "pipedec", "specpipe", "flowspec")
 

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Cancelled, Submitted
-from asyncspec.sampling import Sampling
+from asyncspec.core.machine import Cancelled, Submitted
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from laws import FEATURES, SMALL, Shaken, check_after, check_empty, lose_links, watch_invariants

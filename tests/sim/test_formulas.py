@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.policy.chain import Chain
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS, scaled
-from asyncspec.sim.sizes import Sizes
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Setting, simulate
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, Sizes, StageCost, scaled
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.simulation.cluster import Setting, simulate
 from asyncspec_protocol.messages import Message, PruneIndices, Segment, Verdict
 
 FREE_DRAFT = DraftCost(level_seconds=0.0)

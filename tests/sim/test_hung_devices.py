@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Request
 from asyncspec.actor.overdue import FIRST, Overdue
-from asyncspec.jobs import Job, Release
+from asyncspec.core.jobs import Job, Release
+from asyncspec.core.machine import Request
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import Rank, SessionId
 from cluster import Cluster, ask

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import UserError
-from asyncspec.reference import decode
-from asyncspec.sim.coverage import Coverage, harmonic, tabled
-from asyncspec.sim.language import EMPTY, follow, sequential
+from asyncspec.core.errors import UserError
+from asyncspec.core.reference import decode
+from asyncspec.sim.language import EMPTY, Coverage, Synthetic, follow, harmonic, sequential, tabled
 from asyncspec.sim.recorded import (
     FORMAT,
     LanguageHeader,
@@ -23,7 +22,6 @@ from asyncspec.sim.recorded import (
     read_language,
     write_language,
 )
-from asyncspec.sim.synthetic import Synthetic
 from asyncspec.source.ngram import NGramSource
 from tools.bench.record_language import guesses
 

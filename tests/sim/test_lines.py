@@ -7,15 +7,11 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.machines.verify.machine as machine
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
-from asyncspec_nodes.machines.verify.state import VerifyState
+import asyncspec_nodes.roles.verify.machine as machine
+from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.roles.verify.state import VerifyState
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.messages import Segment
 
 BYTES_PER_MBIT = 125_000

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Cancelled, Effect, Finish, Input, Request
-from asyncspec.backend.toy import ToyModel
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.core.machine import Cancelled, Effect, Finish, Input, Request
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import LOSSLESS
-from asyncspec.sampling import Sampling
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.machines.draft.features as feature_books
-import asyncspec_nodes.machines.draft.verdicts as verdicts
-import asyncspec_nodes.machines.verify.following as following
-import asyncspec_nodes.machines.verify.passes as passes
-import asyncspec_nodes.machines.verify.prunes as prunes
-import asyncspec_nodes.machines.verify.results as results
-import asyncspec_nodes.machines.verify.session as stage_session
-from asyncspec.accept import Walk, walk
+import asyncspec_nodes.roles.draft.session as feature_books
+import asyncspec_nodes.roles.draft.speculation as verdicts
+import asyncspec_nodes.roles.verify.flow_control as prunes
+import asyncspec_nodes.roles.verify.lookahead as following
+import asyncspec_nodes.roles.verify.lookahead as passes
+import asyncspec_nodes.roles.verify.results as results
+import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.jobs import Compact, Rows
-from asyncspec.liveness import Liveness
+from asyncspec.core.accept import Walk, walk
+from asyncspec.core.jobs import Compact, Rows
+from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.liveness import Liveness
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.sampling import Sampling
-from asyncspec.slots import Slots, place, settle
-from asyncspec_nodes.machines.draft.features import Features
+from asyncspec_nodes.roles.draft.session import Features
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices

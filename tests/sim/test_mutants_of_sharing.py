@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.machines.verify.following as following
-import asyncspec_nodes.machines.verify.peers as peers
-import asyncspec_nodes.machines.verify.results as results
-from asyncspec.actor.machine import Request
+import asyncspec_nodes.roles.verify.lifecycle as peers
+import asyncspec_nodes.roles.verify.lookahead as following
+import asyncspec_nodes.roles.verify.results as results
+from asyncspec.core.machine import Request
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session
 from cluster import Cluster, ask

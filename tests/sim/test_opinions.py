@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.accept import Opinion
-from asyncspec.actor.machine import Emit, Request
+from asyncspec.core.accept import Opinion
+from asyncspec.core.machine import Emit, Request
 from asyncspec_protocol.ids import Rank
 from cluster import Cluster
 from laws import check_after, clusters, lose_links, requests

@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Outcome, Setting, simulate
+from asyncspec.sim.costs import ClusterCost, DraftCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 STAGES, TOKENS = 4, 48
 DEAR, FREE = StageCost(plateau=1, row_seconds=0.5), StageCost(plateau=1)

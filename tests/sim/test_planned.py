@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.actor.machine import Fired, Received
-from asyncspec_nodes.machines.verify.rota import PATIENCE, ROTA
+from asyncspec.core.machine import Fired, Received
+from asyncspec_nodes.roles.verify.batch_schedule import PATIENCE, ROTA
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Rates
 from cluster import ask

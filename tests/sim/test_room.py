@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from asyncspec.actor.machine import Cancelled, Effect, Input, Request, Submitted
-from asyncspec.jobs import Job
-from asyncspec_nodes.machines.draft.admission import BLOCK, slots_taken
+from asyncspec.core.jobs import Job
+from asyncspec.core.machine import Cancelled, Effect, Input, Request, Submitted
+from asyncspec_nodes.roles.draft.admission import BLOCK, slots_taken
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Message
 from cluster import Cluster, ask

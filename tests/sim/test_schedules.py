@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Cancelled, Request, Submitted
-from asyncspec.jobs import Batch, Forward
+from asyncspec.core.jobs import Batch, Forward
+from asyncspec.core.machine import Cancelled, Request, Submitted
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask

@@ -10,18 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import asyncspec_nodes.machines.verify.prunes as prunes
-import asyncspec_nodes.machines.verify.session as stage_session
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.jitter import Jitter
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS
+import asyncspec_nodes.roles.verify.flow_control as prunes
+import asyncspec_nodes.roles.verify.session as stage_session
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, Jitter, LinkCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Setting, WrongText, simulate
+from asyncspec_nodes.simulation.cluster import Setting, WrongText, simulate
 from asyncspec_protocol.errors import ProtocolError
 from laws import SMALL
 from sim.test_mutants import (

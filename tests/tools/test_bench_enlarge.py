@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Compute, Emit, Send
-from asyncspec.jobs import Compact, Forward
+from asyncspec.core.jobs import Compact, Forward
+from asyncspec.core.machine import Compute, Emit, Send
 from asyncspec_protocol.messages import PruneIndices, Segment, Verdict
 from tools.bench.__main__ import main
 from tools.bench.growth import command, context, live, page, stages, trees

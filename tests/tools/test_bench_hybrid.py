@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.source.grow import NOTHING
+from asyncspec.source.expand import NOTHING
 from tools.bench import explain, hybrid
 from tools.bench.__main__ import main
 from tools.bench.paired import Gain, Pair, compare

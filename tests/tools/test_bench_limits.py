@@ -9,9 +9,8 @@ import subprocess
 import pytest
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.__main__ import main
 from tools.bench.limits import codec, hop, placing
 from tools.bench.limits.asking import OPENINGS, Reply, Speed, speed, turn_about

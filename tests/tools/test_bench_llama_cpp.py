@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.bench.__main__ import main
 from tools.bench.peers import llama_cpp

@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from tools.bench.__main__ import main
 from tools.bench.peers.comparison import Comparison, Engine, read_engines
 from tools.bench.peers.endpoint import Endpoint, events

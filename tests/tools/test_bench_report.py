@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import POLICIES
-from asyncspec.sampling import Sampling
-from asyncspec.sim.presets import PRESETS
+from asyncspec.sim.costs import PRESETS
 from tools.bench.__main__ import main
 from tools.bench.prompts import Prompt
 from tools.bench.report.cell import Ask, Cell, Setting, Stats

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.backend.hf.recipe import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.stage import load_stage
-from asyncspec.sampling import Sampling
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.presets import PRESETS
+from asyncspec.core.sampling import Sampling
+from asyncspec.sim.costs import PRESETS
+from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.layout import even_split
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_nodes.node.sources import Source
+from asyncspec_nodes.node.loading import Source
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import Rank
 from tools.bench.__main__ import main
 from tools.bench.prompts import Prompt

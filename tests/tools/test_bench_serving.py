@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from tools.bench.__main__ import main
 from tools.bench.serving import command, fairness, memory, padded, prefill, simulated, soak
 from tools.bench.serving.load import percentile, steady

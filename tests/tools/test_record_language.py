@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.sim.costs import ClusterCost, StageCost
 from asyncspec.sim.recorded import read_language
-from asyncspec.sim.stage_cost import StageCost
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.machines.simulated import Setting, simulate
+from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.__main__ import main
 
 pytestmark = pytest.mark.torch

@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from tools.testbed import host, state
 from tools.testbed.bed import Bed
 from tools.testbed.remove import ask_owner

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.testbed import cgroups
 from tools.testbed.cgroups import Cgroups
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import Config
 from tools.testbed import command, description
 from tools.testbed.run import options_for
 

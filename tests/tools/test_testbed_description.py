@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config_tables import PaceTable
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import PaceTable
 from tools.testbed import description
 from tools.testbed.tables import Description, DeviceTable, LinkTable, NetworkTable
 from tools.testbed.wires import CHUNK, Line, lines, room, slowest, socket_buffer, wires

@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config import parse
-from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable, parse
+from asyncspec_nodes.local.cluster import local_config
 from tools.testbed import description, plan
 from tools.testbed.cluster_file import check_fit, cluster_file
 from tools.testbed.plan import HOST, SWITCH, Names
 from tools.testbed.routes import Address, orders
-from tools.testbed.tables import (
-    MOST_DEVICES,
-    Description,
-    DeviceTable,
-    LinkTable,
-    NetworkTable,
-)
+from tools.testbed.tables import MOST_DEVICES, Description, DeviceTable, LinkTable, NetworkTable
 from tools.testbed.wires import Line, Way
 
 names = st.builds(

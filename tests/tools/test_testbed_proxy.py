@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from tools.testbed.proxy_process import proxy
 from tools.testbed.routes import Address, Direction, Orders, Route
 

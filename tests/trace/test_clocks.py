@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from asyncspec.trace.clocks import USUAL_DRIFT, WINDOW_SECONDS, estimate, fit
-from asyncspec.trace.log import shift
+from asyncspec.trace.analysis.log import USUAL_DRIFT, WINDOW_SECONDS, estimate, fit, shift
+from asyncspec.trace.analysis.timeline import Clock
 from asyncspec.trace.records import Node, Probe
-from asyncspec.trace.timeline import Clock
 
 delays = st.floats(1e-5, 0.05)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.errors import ClusterError, UserError
-from asyncspec.trace import courier
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.trace import collector as courier
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import (
     Computed,
@@ -23,7 +23,7 @@ from asyncspec.trace.records import (
 )
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
-from asyncspec_nodes.machines.replay import replay
+from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.ids import Rank
 from cluster import ask
 from shell.local import QUICK, LocalCluster

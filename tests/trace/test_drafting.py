@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.trace.build import timeline
-from asyncspec.trace.reading import read
+from asyncspec.trace.analysis.build import timeline
+from asyncspec.trace.analysis.reading import read
 from asyncspec.trace.records import Issued, Ran, Step
-from asyncspec_nodes.machines.replay import replay
+from asyncspec_nodes.simulation.replay import replay
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import Blocked, End, Node, Record
 from asyncspec_nodes.cli import main as cli

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.trace.build import build
-from asyncspec.trace.perfetto import export
+from asyncspec.trace.analysis.build import build
+from asyncspec.trace.analysis.perfetto import export
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 

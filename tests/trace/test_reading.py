@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.jobs import Forward, Job
-from asyncspec.sampling import Sampling
-from asyncspec.trace.accounts import accounts, token_times
-from asyncspec.trace.build import build, timeline
-from asyncspec.trace.critical import Chains
-from asyncspec.trace.reading import read
+from asyncspec.core.jobs import Forward, Job
+from asyncspec.core.sampling import Sampling
+from asyncspec.trace.analysis.build import build, timeline
+from asyncspec.trace.analysis.critical_path import Chains, accounts, token_times
+from asyncspec.trace.analysis.reading import read
+from asyncspec.trace.analysis.spans import Share
+from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.records import Issued, Ran, Record, Reported, Step, Trace
-from asyncspec.trace.shares import Share
-from asyncspec.trace.summary import summarise
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand, Message
 from cluster import Cluster, ask

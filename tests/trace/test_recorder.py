@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.actor.machine import Fired, Received
+from asyncspec.core.machine import Fired, Received
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Dropped, Node, Step
 from asyncspec_protocol.ids import Rank

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.actor import machine
-from asyncspec.errors import UserError
+from asyncspec.core import machine
+from asyncspec.core.errors import UserError
 from asyncspec.trace.records import Node, Received, Record, Step, Stopped, Trace
-from asyncspec_nodes.machines.replay import replay
+from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Credit, Verdict

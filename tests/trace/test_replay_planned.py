@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncspec.policy import POLICIES
 from asyncspec.trace.records import Plan, Step
-from asyncspec_nodes.machines.replay import replay
+from asyncspec_nodes.simulation.replay import replay
 from dipsd.at_run_time import Bench, Person, Trial
 
 

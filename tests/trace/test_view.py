@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.trace.build import build, timeline
-from asyncspec.trace.perfetto import export
-from asyncspec.trace.reading import read
-from asyncspec.trace.summary import summarise
-from asyncspec.trace.timeline import Timeline
+from asyncspec.trace.analysis.build import build, timeline
+from asyncspec.trace.analysis.perfetto import export
+from asyncspec.trace.analysis.reading import read
+from asyncspec.trace.analysis.summary import summarise
+from asyncspec.trace.analysis.timeline import Timeline
 from asyncspec.trace.view import page
 from asyncspec.trace.view.model import KINDS, model
 from asyncspec.trace.view.page import SCRIPTS, embed

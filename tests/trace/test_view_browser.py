@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.trace.build import build, timeline
-from asyncspec.trace.reading import read
-from asyncspec.trace.summary import summarise
-from asyncspec.trace.timeline import Timeline
+from asyncspec.trace.analysis.build import build, timeline
+from asyncspec.trace.analysis.reading import read
+from asyncspec.trace.analysis.summary import summarise
+from asyncspec.trace.analysis.timeline import Timeline
 from asyncspec.trace.view import page
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask

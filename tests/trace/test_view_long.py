@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.trace.build import build
+from asyncspec.trace.analysis.build import build
+from asyncspec.trace.analysis.timeline import Hop, Journey, Mark, Round, Span, Timeline, Token
 from asyncspec.trace.records import Header, Node
-from asyncspec.trace.timeline import Hop, Journey, Mark, Round, Span, Timeline, Token
 from asyncspec.trace.view import page
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask

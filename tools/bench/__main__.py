@@ -8,13 +8,16 @@ from pathlib import Path
 # Python put this folder first on the path; the package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from asyncspec.backend.hf.threads import one_quiet_thread  # noqa: E402
+from asyncspec.backend.hf.process import one_quiet_thread  # noqa: E402
 
 # Before torch is imported by any of the benchmarks.
 one_quiet_thread()
 
-from asyncspec.errors import AsyncSpecError, UserError  # noqa: E402
-from asyncspec_nodes.cli.arguments import Parser  # noqa: E402
+from asyncspec.core.errors import (  # noqa: E402
+    AsyncSpecError,
+    UserError,
+)
+from asyncspec_nodes.console.arguments import Parser  # noqa: E402
 from tools.bench import (  # noqa: E402
     coverage,
     drafting,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 
 
 def chosen_parts(only: str | None, parts: Iterable[str], option: str = "--only") -> list[str]:

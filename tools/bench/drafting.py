@@ -18,13 +18,13 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_EAGLE,
     BUNDLED_TARGET,
     check_target,
 )
+from asyncspec_nodes.console.arguments import COUNT, Bounds
 from tools.bench.options import check_numbers
 
 SESSIONS = (1, 2, 4, 8)
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace, sessions: Sequence[int] = SESSIONS) -> Iterator[Level]:
     """Draft model and head, for every number of sessions."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.draft import load_draft
+    from asyncspec.backend.hf.draft_model import load_draft
     from asyncspec.backend.hf.eagle.source import load_eagle
 
     target = open_checkpoint(options.target)
@@ -117,7 +117,7 @@ class _Texts:
 
     def together(self, count: int) -> float:
         """Seconds for the trees of ``count`` sessions in one batch."""
-        from asyncspec.jobs import Drafting
+        from asyncspec.core.jobs import Drafting
 
         jobs = self._jobs(range(count), 1, count=64)
         return self._time([jobs[0] if count == 1 else Drafting(tuple(jobs))])
@@ -153,7 +153,7 @@ class _Texts:
         """The features a head needs: any will do, they cost the same."""
         import torch
 
-        from asyncspec.jobs import Feed, Rows
+        from asyncspec.core.jobs import Feed, Rows
         from asyncspec_protocol.ids import SessionId
 
         start, end = max(base, 1) - 1, base + news - 1

@@ -28,10 +28,10 @@ from msgspec import Struct
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from asyncspec.backend.hf.weights import list_tensors, main_dtype
-from asyncspec.errors import UserError
-from asyncspec_nodes.cli.numbers import COUNT
+from asyncspec.backend.hf.checkpoint_files import list_tensors, main_dtype
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.console.arguments import COUNT
 from tools.bench.options import check_numbers
 
 DTYPES: dict[str, torch.dtype] = {

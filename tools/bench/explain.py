@@ -19,14 +19,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.errors import UserError
-from asyncspec.jobs import Drafted
-from asyncspec.sampling import Sampling
-from asyncspec.source.grow import Proposal
+from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import Drafted
+from asyncspec.core.sampling import Sampling
+from asyncspec.source.expand import Proposal
 from asyncspec.source.hybrid import HybridSource
-from asyncspec.source.learned import LOOK
-from asyncspec_nodes.cli.numbers import COUNT
-from asyncspec_nodes.node.sources import Source
+from asyncspec.source.mixture import LOOK
+from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.messages import Expand
 from tools.bench.hybrid import MIXES
 from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers, check_policies

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.policy.catalogue import split
-from asyncspec.sampling import Sampling
-from asyncspec_nodes.cli.numbers import COUNT
+from asyncspec.core.sampling import Sampling
+from asyncspec.policy.registry import split
+from asyncspec_nodes.console.arguments import COUNT
 from tools.bench.options import SEVERAL, check_numbers, check_policies
 from tools.bench.paired import Gain, Pair, compare
 from tools.bench.prompts import Prompt, Sets, read_sets

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.cli.numbers import LARGE, Bounds, option
+from asyncspec_nodes.console.arguments import LARGE, Bounds, option
 
 SEVERAL = Bounds(2, LARGE)
 """A rate is of what comes after the first, and quartiles are of two at least."""

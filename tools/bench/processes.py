@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 
 
 def run_prompts(options: Sequence[str], prompts: Sequence[str]) -> list[dict[str, float]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 
 CHARACTERS = 1200
 """Longer prompts are cut, not left out: the bundled models have a short context."""

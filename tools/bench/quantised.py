@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cli.numbers import COUNT, Bounds
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.console.arguments import COUNT, Bounds
 from tools.bench.options import check_numbers
 from tools.bench.random_model import save_random
 
@@ -171,8 +171,8 @@ def _load(path: Path, layers: int, dtype: str, quantize: Any) -> tuple[HFStage, 
 
 def _ready(stage: HFStage, context: int) -> Callable[[int], float]:
     """A pass of some siblings below a context that was read, in seconds."""
-    from asyncspec.jobs import Admit, Forward, Row
-    from asyncspec.sampling import Sampling
+    from asyncspec.core.jobs import Admit, Forward, Row
+    from asyncspec.core.sampling import Sampling
     from asyncspec_protocol.ids import SegmentId, SessionId
 
     session = SessionId(0)
@@ -215,7 +215,7 @@ def _way(
 
 def _windows(options: argparse.Namespace) -> list[tuple[int, ...]]:
     """The tokens of a text, by the window. Raises ``UserError``."""
-    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+    from asyncspec.backend.hf.tokenizer import load_tokenizer
 
     try:
         text = options.text.read_text(encoding="utf-8")
@@ -261,7 +261,7 @@ def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
 
     from asyncspec.backend.hf.attention import FastAttention
     from asyncspec.backend.hf.cache import TreeCache
-    from asyncspec.jobs import Row
+    from asyncspec.core.jobs import Row
 
     count = len(tokens)
     rows = [Row(i, i, tuple(range(i + 1))) for i in range(count)]

@@ -14,7 +14,7 @@ def save_random(config: Any, folder: Path, dtype: torch.dtype) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from asyncspec.backend.hf.quiet import quiet_transformers
+    from asyncspec.backend.hf.process import quiet_transformers
 
     with torch.random.fork_rng(), quiet_transformers():
         torch.manual_seed(0)

@@ -14,19 +14,19 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec.jobs import Release, SourceJob
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Release, SourceJob
+from asyncspec.core.sampling import Sampling
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
-from asyncspec_nodes.cli.numbers import COUNT, SEED
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     check_draft,
     check_target,
 )
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.node.sources import load_source
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.console.arguments import COUNT, SEED
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.node.loading import load_source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from tools.bench.options import TEMPERATURE, check_numbers
@@ -82,7 +82,7 @@ def record(
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.reference import decode
     from asyncspec.backend.hf.stage import load_stage
-    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+    from asyncspec.backend.hf.tokenizer import load_tokenizer
 
     facts = check_target(options.target, 1)
     draft = check_draft(str(options.draft), options.target)

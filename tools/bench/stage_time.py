@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, check_target
+from asyncspec_nodes.console.arguments import COUNT, Bounds
 from tools.bench.options import check_numbers
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -55,8 +55,8 @@ def measure(options: argparse.Namespace, rows: Sequence[int] = ROWS) -> dict[int
     """Median seconds of a pass over so many siblings below the context."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.stage import load_stage
-    from asyncspec.jobs import Admit, Forward, Row
-    from asyncspec.sampling import Sampling
+    from asyncspec.core.jobs import Admit, Forward, Row
+    from asyncspec.core.sampling import Sampling
     from asyncspec_protocol.ids import SegmentId, SessionId
 
     checkpoint = open_checkpoint(options.target)

@@ -24,18 +24,17 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import ENCODER, Node, Record, Step
-from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_target
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.machines.replay import events
+from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
+from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.simulation.replay import events
 from asyncspec_protocol.messages import Finished, Submit
 from tools.bench.options import SEVERAL, check_numbers
 

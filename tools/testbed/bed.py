@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.testbed import plan
 from tools.testbed.description import check
 from tools.testbed.plan import SWITCH, Names

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 
 PERIOD_MICROSECONDS = 10_000
 """A quota is used up and renewed this often: short against what a user notices, long enough that

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node.reports import Report

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config import to_toml
-from asyncspec_nodes.cluster.config_rules import check_pace
-from asyncspec_nodes.cluster.config_tables import Config, PaceTable
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import Config, PaceTable, check_pace, to_toml
 from asyncspec_protocol.handshake import role_of
 from tools.testbed.routes import Address
 from tools.testbed.tables import Description

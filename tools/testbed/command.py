@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn, get_args
 
-from asyncspec.errors import AsyncSpecError, UserError
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.signals import SIGNALS
+from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.signals import SIGNALS
 from tools.testbed import description, state
 from tools.testbed.bed import Bed
 from tools.testbed.check import check

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster import toml_file
-from asyncspec_nodes.cluster.config_rules import check_pace, set_keys
-from asyncspec_nodes.cluster.config_tables import DRAFTING, PaceTable
+from asyncspec_nodes.cluster.config import DRAFTING, PaceTable, check_pace, set_keys
 from asyncspec_protocol.messages import Role
 from tools.testbed.tables import MOST_DEVICES, Description
 

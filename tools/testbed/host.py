@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 
 
 def execute(command: Sequence[str]) -> str:

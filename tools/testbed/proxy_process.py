@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.testbed.routes import Orders
 
 MAIN = Path(__file__).parent / "__main__.py"

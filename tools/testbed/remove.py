@@ -13,7 +13,7 @@ import signal
 import time
 from pathlib import Path
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.testbed import cgroups, plan, state
 from tools.testbed.host import execute
 from tools.testbed.plan import Names

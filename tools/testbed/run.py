@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from asyncspec.errors import AsyncSpecError, UserError
+from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import run_options
-from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.run import Run
 from asyncspec_nodes.cli.run_options import RunOptions
-from asyncspec_nodes.cli.signals import until_signal
 from asyncspec_nodes.client import remote
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.signals import until_signal
 from asyncspec_nodes.local.progress import watched
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.rng import uniform
+from asyncspec.core.rng import uniform
 
 BURST_SECONDS = 0.001
 """A pause as long as this begins a new burst."""

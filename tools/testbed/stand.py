@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from tools.testbed import cgroups, host, plan, state
 from tools.testbed.cgroups import Cgroups, Group
 from tools.testbed.plan import Names

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.testbed.plan import SLOTS
 
 ID_LETTERS = "asb"

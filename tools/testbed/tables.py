@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from asyncspec_nodes.cluster.config_tables import PaceTable
+from asyncspec_nodes.cluster.config import PaceTable
 
 MOST_DEVICES = 16
 

@@ -7,7 +7,7 @@ cache is used). What is common to all layers, the masks, is made once per pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ import torch
 from msgspec import Struct
 
 from asyncspec.backend.hf.cache import TreeCache
-from asyncspec.backend.hf.cpu import product_type
-from asyncspec.backend.hf.linear import with_rows
-from asyncspec.backend.hf.recipe import BLOCK
-from asyncspec.backend.hf.widened import dots
-from asyncspec.jobs import Row
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, product_type
+from asyncspec.backend.hf.kernels.cpu.half_precision import dots
+from asyncspec.backend.hf.kernels.cpu.linear import with_rows
+from asyncspec.core.jobs import Row
 
 NAME = "asyncspec"
 """Under which our attention function is known to transformers."""
@@ -209,3 +208,35 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, tree_attention)
+
+
+# --- Passes of several sessions as one: linear layers see all rows, attention each session's
+# slots.
+
+
+class TogetherAttention(Tree):
+    """The rows of several sessions, one after the other, each with its own cache. Every session's
+    rows get the very computation they would get alone, so they get the same bits."""
+
+    def __init__(self, parts: Sequence[TreeAttention]) -> None:
+        super().__init__(sum(part.count for part in parts))
+        self.parts = parts
+
+    def mix(
+        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``Tree``; n are the rows of all sessions."""
+        found = [
+            part.mix(asked, query[:, own], key[:, own], value[:, own])
+            for part, own in zip(self.parts, slices(self.parts), strict=True)
+        ]
+        return torch.cat(found)
+
+
+def slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
+    """Where each session's rows are."""
+    start = 0
+    for part in parts:
+        end = start + part.count
+        yield slice(start, end)
+        start = end

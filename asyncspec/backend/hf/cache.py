@@ -1,7 +1,7 @@
 """The tree cache of one session on one stage: keys and values by slot, positions beside them.
 
-Slots are the machines' business (``asyncspec.slots``); here they are storage. Committing moves
-nothing and compaction moves at most the speculative tail, never the prefix.
+Slots are assigned by the machines (``asyncspec.core.kv_slots``); here they are storage. Committing
+moves nothing and compaction moves at most the speculative tail, never the prefix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.recipe import BLOCK, Mode
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Mode
 
 ONES = 16
 """Columns of ones beside each value, so that the softmax sum falls out of the same product. One

@@ -10,17 +10,11 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo, main_dtype, read_into
 from asyncspec.backend.hf.experts import unstacked
-from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint, read_config
+from asyncspec.backend.hf.families import Facts, inspect_checkpoint, read_config
 from asyncspec.backend.hf.repository import CheckpointFiles, open_files
-from asyncspec.backend.hf.weights import (
-    EMBEDDING,
-    HEAD,
-    TensorInfo,
-    main_dtype,
-    read_into,
-)
-from asyncspec.errors import CheckpointError, UserError
+from asyncspec.core.errors import CheckpointError, UserError
 
 TORCH_DTYPES = {
     "F64": torch.float64,

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from asyncspec.backend.hf.weights import TensorInfo
+from asyncspec.backend.hf.checkpoint_files import TensorInfo
 
 ROUTER = "mlp.gate.linear"
 """How the name of a router's linear layer ends."""

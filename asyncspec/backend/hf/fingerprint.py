@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from asyncspec.backend.hf.weights import TensorInfo
-from asyncspec.errors import CheckpointError
+from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.core.errors import CheckpointError
 from asyncspec_protocol.handshake import HUB
 
 SAMPLE = 1024

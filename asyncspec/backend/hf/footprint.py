@@ -12,18 +12,16 @@ from msgspec import Struct
 
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import LAYERS, named_dtype
-from asyncspec.backend.hf.dense import kept_type, widens
-from asyncspec.backend.hf.embedding import only_looks_up
+from asyncspec.backend.hf.checkpoint_files import main_dtype
 from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.inspect import Facts
-from asyncspec.backend.hf.matrices import kind_of
-from asyncspec.backend.hf.pieces import layer_of, sub_config
-from asyncspec.backend.hf.quantized import int4_bytes, int8_bytes
-from asyncspec.backend.hf.recipe import Mode, Quantize
+from asyncspec.backend.hf.families import Facts
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize
+from asyncspec.backend.hf.kernels.cpu.dense import kept_type, widens
+from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.backend.hf.repository import CheckpointFiles
-from asyncspec.backend.hf.weights import main_dtype
-from asyncspec.errors import CheckpointError
+from asyncspec.backend.hf.weights import kind_of, layer_of, only_looks_up, sub_config
+from asyncspec.core.errors import CheckpointError
 
 RUNTIME = 500 << 20
 """Bytes of a stage's process besides weights, caches and scores, measured: 325 to 385 MiB for

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.jobs import Admit, Forward, Release, Row, Rows
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Admit, Forward, Release, Row, Rows
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
 CHUNK = 64

@@ -21,21 +21,25 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.hf.fingerprint import fingerprint, hub_fingerprint
-from asyncspec.backend.hf.hub import TOKENIZER_FILES, HubName, download, hub_errors, parse
-from asyncspec.backend.hf.inspect import GENERATION_CONFIG
-from asyncspec.backend.hf.weights import (
+from asyncspec.backend.hf.checkpoint_files import (
     INDEX,
     SINGLE,
+    TOKENIZER_FILES,
     Entry,
+    HubName,
     TensorInfo,
+    download,
+    hub_errors,
     indexed,
     list_tensors,
     locate_tensors,
+    parse,
     read_entries,
     read_index,
 )
-from asyncspec.errors import CheckpointError
+from asyncspec.backend.hf.families import GENERATION_CONFIG
+from asyncspec.backend.hf.fingerprint import fingerprint, hub_fingerprint
+from asyncspec.core.errors import CheckpointError
 
 _DESCRIPTION = ("config.json", GENERATION_CONFIG, INDEX)
 _AT_A_TIME = 8

@@ -14,23 +14,20 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from asyncspec.backend.hf.alike import fewest_of_all_kinds
 from asyncspec.backend.hf.attention import NAME, Tree, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.elementwise import swap_elementwise
 from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.fused.fuse import fuse
-from asyncspec.backend.hf.fused.halves import Half
-from asyncspec.backend.hf.lean.fit import make_lean
-from asyncspec.backend.hf.linear import RowwiseLinear, with_rows
-from asyncspec.backend.hf.mapped import pack_mapped
-from asyncspec.backend.hf.matrices import Wanted, fill
-from asyncspec.backend.hf.noise import noise, noise_tokens
-from asyncspec.backend.hf.pieces import Pieces, read_pieces, sub_config
-from asyncspec.backend.hf.quiet import quiet_transformers
-from asyncspec.backend.hf.recipe import Mode, Quantize, Recipe
-from asyncspec.errors import CheckpointError, UserError, first_line
+from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.elementwise import swap_elementwise
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, with_rows
+from asyncspec.backend.hf.kernels.cpu.mapped import pack_mapped
+from asyncspec.backend.hf.optimized.graphs import Half, fuse
+from asyncspec.backend.hf.optimized.layers import make_lean
+from asyncspec.backend.hf.probing import fewest_of_all_kinds, noise, noise_tokens
+from asyncspec.backend.hf.process import quiet_transformers
+from asyncspec.backend.hf.weights import Pieces, Wanted, fill, read_pieces, sub_config
+from asyncspec.core.errors import CheckpointError, UserError, first_line
 
 _POSITIONS = (3, 4, 4, 5, 9)
 """Of rows that a loaded shard is tried with."""

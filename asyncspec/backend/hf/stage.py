@@ -1,32 +1,118 @@
-"""A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.jobs``."""
+"""One session on one Hugging Face stage: its cache, and what becomes of its rows of a pass."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.attention import Abandoned, FastAttention, Tree, TreeAttention
+from asyncspec.backend.hf.attention import (
+    Abandoned,
+    FastAttention,
+    TogetherAttention,
+    Tree,
+    TreeAttention,
+    slices,
+)
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
-from asyncspec.backend.hf.exact import ExactAttention
-from asyncspec.backend.hf.give_back import Freed
-from asyncspec.backend.hf.quantized import check_quantize
-from asyncspec.backend.hf.quick_floor import set_quick_floor
-from asyncspec.backend.hf.recipe import FAST, Guarantee, Mode, Quantize, Recipe
-from asyncspec.backend.hf.selftest import choose_recipe, confirm
+from asyncspec.backend.hf.eagle.hidden_states import depths_of, tapped
+from asyncspec.backend.hf.exact_attention import ExactAttention
+from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, Guarantee, Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.dense import set_quick_floor
+from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
+from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.process import Freed
+from asyncspec.backend.hf.sampling import best_successors, draw, log_probs_of
+from asyncspec.backend.hf.self_test import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.stage_session import Output, StageSession
-from asyncspec.backend.hf.tapped import depths_of, tapped
-from asyncspec.backend.hf.together import TogetherAttention, slices
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.jobs import Admit, Batch, Compact, Forward, Release, Rows, StageJob, Trim
-from asyncspec_protocol.ids import SessionId
+from asyncspec.core.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Forward,
+    Judged,
+    Release,
+    Row,
+    Rows,
+    StageJob,
+    Trim,
+)
+from asyncspec.core.sampling import Sampling
+from asyncspec_protocol.ids import SegmentId, SessionId
+from asyncspec_protocol.limits import LEAST_LOG_PROB
 from asyncspec_protocol.messages import FINAL
+
+Output = torch.Tensor | tuple[int, ...] | Judged
+"""Hidden states [n, H], or on the last stage the tokens that are drawn."""
+
+
+@dataclass(slots=True)
+class StageSession:
+    """A session's cache and what its request asks for."""
+
+    cache: TreeCache
+    sampling: Sampling
+    # On the last stage, where draws depend on them.
+    tokens: SlotTokens | None
+    # What the token source reads of the target, and what of it becomes known here.
+    features: tuple[int, ...]
+    depths: tuple[int, ...]
+    # Likeliest tokens that are given beside the drawn one.
+    tops: int
+    log_probs: bool
+    committed: int = 0
+
+    def compact(self, start: int, keep: tuple[int, ...]) -> None:
+        """See ``Compact``."""
+        self.cache.compact(start, keep)
+        if self.tokens is not None:
+            self.tokens.compact(start, keep)
+
+    def judge(self, job: Forward, logits: torch.Tensor) -> tuple[int, ...] | Judged:
+        """The tokens that are drawn from logits [len(job.judge), vocab], and the likeliest ones
+        where they are wanted."""
+        if not job.judge:
+            return ()
+        judged = [job.rows[row] for row in job.judge]
+        new = [row.position + 1 for row in judged]
+        if (seen := self.tokens) is None:
+            tokens = draw(logits, new, self.sampling)
+        else:
+            tokens = draw(logits, new, self.sampling, seen.counts, map(seen.own, judged))
+        if not self.tops and not self.log_probs:
+            return tokens
+        best = best_successors(logits, self.tops) if self.tops else []
+        return Judged(
+            tokens,
+            likely=tuple((tuple(t), _finite(p)) for t, p in best),
+            drawn=_finite(log_probs_of(logits, tokens)) if self.log_probs else (),
+        )
+
+    def result(self, output: Output, taps: Sequence[torch.Tensor]) -> Output:
+        """What a pass gives, with the tapped hidden states [n, H] of its rows, low to high."""
+        if isinstance(output, tuple):
+            return Judged(output, torch.cat(list(taps), dim=1)) if self.features else output
+        if isinstance(output, Judged):
+            features = torch.cat(list(taps), dim=1) if self.features else None
+            return replace(output, features=features)
+        return torch.stack([output, *taps], dim=1) if taps else output
+
+
+def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
+    """Log-probabilities as they may travel: of a logit that is no number, as good as impossible."""
+    return tuple([p if p >= LEAST_LOG_PROB else LEAST_LOG_PROB for p in log_probs])
+
+
+# --- A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.core.jobs``.
 
 
 class HFStage:
@@ -240,3 +326,67 @@ def load_stage(
 def _late(depth: int) -> float:
     """Orders depths as they become known: the final norm comes last."""
     return float("inf") if depth == FINAL else depth
+
+
+# --- What passes of some sizes take on this device, tried at start.
+# So a draft node knows from the first request on how many rows are cheap here, and need not learn
+# it from dozens of passes that are wider than they should be.
+
+SIZES = (1, 16, 4, 64)
+"""Rows, first those that say most; between them costs are about linear."""
+
+ENOUGH = 1.0
+"""Seconds: after them no further size is tried, but always two. A large stage should not take
+longer to be tried than to be read; its passes will be few at first and tell the rest."""
+
+_NOBODY = SessionId(-1)
+_LONG = 0.2
+"""Seconds: a pass that takes so long is tried once."""
+
+_TIMES = 3
+
+
+def pass_seconds(stage: HFStage, enough: float = ENOUGH) -> dict[int, float]:
+    """By rows, ascending, the least time of a few passes of each of ``SIZES``, or of the first of
+    them. The stage is as before."""
+    stage.run(Admit(_NOBODY, 1 + max(SIZES), Sampling()))
+    taken: dict[int, float] = {}
+    end = time.perf_counter() + enough
+    try:
+        stage.run(_chain(stage, 0, 1))
+        for rows in SIZES:
+            if len(taken) < 2 or time.perf_counter() < end:
+                taken[rows] = _least(stage, _chain(stage, 1, rows))
+    finally:
+        stage.run(Release(_NOBODY))
+    return dict(sorted(taken.items()))
+
+
+def _least(stage: HFStage, job: Forward) -> float:
+    least = _seconds(stage, job)  # with what the first of a size takes to be set up
+    for _ in range(_TIMES if least < _LONG else 0):
+        least = min(least, _seconds(stage, job))
+    return least
+
+
+def _seconds(stage: HFStage, job: Forward) -> float:
+    start = time.perf_counter()
+    stage.run(job)
+    return time.perf_counter() - start
+
+
+def _chain(stage: HFStage, start: int, rows: int) -> Forward:
+    """A pass over a chain from position ``start`` on, all of it judged where there is a head."""
+    shard = stage.shard
+    handle = noise(rows, shard.facts.hidden_size).to(shard.dtype)
+    return Forward(
+        session=_NOBODY,
+        segment=SegmentId(0),
+        committed=start,
+        rows=tuple(
+            Row(start + i, start + i, tuple(range(start, start + i + 1))) for i in range(rows)
+        ),
+        tokens=tuple(i % shard.facts.vocab_size for i in range(rows)),
+        hidden=Rows(handle, tuple(range(rows))),
+        judge=tuple(range(rows)) if shard.judges else (),
+    )

@@ -1,171 +1,249 @@
-"""Which tensors a checkpoint holds, and where: safetensors headers, no torch, nothing read.
-
-A safetensors file is 8 bytes of header length, a JSON header and the tensors one after another.
-Reading with ``pread`` touches exactly the bytes of the tensors a stage needs.
-"""
+"""An embedding that stays in the type it is stored in."""
 
 from __future__ import annotations
 
+import copy
 import math
-import os
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-import msgspec
+import torch
 from msgspec import Struct
+from torch import nn
 
-from asyncspec.errors import CheckpointError
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
-_LONGEST_HEADER = 100 << 20
-
-
-class Entry(Struct, frozen=True):
-    """A tensor as a safetensors header has it; offsets count from the header's end."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-class _Index(Struct):
-    weight_map: dict[str, str]
-
-
-class TensorInfo(Struct, frozen=True):
-    """Where a tensor is: ``size`` bytes from ``offset`` of ``file``, in C order."""
-
-    file: Path
-    offset: int
-    size: int
-    # safetensors' name: F32, F16, BF16, ...
-    dtype: str
-    shape: tuple[int, ...]
+from asyncspec.backend.hf.checkpoint import (
+    LAYERS,
+    TORCH_DTYPES,
+    Checkpoint,
+    head_is_embedding,
+    read_rows,
+    read_tensor,
+    stored_type,
+)
+from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
+from asyncspec.backend.hf.experts import ROUTER, expected, opened_name
+from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, kept_type, may_wait
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.mapped import MappedLinear
+from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
+from asyncspec.backend.hf.process import Freed
+from asyncspec.core.errors import CheckpointError
 
 
-def list_tensors(directory: Path) -> dict[str, TensorInfo]:
-    """All tensors of a checkpoint by name. Raises ``CheckpointError`` where a file is missing,
-    truncated or not what it should be."""
-    single, index = directory / SINGLE, directory / INDEX
-    # As transformers: of a directory that has both, the single file counts.
-    if single.is_file():
-        return read_header(single)
-    if index.is_file():
-        return _sharded(directory, index)
-    if any(directory.glob("pytorch_model*.bin")):
-        raise CheckpointError(
-            f"{directory} has its weights as pytorch_model*.bin; "
-            "save them as safetensors (save_pretrained does) and try again"
-        )
-    raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}; give a full checkpoint")
+class KeptEmbedding(nn.Module):
+    """Rows of a matrix [vocab, H], each widened when it is asked for: that loses nothing, and to
+    widen all of them would double their memory."""
+
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._dtype = dtype
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [...] -> [..., H]."""
+        return nn.functional.embedding(tokens, self.weight).to(self._dtype)
 
 
-def _sharded(directory: Path, index: Path) -> dict[str, TensorInfo]:
-    weight_map = read_index(index)
-    found: dict[str, TensorInfo] = {}
-    for name in sorted(set(weight_map.values())):
-        if not (directory / name).is_file():
+def only_looks_up(embedding: nn.Module) -> bool:
+    """Whether a family's embedding gives rows as they are: Gemma's scales them, in the type of its
+    weights."""
+    return type(embedding) is nn.Embedding
+
+
+# --- What transformers needs to build some layers as a model of their own: a configuration with
+# fewer layers and renumbered tensors, only those read.
+
+NORM = "model.norm.weight"
+
+
+def sub_config(config: Any, first: int, last: int) -> Any:
+    """The configuration of layers [first, last) alone."""
+    total = config.num_hidden_layers
+    sub = copy.deepcopy(config)
+    for name, value in list(vars(config).items()):
+        # Per-layer lists: layer_types and no_rope_layers, which may go on after the last layer, ...
+        if isinstance(value, list) and len(value) >= total:
+            setattr(sub, name, value[first:last])
+    sub.num_hidden_layers = last - first
+    if hasattr(config, "decoder_sparse_step"):
+        # Which layers have experts is said of their numbers.
+        step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+        sub.mlp_only_layers = [
+            i - first for i in range(first, last) if i in dense or (i + 1) % step
+        ]
+        sub.decoder_sparse_step = 1
+    if first and hasattr(sub, "embedding_multiplier"):
+        sub.embedding_multiplier = 1.0
+    return sub
+
+
+class Pieces(Struct, frozen=True):
+    """The tensors of a shard, renumbered from layer 0."""
+
+    # Vectors as they are, and for matrices placeholders without memory.
+    state: dict[str, torch.Tensor]
+    # Where the shard's matrices are to be read.
+    matrices: dict[str, TensorInfo]
+    # The head is the embedding; where there is no head, as the configuration says.
+    tied: bool
+
+    def layers(self) -> Mapping[str, int]:
+        """How many weights the matrices of each layer have, by what their names begin with."""
+        counts: Counter[str] = Counter()
+        for name, info in self.matrices.items():
+            if name.startswith(LAYERS):
+                counts[layer_of(name)] += math.prod(info.shape)
+        return counts
+
+
+def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Pieces:
+    """The pieces of layers [first, last), and of embedding, norm and head where they are part of
+    the shard; a tied head has no matrix of its own. Nothing large is read yet."""
+    facts = checkpoint.facts
+    judges = last == facts.layers
+    tied = bool(checkpoint.config.tie_word_embeddings)
+    if judges:
+        tied = head_is_embedding(checkpoint, dtype)
+    wanted = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
+    whole = {EMBEDDING: first == 0 or (judges and tied), NORM: judges, HEAD: judges and not tied}
+    chosen: dict[str, TensorInfo] = {}
+    for name, info in checkpoint.tensors.items():
+        prefix = layer_of(name)
+        if prefix in wanted:
+            chosen[opened_name(wanted[prefix] + name.removeprefix(prefix))] = info
+        elif whole.get(name):
+            chosen[name] = info
+    checkpoint.fetch(chosen.values())
+    state: dict[str, torch.Tensor] = {}
+    matrices: dict[str, TensorInfo] = {}
+    empty = torch.empty(1, dtype=dtype)
+    for ours, info in chosen.items():
+        if len(info.shape) == 2:
+            matrices[ours] = info
+        elif not _is_buffer(ours, info):
+            state[ours] = read_tensor(info, dtype)
+    for name, shape in expected(matrices).items():
+        state[name] = empty.expand(shape)
+    for i in range(last - first):
+        if not any(name.startswith(f"model.layers.{i}.") for name in state):
             raise CheckpointError(
-                f"{index} names the file {name!r}, which is not there; "
-                "download the missing part of the checkpoint"
+                f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
             )
-        found |= read_header(directory / name)
-    return indexed(index, weight_map, found)
+    nobody = empty.expand(facts.vocab_size, facts.hidden_size)
+    if not whole[EMBEDDING]:
+        state[EMBEDDING] = nobody
+    if not judges:
+        state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
+        if not tied:
+            state[HEAD] = nobody
+    return Pieces(state, matrices, tied)
 
 
-def read_index(index: Path) -> dict[str, str]:
-    """The file of every tensor, by name. Raises ``CheckpointError``."""
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{index} cannot be read ({error}); download it again") from error
-    for name in weight_map.values():
-        if Path(name).name != name:
-            raise CheckpointError(
-                f"{index} names the file {name!r}, which is not there; "
-                "download the missing part of the checkpoint"
-            )
-    return weight_map
+def layer_of(name: str) -> str:
+    """ "model.layers.N." of a layer's tensor."""
+    return ".".join(name.split(".")[:3]) + "."
 
 
-def indexed(
-    index: Path, weight_map: Mapping[str, str], found: Mapping[str, TensorInfo]
-) -> dict[str, TensorInfo]:
-    """Of the tensors that were found, those of an index. Raises ``CheckpointError`` where one is
-    missing."""
-    missing = sorted(weight_map.keys() - found.keys())
-    if missing:
-        raise CheckpointError(
-            f"{index} names the tensor {missing[0]!r}, which no file holds; "
-            "download the checkpoint again"
-        )
-    return {name: found[name] for name in weight_map}
+def _is_buffer(name: str, info: TensorInfo) -> bool:
+    """Whether this is no weight but a mask or a count, as some programs store beside weights."""
+    if info.dtype in TORCH_DTYPES:
+        return False
+    return len(info.shape) > 2 or not name.endswith((".weight", ".bias"))
 
 
-def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file. Raises ``CheckpointError``."""
-    base, entries = read_entries(file)
-    return locate_tensors(file, file.stat().st_size, base, entries)
+# --- A shard's matrices, read one by one into its model: packed, quantised or as they are.
+# The largest come first. A packed matrix lies beside its dense form for a moment, and what is
+# read while the least is held never makes the peak: it is the weights and a piece, not the
+# weights and the largest matrix once more. Quantised matrices are read in slices and never lie
+# there dense.
 
 
-def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
-    """Where the tensors of a safetensors file begin, in bytes, and its header. Raises
-    ``CheckpointError``."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-                raise CheckpointError(f"{file} is not a whole safetensors file; download it again")
-            raw = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(r, type=Entry) for name, r in raw.items()}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
-    return 8 + length, entries
+class Wanted(Struct, frozen=True):
+    """What matrices are to become."""
+
+    dtype: torch.dtype
+    recipe: Recipe
+    quantize: Quantize = "none"
+    share_tied: bool = True
 
 
-def locate_tensors(
-    file: Path, size: int, base: int, entries: Mapping[str, Entry]
-) -> dict[str, TensorInfo]:
-    """The tensors of a file of ``size`` bytes, which begin at its byte ``base``. Raises
-    ``CheckpointError`` where they do not fit in it."""
-    return {name: _located(file, size, base, name, e) for name, e in entries.items()}
+def fill(model: Any, pieces: Pieces, wanted: Wanted) -> None:
+    """Give ``model`` its matrices in place of placeholders and exchange every ``nn.Linear``; those
+    of layers that may become graphs stay in their file for now (``mapped.py``). Raises
+    ``CheckpointError`` where a matrix is missing."""
+    linears = {n: module for n, module in model.named_modules() if type(module) is nn.Linear}
+    sources, counts = dict(pieces.matrices), pieces.layers()
+    if "lm_head" in linears and HEAD not in sources and EMBEDDING in sources:
+        sources[HEAD] = sources[EMBEDDING]
+    # A tied head comes after the embedding, which it may share.
+    order = sorted(sources, key=lambda name: (-sources[name].size, name == HEAD))
+    freed = Freed()
+    for name in order:
+        owner, _, attribute = name.rpartition(".")
+        if owner in linears and attribute == "weight":
+            _check_shape(name, sources[name], linears[owner])
+            _set(model, owner, _linear(model, owner, sources[name], counts, wanted))
+        elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
+            _embed(model.model, sources[name], wanted.dtype)
+        freed.add(sources[name].size)
+    for name in linears:
+        if not isinstance(model.get_submodule(name), RowwiseLinear):
+            raise CheckpointError(f"the checkpoint has no tensor {name}.weight")
 
 
-def _located(file: Path, file_size: int, base: int, name: str, entry: Entry) -> TensorInfo:
-    start, end = entry.data_offsets
-    item = ITEM_BYTES.get(entry.dtype)
-    if item is not None and end - start != item * math.prod(entry.shape):
-        raise CheckpointError(f"tensor {name!r} of {file} has a wrong size; download it again")
-    if not 0 <= start <= end or base + end > file_size:
-        raise CheckpointError(f"{file} is cut off before tensor {name!r}; download it again")
-    return TensorInfo(file, base + start, end - start, entry.dtype, entry.shape)
+def _check_shape(name: str, info: TensorInfo, linear: nn.Linear) -> None:
+    """transformers has seen the shapes of all but the single experts."""
+    if info.shape != (linear.out_features, linear.in_features):
+        fits = [linear.out_features, linear.in_features]
+        raise CheckpointError(f"tensor {name} has shape {list(info.shape)}, not {fits}")
 
 
-def read_into(info: TensorInfo, buffer: memoryview) -> None:
-    """Fill ``buffer`` (``info.size`` bytes, writable) with a tensor's bytes."""
-    try:
-        with info.file.open("rb", buffering=0) as stream:
-            done = 0
-            while done < info.size:
-                got = os.preadv(stream.fileno(), [buffer[done:]], info.offset + done)
-                if got == 0:
-                    raise CheckpointError(f"{info.file} is shorter than its header says")
-                done += got
-    except OSError as error:
-        raise CheckpointError(f"{info.file} cannot be read ({error})") from error
+def kind_of(name: str, quantize: Quantize) -> Quantize:
+    """How a linear layer is kept. The head is never less than int8: its errors are the logits'.
+    Routers are small, and their errors would send rows to other experts."""
+    if name.endswith(ROUTER):
+        return "none"
+    return "int8" if quantize == "int4" and name == "lm_head" else quantize
 
 
-def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
-    """The floating-point type most of the bytes have: "bfloat16", "float16" or "float32"."""
-    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-    total = dict.fromkeys(names.values(), 0)
-    for info in tensors.values():
-        if info.dtype in names:
-            total[names[info.dtype]] += info.size
-    return max(total, key=lambda name: total[name])
+def _linear(
+    model: Any, name: str, info: TensorInfo, counts: Mapping[str, int], wanted: Wanted
+) -> RowwiseLinear:
+    bias = model.get_submodule(name).bias
+    bias = None if bias is None else bias.detach()
+    kind = kind_of(name, wanted.quantize)
+    if kind == "int8":
+        return Int8Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
+    if kind == "int4":
+        return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
+    if name == "lm_head" and wanted.share_tied and _tied_here(model):
+        weight = model.model.embed_tokens.weight.detach()
+        return dense_linear(weight, bias, wanted.recipe, wanted.dtype, shared=True)
+    if name.startswith(LAYERS) and may_wait(info, wanted.dtype, counts[layer_of(name)]):
+        return MappedLinear(info, bias)
+    kept = kept_type(stored_type(info), wanted.dtype)
+    return dense_linear(read_tensor(info, kept), bias, wanted.recipe, wanted.dtype)
+
+
+def _embed(body: Any, info: TensorInfo, dtype: torch.dtype) -> None:
+    """Give a model's body its embedding."""
+    kept = kept_type(stored_type(info), dtype)
+    if kept != dtype and only_looks_up(body.embed_tokens):
+        body.embed_tokens = KeptEmbedding(read_tensor(info, kept), dtype)
+    else:
+        weight = read_tensor(info, dtype)
+        body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def _tied_here(model: Any) -> bool:
+    """Whether the head can be multiplied by as the embedding lies there."""
+    embedding = model.model.embed_tokens
+    return bool(model.config.tie_word_embeddings) and isinstance(embedding, nn.Embedding)
+
+
+def _set(model: Any, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)

@@ -8,7 +8,7 @@ import math
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.jobs import Rows
+from asyncspec.core.jobs import Rows
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

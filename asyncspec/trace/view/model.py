@@ -6,10 +6,17 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.trace.critical import name
+from asyncspec.trace.analysis.critical_path import name
+from asyncspec.trace.analysis.timeline import (
+    Journey,
+    Mark,
+    Round,
+    Span,
+    Timeline,
+    Token,
+    side_by_side,
+)
 from asyncspec.trace.records import Node
-from asyncspec.trace.side_by_side import side_by_side
-from asyncspec.trace.timeline import Journey, Mark, Round, Span, Timeline, Token
 
 KINDS = (
     "compute",

@@ -6,7 +6,7 @@ from importlib import resources
 
 import msgspec
 
-from asyncspec.trace.timeline import Timeline
+from asyncspec.trace.analysis.timeline import Timeline
 from asyncspec.trace.view.model import Model, model
 
 SCRIPTS = (

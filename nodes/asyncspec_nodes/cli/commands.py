@@ -9,8 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.interrupt import ends_at_once
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.signals import ends_at_once
 
 INTRODUCTION = "Several small machines serve one large language model, fast and exactly."
 

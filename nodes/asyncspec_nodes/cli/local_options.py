@@ -1,35 +1,82 @@
-"""A cluster on this machine: the arguments of every command that can start one."""
+"""The arguments that make the nodes of a local cluster as slow as other devices."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from asyncspec.backend.hf.hub import locate
-from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.checkpoint_files import locate
+from asyncspec.backend.hf.families import inspect_checkpoint
 from asyncspec.backend.hf.repository import open_files
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.policy import POLICIES
-from asyncspec_nodes.cli import numbers, pace_options
-from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     check_draft,
     check_target,
 )
-from asyncspec_nodes.cluster.config_tables import (
+from asyncspec_nodes.cluster.config import (
     DTYPES,
+    EAGLE,
     MODES,
     QUANTIZE,
     Config,
     DraftTable,
+    PaceTable,
     TargetTable,
+    parts,
 )
 from asyncspec_nodes.cluster.layout import check_stages
-from asyncspec_nodes.cluster.source_names import EAGLE, parts
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.serving.rules import policy_problem
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.serving.requests import policy_problem
+
+NAMES = ("stage_seconds", "plateau", "row_seconds", "draft_seconds", "call_seconds")
+
+
+def add_pace_arguments(parser: Parser) -> None:
+    """Named as in ``asyncspec simulate``."""
+    group = parser.add_argument_group(
+        "slower devices",
+        "for experiments: the real work is done, and what is left of these times is waited for",
+    )
+    add = group.add_argument
+    add("--stage-seconds", type=float, metavar="S", help="a pass of a stage takes at least that")
+    add("--plateau", type=int, metavar="ROWS", help="rows that cost no more than one (default: 16)")
+    add("--row-seconds", type=float, metavar="S", help="each row past the plateau")
+    add("--draft-seconds", type=float, metavar="S", help="a draft pass: one level of a tree")
+    add("--call-seconds", type=float, metavar="S", help="every call of the draft, besides")
+
+
+def given(arguments: argparse.Namespace) -> str | None:
+    """The first of them that was given, as the user writes it."""
+    names = [name for name in NAMES if getattr(arguments, name) is not None]
+    return numbers.option(names[0]) if names else None
+
+
+def read_pace_arguments(arguments: argparse.Namespace) -> tuple[PaceTable | None, PaceTable | None]:
+    """The pace of every stage and of what drafts; None where nothing was asked. Raises
+    ``UserError``."""
+    for name in NAMES:
+        bounds = numbers.COUNT if name == "plateau" else numbers.SECONDS
+        bounds.check(numbers.option(name), getattr(arguments, name))
+    stage = {
+        "seconds": arguments.stage_seconds,
+        "plateau": arguments.plateau,
+        "row_seconds": arguments.row_seconds,
+    }
+    draft = {"level_seconds": arguments.draft_seconds, "call_seconds": arguments.call_seconds}
+    return _table(stage), _table(draft)
+
+
+def _table(keys: dict[str, float | None]) -> PaceTable | None:
+    given = {name: value for name, value in keys.items() if value is not None}
+    return PaceTable(**given) if given else None  # type: ignore[arg-type]
+
+
+# --- A cluster on this machine: the arguments of every command that can start one.
 
 DEFAULT_POLICY = "flowspec"
 
@@ -58,7 +105,7 @@ def add_arguments(parser: Parser) -> None:
         "cores divided by its nodes)",
     )
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
-    pace_options.add_arguments(parser)
+    add_pace_arguments(parser)
 
 
 def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool = False) -> Config:
@@ -84,7 +131,7 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
     source = check_draft(source, target)
     if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
         raise UserError("an EAGLE head works on the draft node; leave --source-apart out")
-    stage_pace, draft_pace = pace_options.read_arguments(arguments)
+    stage_pace, draft_pace = read_pace_arguments(arguments)
     return local_config(
         TargetTable(
             path=str(target),
@@ -110,7 +157,7 @@ def refuse(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name} is the running cluster's choice; leave it out")
     if arguments.source_apart:
         raise UserError("--source-apart is the running cluster's choice; leave it out")
-    if pace := pace_options.given(arguments):
+    if pace := given(arguments):
         raise UserError(f"{pace} is for a local cluster; a cluster file has [pace] tables")
 
 

@@ -14,24 +14,23 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.hf.inspect import inspect_checkpoint
+from asyncspec.backend.hf.families import inspect_checkpoint
 from asyncspec.backend.hf.repository import open_files
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.base import most_live
-from asyncspec_nodes.cli import numbers
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.interrupt import ends_at_once
 from asyncspec_nodes.cluster.checkpoints import spelled_out
-from asyncspec_nodes.cluster.config_tables import DTYPES, MODES, QUANTIZE
+from asyncspec_nodes.cluster.config import DTYPES, EAGLE, MODES, QUANTIZE, WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.layout import check_stages, even_split
-from asyncspec_nodes.cluster.source_names import EAGLE, WITHOUT_MODEL, parts
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.signals import ends_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncspec.backend.hf.families import Facts
     from asyncspec.backend.hf.footprint import Footprint
-    from asyncspec.backend.hf.inspect import Facts
 
 GIB = 2**30
 
@@ -99,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _draft(source: str, directory: Path, target: Facts, dtype: str) -> list[Footprint]:
     """Of each model among what drafts. Raises ``UserError``."""
-    from asyncspec.backend.hf.eagle.footprint import head_footprint
+    from asyncspec.backend.hf.eagle.head import head_footprint
     from asyncspec.backend.hf.footprint import as_stored, draft_footprint
 
     def footprint(part: str) -> Footprint:

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from asyncspec.policy import POLICIES, Policy
-from asyncspec.policy.catalogue import parameters
-from asyncspec_nodes.cli.arguments import Parser
+from asyncspec.policy.registry import parameters
+from asyncspec_nodes.console.arguments import Parser
 
 
 def add_arguments(parser: Parser) -> None:

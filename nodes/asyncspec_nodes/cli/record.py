@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 from asyncspec.trace.file import TraceWriter
-from asyncspec_nodes.cli import numbers
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.signals import when_told_to_end
 
 
 def add_arguments(parser: Parser) -> None:

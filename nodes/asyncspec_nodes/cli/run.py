@@ -9,22 +9,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from asyncspec.backend.hf.threads import quiet_threads
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.backend.hf.process import quiet_threads
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import run_options
-from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
-from asyncspec_nodes.cli.signals import until_signal
 from asyncspec_nodes.client.answers import Answer, answer_all
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.client.remote import Remote, connect
-from asyncspec_nodes.cluster.config_tables import Config
-from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.console.arguments import say
+from asyncspec_nodes.console.signals import until_signal
+from asyncspec_nodes.local.cluster import WITHOUT_DRAFT, LocalCluster
 from asyncspec_nodes.local.progress import Progress, watched
-from asyncspec_nodes.local.restarts import WITHOUT_DRAFT
 from asyncspec_nodes.reference.check import Comparison, Question, check
 
 Start = Callable[[Config, Progress, Path | None], LocalCluster]

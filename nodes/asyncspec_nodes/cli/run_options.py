@@ -8,16 +8,17 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy import POLICIES
-from asyncspec.sampling import Sampling
-from asyncspec_nodes.cli import local_options, numbers, prompts
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cli.prompts import Prompt
-from asyncspec_nodes.client import remote
+from asyncspec_nodes.cli import local_options
+from asyncspec_nodes.client import answers, remote
+from asyncspec_nodes.client.answers import Prompt
 from asyncspec_nodes.client.remote import Remote
-from asyncspec_nodes.cluster.config_tables import Config
-from asyncspec_nodes.serving.rules import (
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.serving.requests import (
     is_text,
     policy_problem,
     prompt_problem,
@@ -120,13 +121,13 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
     if arguments.prompts is not None:
-        return prompts.from_lines(arguments.prompts)
+        return answers.from_lines(arguments.prompts)
     if arguments.prompt_file is not None:
-        found = prompts.from_file(arguments.prompt_file)
+        found = answers.from_file(arguments.prompt_file)
     elif arguments.prompt is not None:
-        found = prompts.from_text(arguments.prompt)
+        found = answers.from_text(arguments.prompt)
     elif arguments.target is None and arguments.connect is None and arguments.config is None:
-        found = prompts.from_text(prompts.DEMO)
+        found = answers.from_text(answers.DEMO)
     else:
         raise UserError("there is no prompt; give --prompt, --prompt-file or --prompts")
     problem = prompt_problem(found[0].turns[0])

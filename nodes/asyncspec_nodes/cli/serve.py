@@ -9,25 +9,24 @@ import sys
 from contextlib import AsyncExitStack
 from functools import partial
 
-from asyncspec.backend.hf.threads import quiet_threads
-from asyncspec.errors import AsyncSpecError
+from asyncspec.backend.hf.process import quiet_threads
+from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.cli import serve_options
-from asyncspec_nodes.cli.arguments import say
 from asyncspec_nodes.cli.serve_options import ServeOptions
-from asyncspec_nodes.cli.signals import when_told_to_end
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.remote import Remote
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.console.arguments import say
+from asyncspec_nodes.console.signals import when_told_to_end
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.engine import LinkEngine
 from asyncspec_nodes.http.server import HttpServer
-from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_nodes.local.cluster import ALL, LocalCluster
 from asyncspec_nodes.local.progress import Steps, watched
-from asyncspec_nodes.local.restarts import ALL
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
-from asyncspec_nodes.serving.defaults import in_words
+from asyncspec_nodes.serving.requests import in_words
 from asyncspec_protocol.messages import Status
 
 

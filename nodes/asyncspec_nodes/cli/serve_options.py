@@ -8,17 +8,18 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.hub import short_name
-from asyncspec.errors import UserError
-from asyncspec_nodes.cli import local_options, numbers
-from asyncspec_nodes.cli.arguments import Parser
+from asyncspec.backend.hf.checkpoint_files import short_name
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cli import local_options
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.remote import Remote
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.config_tables import GENERATION_CONFIGS, Config
+from asyncspec_nodes.cluster.config import GENERATION_CONFIGS, Config
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpOptions
-from asyncspec_nodes.serving.defaults import read_defaults
+from asyncspec_nodes.serving.requests import read_defaults
 
 SESSIONS = 4
 """Requests that a local cluster works on at a time; the others wait in its queue."""

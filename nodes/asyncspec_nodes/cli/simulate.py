@@ -23,7 +23,7 @@ from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import simulate_options
 from asyncspec_nodes.cli.simulate_options import SimulateOptions
 from asyncspec_nodes.cli.simulate_output import as_dict, table
-from asyncspec_nodes.machines.simulated import Outcome, simulate
+from asyncspec_nodes.simulation.cluster import Outcome, simulate
 
 
 def run(arguments: argparse.Namespace) -> int:

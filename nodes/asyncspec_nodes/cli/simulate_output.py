@@ -9,7 +9,7 @@ import msgspec
 
 from asyncspec_nodes.cli.run_output import number
 from asyncspec_nodes.cli.simulate_options import SimulateOptions, Unit
-from asyncspec_nodes.machines.simulated import Outcome
+from asyncspec_nodes.simulation.cluster import Outcome
 
 SPEEDS: dict[Unit, str] = {"stage pass": "tokens/stage pass", "second": "tokens/s"}
 COLUMNS = (

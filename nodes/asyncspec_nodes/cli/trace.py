@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec.trace.file import read_trace
 from asyncspec.trace.records import Trace
-from asyncspec_nodes.cli.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser
 
 
 def add_arguments(parser: Parser) -> None:
@@ -59,9 +59,9 @@ def _beside(option: str, path: Path, trace: Path) -> Path:
 
 
 def _page(found: Trace, path: Path) -> int:
-    from asyncspec.trace.build import timeline
-    from asyncspec.trace.reading import read
-    from asyncspec.trace.summary import summarise
+    from asyncspec.trace.analysis.build import timeline
+    from asyncspec.trace.analysis.reading import read
+    from asyncspec.trace.analysis.summary import summarise
     from asyncspec.trace.view import page
 
     reading = read(found)
@@ -71,8 +71,8 @@ def _page(found: Trace, path: Path) -> int:
 
 
 def _perfetto(found: Trace, path: Path) -> int:
-    from asyncspec.trace.build import build
-    from asyncspec.trace.perfetto import export
+    from asyncspec.trace.analysis.build import build
+    from asyncspec.trace.analysis.perfetto import export
 
     _write(path, lambda: export(build(found)))
     return 0
@@ -89,9 +89,9 @@ def _write(path: Path, make: Callable[[], bytes]) -> None:
 def _summary(found: Trace, *, as_json: bool) -> int:
     from rich.console import Console
 
-    from asyncspec.trace.build import timeline
-    from asyncspec.trace.reading import read
-    from asyncspec.trace.summary import summarise
+    from asyncspec.trace.analysis.build import timeline
+    from asyncspec.trace.analysis.reading import read
+    from asyncspec.trace.analysis.summary import summarise
     from asyncspec.trace.summary_text import print_summary
 
     reading = read(found)
@@ -104,7 +104,7 @@ def _summary(found: Trace, *, as_json: bool) -> int:
 
 
 def _replay(found: Trace) -> int:
-    from asyncspec_nodes.machines.replay import replay
+    from asyncspec_nodes.simulation.replay import replay
 
     nodes = replay(found.lines)
     for node in nodes:

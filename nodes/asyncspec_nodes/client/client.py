@@ -1,7 +1,4 @@
-"""A client of a draft node: one link, any number of requests on it.
-
-Every wait here ends: the link's heartbeats notice a dead node, connecting has a bound of its own.
-"""
+"""The questions what is planned that are under way on one link."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 
 from msgspec.structs import replace
 
+from asyncspec.actor.inbox import Answers, Event, Inbox
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.errors import ClusterError, UserError
-from asyncspec_nodes.client.consultations import Consultations
-from asyncspec_nodes.client.inbox import Event, Inbox
-from asyncspec_nodes.client.statuses import Answers
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import HANDSHAKE, client_hello
@@ -36,6 +31,43 @@ from asyncspec_protocol.messages import (
     Submit,
     Welcome,
 )
+
+
+class Consultations:
+    """Each has one answer, or an end without one."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, asyncio.Future[Consulted]] = {}
+
+    def ask(self, question: int) -> asyncio.Future[Consulted]:
+        """The answer to a question that is about to be sent."""
+        answer = self._answers[question] = asyncio.get_running_loop().create_future()
+        return answer
+
+    def forget(self, question: int) -> None:
+        """Nobody waits for it any more."""
+        del self._answers[question]
+
+    def answer(self, told: Consulted) -> None:
+        """A draft node has answered; who is missing was named by it."""
+        answer = self._answers.get(told.question)
+        if answer is None or answer.done():
+            return
+        if told.missing:
+            answer.set_exception(ClusterError(told.missing))
+        else:
+            answer.set_result(told)
+
+    def fail(self, error: ClusterError) -> None:
+        """No more answers will come."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+
+# --- A client of a draft node: one link, any number of requests on it.
+# Every wait here ends: the link's heartbeats notice a dead node, connecting has a bound of its
+# own.
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.client.client import Client
 from asyncspec_protocol.messages import Events

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cli.arguments import Parser, host_and_port
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.cluster.config import load
-from asyncspec_nodes.cluster.config_tables import Config, SecurityTable
+from asyncspec_nodes.cluster.config import Config, SecurityTable, load
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.console.arguments import Parser, host_and_port
 from asyncspec_protocol.ids import DRAFT
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 
 PLAIN = "plain"
 """For targets that were not made for conversations: what was said, line by line."""

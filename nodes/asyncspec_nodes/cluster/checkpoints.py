@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import asyncspec
-from asyncspec.backend.hf.eagle.describe import check_head
-from asyncspec.backend.hf.hub import locate
-from asyncspec.backend.hf.inspect import Facts, inspect_checkpoint
-from asyncspec.backend.hf.vocab import check_vocab, token_ids
-from asyncspec.backend.hf.weights import list_tensors
-from asyncspec.errors import UserError
+from asyncspec.backend.hf.checkpoint_files import list_tensors, locate
+from asyncspec.backend.hf.eagle.geometry import check_head
+from asyncspec.backend.hf.families import Facts, check_vocab, inspect_checkpoint, token_ids
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import EAGLE, HYBRID, NGRAM, WITHOUT_MODEL, each
 from asyncspec_nodes.cluster.layout import check_stages
-from asyncspec_nodes.cluster.source_names import EAGLE, HYBRID, NGRAM, WITHOUT_MODEL, each
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
 BUNDLED_TARGET = MODELS / "demo-target"

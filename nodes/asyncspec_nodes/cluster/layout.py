@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import Config
 
 Span = tuple[int, int]
 

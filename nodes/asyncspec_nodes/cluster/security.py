@@ -11,8 +11,8 @@ import ssl
 from pathlib import Path
 
 from asyncspec.actor.mesh import Security
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.config_tables import SecurityTable
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import SecurityTable
 
 
 def contexts(table: SecurityTable | None) -> Security:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""From a request, understood, to its answer: whole, or as a stream of events."""
+"""The answers to one request, which may have several, as one stream of events."""
 
 from __future__ import annotations
 
@@ -12,18 +12,121 @@ from importlib.metadata import version
 import msgspec
 from aiohttp import web
 
-from asyncspec_nodes.http import sse
-from asyncspec_nodes.http.drain import Drain
+from asyncspec.actor.inbox import Event
+from asyncspec.core.errors import AsyncSpecError
+from asyncspec_nodes.http.api import errors
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.api.forms import Asked, Choice, Step, Usage, steps, usage, width
 from asyncspec_nodes.http.engine import Engine
-from asyncspec_nodes.http.errors import ApiError
-from asyncspec_nodes.http.form import Asked, Choice
-from asyncspec_nodes.http.gather import Gathered
-from asyncspec_nodes.http.limits import Limits
-from asyncspec_nodes.http.logprobs import Step, steps, width
+from asyncspec_nodes.http.guard import mistake
+from asyncspec_nodes.http.limits import Drain, Limits
 from asyncspec_nodes.http.metrics import Metrics, Watch
-from asyncspec_nodes.http.stream import Stream
-from asyncspec_nodes.http.usage import Usage, usage
-from asyncspec_protocol.messages import Finished, Output
+from asyncspec_protocol.messages import Finished, Output, Submit
+from asyncspec_protocol.requests import BREAKS
+
+MOST_WAITING = 64
+"""Events that wait here for a slow reader; the others wait at the inbox, which has a bound too."""
+
+
+class Gathered:
+    """A context: inside, the cluster works on all of them; leaving cancels what is not done."""
+
+    def __init__(self, engine: Engine, asked: Asked) -> None:
+        self._engine = engine
+        self._asked = asked
+        self._queue: asyncio.Queue[tuple[int, Event | ApiError]] = asyncio.Queue(MOST_WAITING)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.left = len(asked.submits)
+
+    async def __aenter__(self) -> Gathered:
+        self._tasks = [
+            asyncio.create_task(self._pump(index, submit))
+            for index, submit in enumerate(self._asked.submits)
+        ]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def next(self, seconds: float | None = None) -> tuple[int, Event] | None:
+        """Which answer, and what has come of it; None where nothing comes for ``seconds``. Raises
+        ``ApiError`` where one of them fails."""
+        try:
+            async with asyncio.timeout(seconds):
+                index, event = await self._queue.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, ApiError):
+            raise event
+        if isinstance(event, Finished):
+            if (failed := failure(event, self._asked.form.prompt_name)) is not None:
+                raise failed
+            self.left -= 1
+        return index, event
+
+    async def _pump(self, index: int, submit: Submit) -> None:
+        try:
+            async with contextlib.aclosing(self._engine.ask(submit)) as events:
+                async for event in events:
+                    await self._queue.put((index, event))
+        except AsyncSpecError as error:
+            unavailable = ApiError(503, str(error), code="unavailable", retry_after=1)
+            await self._queue.put((index, unavailable))
+        except Exception:  # told at once, and not when the time for an answer is over
+            await self._queue.put((index, mistake()))
+
+
+def failure(end: Finished, prompt_name: str) -> ApiError | None:
+    """The error that an end means, if it means one. ``prompt_name``: the parameter with the prompt,
+    at whose door the draft node lays what only it can see."""
+    if end.reason in ("stop", "length"):
+        return None
+    if end.code == "busy":
+        return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
+    if end.code == "internal":
+        return ApiError(500, end.detail, code="internal")
+    if end.code == BREAKS:
+        # What clients send again by themselves would break it again.
+        return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
+    if end.reason == "error" and not end.stats:
+        # A refused request has cost nothing: the request itself must change.
+        return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
+    detail = end.detail or f"the request was {end.reason}"
+    return ApiError(503, detail, code="unavailable", retry_after=1)
+
+
+# --- A streamed response to one reader, who may be slow.
+
+
+class Stream:
+    """Law of this class: a reader who takes nothing for ``stall_seconds`` is cut off, and with the
+    connection goes its request."""
+
+    def __init__(self, request: web.Request, stall_seconds: float) -> None:
+        self._request = request
+        self._stall_seconds = stall_seconds
+        self.response = web.StreamResponse(headers=errors.HEADERS)
+
+    async def begin(self) -> None:
+        """Status and headers."""
+        await self.response.prepare(self._request)
+
+    async def write(self, frame: bytes) -> None:
+        """Give the reader something. Raises ``ConnectionError`` where there is none any more."""
+        if not frame:
+            return
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self.response.write(frame)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the reader does not read") from None
+
+
+# --- From a request, understood, to its answer: whole, or as a stream of events.
 
 FINGERPRINT = f"asyncspec-{version('asyncspec')}"
 
@@ -96,11 +199,11 @@ class Answering:
                 await out.begin()
                 await out.write(self._beginning())
                 await self._pieces(out, gathered, first)
-            await out.write(self._ending() + sse.DONE)
+            await out.write(self._ending() + errors.DONE)
         except ApiError as error:
             if not out.response.prepared:
                 raise
-            await out.write(sse.frame(error.body()))
+            await out.write(errors.frame(error.body()))
         return out.response
 
     async def _pieces(self, out: Stream, gathered: Gathered, event: int | None) -> None:
@@ -110,7 +213,7 @@ class Answering:
             frame = b"" if event is None else self._progress(event)
             # Tokens may come for long without a text of their own: the reader hears nothing.
             if not frame and clock() >= due:
-                frame = sse.ALIVE
+                frame = errors.ALIVE
             if frame:
                 await out.write(frame)
                 due = clock() + pause
@@ -180,11 +283,11 @@ class Answering:
     def _ending(self) -> bytes:
         if not self._asked.include_usage:
             return b""
-        return sse.frame(self._enveloped(self._asked.form.piece_name, [], usage=self._usage()))
+        return errors.frame(self._enveloped(self._asked.form.piece_name, [], usage=self._usage()))
 
     def _chunk(self, choices: list[Choice]) -> bytes:
         more: dict[str, object] = {"usage": None} if self._asked.include_usage else {}
-        return sse.frame(
+        return errors.frame(
             self._enveloped(self._asked.form.piece_name, choices, seed=self._asked.seed, **more)
         )
 

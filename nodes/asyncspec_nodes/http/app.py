@@ -1,30 +1,122 @@
-"""The routes of the service."""
+"""The models a service has: one."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
 
-from asyncspec.errors import AsyncSpecError
+from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.answering import Answering
-from asyncspec_nodes.http.auth import Keys
-from asyncspec_nodes.http.body import read_body
-from asyncspec_nodes.http.chat import ChatRequest
-from asyncspec_nodes.http.completions import CompletionRequest
-from asyncspec_nodes.http.drain import Drain
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.api.forms import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.parameters import parse
 from asyncspec_nodes.http.engine import Engine
-from asyncspec_nodes.http.errors import ApiError
-from asyncspec_nodes.http.guard import guarded
-from asyncspec_nodes.http.limits import Limits, Places, check_prompts
+from asyncspec_nodes.http.guard import Keys, Origins, guarded, read_body
+from asyncspec_nodes.http.limits import Drain, Limits, Places, check_prompts
 from asyncspec_nodes.http.metrics import Metrics
-from asyncspec_nodes.http.models import Models
-from asyncspec_nodes.http.origins import Origins
-from asyncspec_nodes.http.parameters import parse
-from asyncspec_nodes.http.state import state, statuses, trouble
+from asyncspec_protocol.messages import Status
+
+
+class Models:
+    """The target under the name that clients use."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._created = int(time.time())
+
+    def check(self, name: str | None) -> None:
+        """Raises ``ApiError`` for a name that is not served. Who says none means the only one."""
+        if name and name != self.name:
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; this service has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def one(self) -> dict[str, object]:
+        """``GET /v1/models/NAME``"""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "asyncspec",
+        }
+
+    def all(self) -> dict[str, object]:
+        """``GET /v1/models``"""
+        return {"object": "list", "data": [self.one()]}
+
+
+# --- How the cluster is, as JSON: for the page, and for whoever watches.
+
+ANSWER_SECONDS = 5.0
+"""A node that is too busy for a word in all that time counts as unreachable."""
+
+
+async def statuses(engine: Engine) -> tuple[Status, ...]:
+    """Of all nodes that can be reached. Raises ``ClusterError``."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await engine.nodes()
+    except TimeoutError:
+        raise ClusterError(f"the nodes do not say how they are in {ANSWER_SECONDS:g} s") from None
+
+
+async def trouble(engine: Engine) -> str:
+    """Why no request can be served now; empty where one can."""
+    try:
+        nodes = await statuses(engine)
+    except AsyncSpecError as error:
+        return str(error)
+    if not any(node.role == "draft" for node in nodes):
+        return "the draft node does not answer"
+    return missing(nodes)
+
+
+def missing(nodes: Sequence[Status]) -> str:
+    """Why nothing can be served: what the draft node lacks, and what stages say of links that they
+    cannot make. Empty where it lacks nothing."""
+    draft = next(node.missing for node in nodes if node.role == "draft")
+    said = [draft, *(node.missing for node in nodes if node.role != "draft")]
+    return "; ".join(filter(None, dict.fromkeys(said))) if draft else ""
+
+
+async def state(engine: Engine) -> dict[str, object]:
+    """The whole picture. Raises ``ApiError``."""
+    try:
+        nodes = await statuses(engine)
+    except AsyncSpecError as error:
+        raise ApiError(503, str(error), code="unavailable", retry_after=1) from None
+    draft = next(node for node in nodes if node.role == "draft")
+    return {
+        "model": draft.model,
+        "context_length": draft.context_length,
+        "defaults": draft.defaults,
+        "missing": missing(nodes),
+        "nodes": [_node(node) for node in nodes],
+    }
+
+
+def _node(node: Status) -> dict[str, object]:
+    links = zip(node.peers, node.round_trips, node.sent, strict=True)
+    names = ("rank", "role", "layers", "up_seconds", "busy_seconds", "memory_bytes")
+    return {
+        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots", "room")},
+        "links": [
+            {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
+            for peer, rtt, sent in links
+        ],
+    }
+
+
+# --- The routes of the service.
 
 LOADING_RETRY_SECONDS = 5
 """``Retry-After`` while models load."""

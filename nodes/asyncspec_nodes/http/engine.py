@@ -9,10 +9,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from asyncspec.errors import AsyncSpecError, ClusterError
+from asyncspec.actor.inbox import Answers, Event, Inbox
+from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.inbox import Event, Inbox
-from asyncspec_nodes.client.statuses import Answers
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Cancel, Finished, Output, Status, Submit

@@ -1,4 +1,4 @@
-"""The arguments of every command that serves HTTP."""
+"""TLS for the HTTP service, by the standard library alone; the cluster's own links have theirs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,35 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cli import numbers
-from asyncspec_nodes.cli.arguments import Parser
-from asyncspec_nodes.cluster.hosts import is_loopback
-from asyncspec_nodes.http.auth import VARIABLE, Keys, read_keys
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.hosts import is_loopback
+from asyncspec_nodes.http.guard import VARIABLE, Keys, Origins, read_keys, read_origins
 from asyncspec_nodes.http.limits import Limits
-from asyncspec_nodes.http.origins import Origins, read_origins
-from asyncspec_nodes.http.tls import server_context
+
+
+def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """A context for a certificate chain and its private key (PEM); None where neither is given.
+    Raises ``UserError``."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise UserError("--tls-certificate and --tls-key belong together; give both")
+    for name, path in (("--tls-certificate", certificate), ("--tls-key", key)):
+        if not path.is_file():
+            raise UserError(f"{name}: there is no file {path}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        why = getattr(error, "reason", None) or error
+        raise UserError(f"--tls-certificate and --tls-key do not fit together: {why}") from None
+    return context
+
+
+# --- The arguments of every command that serves HTTP.
 
 _BOUNDS = {
     "max_concurrent": numbers.COUNT,

@@ -1,25 +1,188 @@
-"""A whole cluster on this machine: one draft node and N stages as processes, linked over TCP."""
+"""The cluster file of a cluster on this machine."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.errors import AsyncSpecError, ClusterError
-from asyncspec_nodes.cluster.config_tables import Config
-from asyncspec_nodes.local.launch import Launch, Loopback
+from asyncspec.core.errors import AsyncSpecError, ClusterError
+from asyncspec_nodes.cluster.config import (
+    ClusterTable,
+    Config,
+    DraftTable,
+    LimitsTable,
+    NodeTable,
+    PaceTable,
+    SourceTable,
+    TargetTable,
+    TraceTable,
+    to_toml,
+)
+from asyncspec_nodes.local.forking import SUPPORTED, Forking
 from asyncspec_nodes.local.processes import STOP_SECONDS
-from asyncspec_nodes.local.restarts import Allowance, Restarts
 from asyncspec_nodes.local.supervisor import Child, name_of
+from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT
+from asyncspec_protocol.messages import Role
+
+REJOIN_SECONDS = 5.0
+"""Where a lost node does not come back, nothing waits for it for long. One that is started again is
+waited for as long as it may take to load; or else the cluster ends."""
+
+TRACED = TraceTable(events=200_000, text=True)
+"""A run that is traced is traced from its nodes' first steps on."""
+
+
+def local_config(
+    target: TargetTable,
+    draft: DraftTable,
+    stages: int,
+    sessions: int,
+    *,
+    traced: bool = False,
+    apart: bool = False,
+    stage_pace: PaceTable | None = None,
+    draft_pace: PaceTable | None = None,
+) -> Config:
+    """The cluster file of a local cluster; its ports are filled in when its nodes are launched.
+    ``apart``: the token source is a process of its own."""
+    pace = dict.fromkeys(range(1, stages + 1), stage_pace) | {
+        stages + 1 if apart else 0: draft_pace
+    }
+    return Config(
+        cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
+        target=target,
+        draft=draft,
+        limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
+        trace=TRACED if traced else TraceTable(),
+        source=SourceTable(host="127.0.0.1", port=1) if apart else None,
+        pace={rank: table for rank, table in pace.items() if table is not None},
+        node=tuple(NodeTable(rank=r, host="127.0.0.1", port=1) for r in range(stages + 1)),
+    )
+
+
+# --- Which nodes of a local cluster are started again when they end by themselves, and how often.
+# In most engines a worker that dies ends the server. Here the draft node has every committed
+# path, so a stage may die and come back while requests wait; but not for ever, as a node that has
+# too little memory, say, dies each time it has loaded.
+
+
+class Restarts(Struct, frozen=True):
+    """Nodes of these roles, each so many times within so many seconds."""
+
+    roles: tuple[Role, ...] = ()
+    most: int = 3
+    seconds: float = 600.0
+
+
+WITHOUT_DRAFT = Restarts(("verify", "source"))
+"""For one's own requests: the answer goes on. With the draft node it would be lost."""
+
+ALL = Restarts(("verify", "source", "draft"))
+"""For a service: who asks after the draft node's end is served."""
+
+
+class Allowance:
+    """What is left of a node's restarts."""
+
+    def __init__(self, restarts: Restarts) -> None:
+        self._restarts = restarts
+        self._taken: deque[float] = deque()
+
+    def take(self, now: float) -> bool:
+        """One more at ``now`` (seconds of any clock), if there may be."""
+        while self._taken and now - self._taken[0] > self._restarts.seconds:
+            self._taken.popleft()
+        if len(self._taken) >= self._restarts.most:
+            return False
+        self._taken.append(now)
+        return True
+
+    @property
+    def spent(self) -> str:
+        """Why there is none left, in words; empty where none was taken."""
+        count = len(self._taken)
+        return f" after {count} new starts within {self._restarts.seconds:g} s" if count else ""
+
+
+# --- How the nodes of a cluster become processes: here, or wherever else somebody makes room.
+
+FILE = "cluster.toml"
+
+
+class Launch(Protocol):
+    """What a ``LocalCluster`` starts its nodes by. It serves one cluster."""
+
+    def prepare(self, config: Config, folder: Path) -> Config:
+        """Make ready, before any node is started: cluster files, say, in ``folder``, which is there
+        as long as the cluster. Gives the cluster with the addresses its nodes will have."""
+
+    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+        """Start a node that writes to ``log``; ``again``: it has ended, and its log goes on."""
+
+    async def close(self) -> None:
+        """All nodes have ended. Called also where nothing was prepared."""
+
+
+class Loopback:
+    """On this machine, as it is; ports are whatever is free. ``forks``: nodes are forked from one
+    process, which imports torch and transformers for all of them (seconds for each of them)."""
+
+    def __init__(self, *, forks: bool = SUPPORTED) -> None:
+        self._forks = forks
+        self._forking: Forking | None = None
+        # By rank. They listen as long as the cluster lasts: whoever dials a node that is started
+        # again waits for it.
+        self._sockets: dict[int, socket.socket] = {}
+
+    def prepare(self, config: Config, folder: Path) -> Config:
+        """See ``Launch``."""
+        # The sockets listen before anybody dials them, and no port is free for a moment between.
+        self._sockets = {node.rank: listen.loopback() for node in config.nodes}
+        ports = {rank: sock.getsockname()[1] for rank, sock in self._sockets.items()}
+        self._config = _with_ports(config, ports)
+        self._file = folder / FILE
+        self._file.write_text(to_toml(self._config), encoding="utf-8")
+        self._forking = Forking(self._file, folder) if self._forks else None
+        return self._config
+
+    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+        """See ``Launch``."""
+        role = role_of(rank, self._config.stages)
+        return await Child.start(
+            rank, role, self._file, self._sockets[rank], log, forking=self._forking, again=again
+        )
+
+    async def close(self) -> None:
+        """See ``Launch``."""
+        if self._forking is not None:
+            await self._forking.close()
+        for sock in self._sockets.values():
+            sock.close()
+
+
+def _with_ports(config: Config, ports: dict[int, int]) -> Config:
+    nodes = tuple(replace(node, port=ports[node.rank]) for node in config.node)
+    source = config.source
+    if source is not None:
+        source = replace(source, port=ports[config.stages + 1])
+    return replace(config, node=nodes, source=source)
+
+
+# --- A whole cluster on this machine: one draft node and N stages as processes, linked over TCP.
 
 START_SECONDS = 600.0
 """A cluster that has not loaded its models by then is given up."""

@@ -15,11 +15,11 @@ from typing import IO
 
 import msgspec
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import NUMBER
 from asyncspec_nodes.local.processes import end, said_last
-from asyncspec_nodes.node.huge_pages import environment
+from asyncspec_nodes.node.resources import environment
 
 SUPPORTED = sys.platform == "linux"
 """Elsewhere there are no sockets of packets, or libraries that do not survive a fork."""

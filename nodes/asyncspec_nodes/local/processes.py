@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
@@ -47,3 +48,22 @@ def said_last(log: Path) -> str:
     """The last line of a log, in brackets for the end of a sentence; empty where there is none."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return f" ({lines[-1].strip()})" if lines else ""
+
+
+# --- What a child process says, line by line.
+
+_PIECE = 1 << 16
+
+
+async def lines(pipe: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Each line without its end, also one that is longer than what the reader would hold by itself:
+    why a node stops may be a long story. What follows the last end is a line too."""
+    held: list[bytes] = []
+    while piece := await pipe.read(_PIECE):
+        first, *others = piece.split(b"\n")
+        held.append(first)
+        for begun in others:
+            yield b"".join(held)
+            held = [begun]
+    if any(held):
+        yield b"".join(held)

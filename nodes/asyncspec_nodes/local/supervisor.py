@@ -13,10 +13,9 @@ from typing import IO, Protocol
 
 import msgspec
 
-from asyncspec.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.local.forking import Forking
-from asyncspec_nodes.local.pipe import lines
-from asyncspec_nodes.local.processes import Process, end, said_last
+from asyncspec_nodes.local.processes import Process, end, lines, said_last
 from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role

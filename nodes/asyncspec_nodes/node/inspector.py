@@ -1,11 +1,8 @@
-"""How the nodes are: a client asks the draft node, which asks the others and passes on the answers.
-
-Law of this file: a question is answered once by every node that is reachable, and ends: a node
-that goes meanwhile is not waited for.
-"""
+"""What a machine of each role has in hand, for whoever inspects its node."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -15,11 +12,34 @@ from msgspec.structs import replace
 
 from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
-from asyncspec_nodes.node.consultations import Consultations
-from asyncspec_nodes.node.memory import resident_bytes
-from asyncspec_nodes.serving.rules import Rules
+from asyncspec_nodes.node.resources import resident_bytes
+from asyncspec_nodes.roles.draft.admission import slots_taken
+from asyncspec_nodes.roles.draft.machine import who_is_missing
+from asyncspec_nodes.roles.draft.state import DraftState
+from asyncspec_nodes.roles.verify.planning import consulted
+from asyncspec_nodes.roles.verify.state import VerifyState
+from asyncspec_nodes.serving.requests import Rules
+from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Consult, Consulted, Hello, Inspect, Status
+
+
+def counts(state: Any) -> Counts:
+    """Of a draft node, a stage, or a token source (which has none of these)."""
+    if isinstance(state, DraftState):
+        missing = "" if state.up else who_is_missing(state)
+        taken = slots_taken(state)
+        return Counts(len(state.sessions), len(state.backlog), 0, taken, missing)
+    if isinstance(state, VerifyState):
+        slots = sum(session.slots.used for session in state.sessions.values())
+        return Counts(len(state.sessions), len(state.queue), slots, state.config.slots)
+    return Counts()
+
+
+# --- How the nodes are: a client asks the draft node, which asks the others and passes on the
+# answers.
+# Law of this file: a question is answered once by every node that is reachable, and ends: a node
+# that goes meanwhile is not waited for.
 
 
 class Asker(Protocol):
@@ -51,7 +71,7 @@ class _Question:
 
 
 class Inspector:
-    """One node's answers. See ``asyncspec.actor.shell.Inspector``."""
+    """One node's answers. See ``asyncspec.actor.inbound.Inspector``."""
 
     def __init__(
         self,
@@ -155,3 +175,83 @@ class Inspector:
         """Why nodes that this one dials are not linked to it, each with its name."""
         for rank, why in sorted(self._runtime.refusals.items()):
             yield f"{'the token source' if rank > self._me.stages else f'stage {rank}'}: {why}"
+
+
+# --- What is planned: a client asks a draft node, which asks the first stage and passes on its
+# answer.
+# Law of this file: every question is answered once and soon; a first stage that is gone or says
+# nothing is named in the answer.
+
+FIRST = Rank(1)
+
+ANSWER_SECONDS = 5.0
+"""A first stage that works answers within a step of its machine."""
+
+MOST = 64
+"""Questions under way at a draft node."""
+
+
+class _PlanQuestion(Struct):
+    """One that is under way: who asks, by which number, and when it is given up."""
+
+    asker: Link
+    number: int
+    timer: asyncio.TimerHandle
+
+
+class Consultations:
+    """One node's part: a draft node passes on, the first stage answers."""
+
+    def __init__(self, runtime: Runtime[Any], me: Hello) -> None:
+        self._runtime = runtime
+        self._me = me
+        self._questions: dict[int, _PlanQuestion] = {}
+        self._next = 0
+
+    def consult(self, link: Link, message: Consult) -> None:
+        """A client or a draft node asks. Raises ``RemoteProtocolError`` where nothing is known."""
+        if self._me.role == "draft":
+            self._ask(link, message.question)
+        elif self._me.rank == FIRST:
+            link.send(consulted(self._runtime.state, message.question))
+        else:
+            raise RemoteProtocolError("only the first stage knows what is planned")
+
+    def consulted(self, link: Link, message: Consulted) -> None:
+        """The first stage has answered; what comes too late is nobody's."""
+        if link.rank != FIRST:
+            raise RemoteProtocolError("only the first stage knows what is planned")
+        self._settle(message.question, message)
+
+    def gone(self, link: Link) -> None:
+        """A link to a node or a client is gone."""
+        for key, question in list(self._questions.items()):
+            if question.asker is link:
+                question.timer.cancel()
+                del self._questions[key]
+            elif link.rank == FIRST:
+                self._settle(key, _nothing("is gone"))
+
+    def _ask(self, asker: Link, number: int) -> None:
+        first = self._runtime.links.get(FIRST)
+        if first is None:
+            asker.send(replace(_nothing("is not linked to this draft node"), question=number))
+            return
+        if len(self._questions) >= MOST:
+            raise RemoteProtocolError(f"{MOST} questions are under way already")
+        key, self._next = self._next, self._next + 1
+        loop = asyncio.get_running_loop()
+        late = _nothing(f"does not answer within {ANSWER_SECONDS:g} s")
+        timer = loop.call_later(ANSWER_SECONDS, self._settle, key, late)
+        self._questions[key] = _PlanQuestion(asker, number, timer)
+        first.send(Consult(key))
+
+    def _settle(self, key: int, answer: Consulted) -> None:
+        question = self._questions.pop(key, None)
+        if question is not None:
+            question.timer.cancel()
+            question.asker.send(replace(answer, question=question.number))
+
+
+def _nothing(why: str) -> Consulted:
+    return Consulted(0, f"verify stage 1, which plans, {why}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 
-from asyncspec.errors import UserError
-from asyncspec_nodes.cluster.hosts import is_host
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.console.hosts import is_host
 
 BACKLOG = 128
 

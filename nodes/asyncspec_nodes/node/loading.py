@@ -1,41 +1,133 @@
-"""From a cluster file to what one node needs to serve: its model, its machine, its facts.
-
-Imports torch, inside the functions: the process entry has set the thread settings before.
-"""
+"""From a token source's name to one that can be asked. Imports torch, inside the functions."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.actor.gauge import ALWAYS, NEVER
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.packing_cost import packing_seconds
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.stage_cost import StageCost
+from asyncspec.core.cost_model import ALWAYS, NEVER
+from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import Drafted, FeatureJob
+from asyncspec.policy import POLICIES
+from asyncspec.sim.costs import DraftCost, StageCost
+from asyncspec.source.hybrid import HybridSource, Part
+from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.config_tables import Config, PaceTable
+from asyncspec_nodes.cluster.config import (
+    EAGLE,
+    NGRAM,
+    NONE,
+    WITHOUT_MODEL,
+    Config,
+    PaceTable,
+    parts,
+)
 from asyncspec_nodes.cluster.layout import layout
-from asyncspec_nodes.cluster.source_names import WITHOUT_MODEL, parts
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
-from asyncspec_nodes.machines.source import SourceConfig, SourceMachine
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_nodes.node.memory import cache_budget, draft_budget
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.sources import ELSEWHERE, Source, load_source, short
-from asyncspec_nodes.serving.defaults import read_defaults
-from asyncspec_nodes.serving.rules import Rules
+from asyncspec_nodes.node.resources import cache_budget, draft_budget
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.serving.requests import Rules, read_defaults
 from asyncspec_nodes.serving.service import TextCodec
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
+
+
+class Source(Struct, frozen=True):
+    """A token source that can be asked."""
+
+    run: Callable[[Any], Drafted | None]
+    abandon: Callable[[Any], None]
+    drafts: bool = True
+    # Held for each token of a session, and for each node of its tree; 0: nothing worth counting.
+    token_bytes: int = 0
+    # What it reads of the target, as in ``Open.features``, and how that comes.
+    features: tuple[int, ...] = ()
+    tensors: Tensors | None = None
+
+
+class _Loaded(Struct, frozen=True):
+    """A part of a source."""
+
+    part: Part
+    token_bytes: int
+    features: tuple[int, ...] = ()
+    tensors: Tensors | None = None
+
+
+def load_source(config: Config, target: Any) -> Source:
+    """What proposes tokens. Raises ``UserError``."""
+    names = parts(config.draft.source)
+    if names == (NONE,):
+        if POLICIES[config.draft.policy].drafts:
+            raise UserError(
+                f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
+                "use policy autoregressive, or another source"
+            )
+        return Source(_no_source, _no_source, drafts=False)
+    models = [_load(name, config, target) for name in names if name != NGRAM]
+    lookups = [NGramSource()] if NGRAM in names else []
+    reader = next((loaded for loaded in models if loaded.features), None)
+    source: Part | HybridSource
+    if len(names) == 1:
+        source = models[0].part if models else lookups[0]
+    else:
+        source = HybridSource(
+            [loaded.part for loaded in models], lookups, reader.part if reader else None
+        )
+    return Source(
+        source.run,
+        source.abandon,
+        token_bytes=sum(loaded.token_bytes for loaded in models),
+        features=reader.features if reader else (),
+        tensors=reader.tensors if reader else None,
+    )
+
+
+def _load(name: str, config: Config, target: Any) -> _Loaded:
+    if name.startswith(EAGLE):
+        from asyncspec.backend.hf.eagle.source import load_eagle
+
+        head = load_eagle(name.removeprefix(EAGLE), target, dtype=config.target.dtype)
+        return _Loaded(head, head.token_bytes, head.features.wanted, head)
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.draft_model import load_draft
+    from asyncspec.backend.hf.families import check_vocab
+
+    draft = open_checkpoint(name)
+    check_vocab(target.path, draft.path)
+    vocab = target.facts.vocab_size
+    model = load_draft(draft, dtype=config.target.dtype, vocab=vocab)
+    return _Loaded(model, model.token_bytes)
+
+
+def _no_source(job: FeatureJob) -> None:
+    raise AssertionError(f"no policy may ask for {type(job).__name__} here")
+
+
+ELSEWHERE = Source(_no_source, _no_source)
+"""On the draft node where the source is a node of its own."""
+
+
+def short(name: str) -> str:
+    """A source's name without the folders."""
+    return "+".join(Path(part).name or part for part in name.split("+"))
+
+
+# --- From a cluster file to what one node needs to serve: its model, its machine, its facts.
+# Imports torch, inside the functions: the process entry has set the thread settings before.
 
 
 class Loaded(Struct, frozen=True):
@@ -140,7 +232,7 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
 
 def _tried(config: Config, rank: int, stage: Any) -> dict[int, float]:
     """By rows, the seconds that some passes of an ``HFStage`` take here."""
-    from asyncspec.backend.hf.pass_times import pass_seconds
+    from asyncspec.backend.hf.stage import pass_seconds
 
     taken = pass_seconds(stage)
     if rank in config.pace:
@@ -152,7 +244,7 @@ def _tried(config: Config, rank: int, stage: Any) -> dict[int, float]:
 def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
     reporter.loading("torch")
     from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+    from asyncspec.backend.hf.tokenizer import load_tokenizer
 
     target = open_checkpoint(config.target.path)
     # A mistake in the layers is every node's: all of them name it at once.

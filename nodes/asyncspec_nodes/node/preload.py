@@ -9,10 +9,10 @@ import contextlib
 import gc
 from pathlib import Path
 
-from asyncspec.backend.hf.threads import one_quiet_thread
-from asyncspec.errors import AsyncSpecError
+from asyncspec.backend.hf.process import one_quiet_thread
+from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.cluster.config import load
-from asyncspec_nodes.node import cores
+from asyncspec_nodes.node import resources
 
 
 def preload(file: Path) -> None:
@@ -22,18 +22,18 @@ def preload(file: Path) -> None:
     config = None
     with contextlib.suppress(AsyncSpecError):
         config = load(file)
-        cores.set_local_threads(config)
+        resources.set_local_threads(config)
     one_quiet_thread()
     from asyncspec.actor import loop
-    from asyncspec.backend.hf import draft, mlas, stage
-    from asyncspec.backend.hf.inspect import inspect_checkpoint
+    from asyncspec.backend.hf import draft_model, stage, tokenizer
+    from asyncspec.backend.hf.families import inspect_checkpoint
+    from asyncspec.backend.hf.kernels.cpu import ort
     from asyncspec.backend.hf.shard import model_class
     from asyncspec_nodes.node import command, process
-    from asyncspec_nodes.serving import tokenizer
 
     loop.loop_factory()
-    mlas.is_here()
-    del draft, stage, command, process, tokenizer
+    ort.is_here()
+    del draft_model, stage, command, process, tokenizer
     if config is not None:
         with contextlib.suppress(AsyncSpecError):
             model_class(inspect_checkpoint(Path(config.target.path)).architecture)

@@ -15,28 +15,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.machine import Emit, Finish, Machine
 from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
-from asyncspec.backend.hf.hub import short_name
-from asyncspec.backend.hf.threads import threads
-from asyncspec.errors import ClusterError
+from asyncspec.backend.hf.checkpoint_files import short_name
+from asyncspec.backend.hf.process import threads
+from asyncspec.core.errors import ClusterError
+from asyncspec.core.machine import Emit, Finish, Machine
 from asyncspec.trace import records
-from asyncspec.trace.courier import Courier
+from asyncspec.trace.collector import Courier
 from asyncspec.trace.recorder import MOST, Recorder
-from asyncspec_nodes.cli.signals import when_told_to_end
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.console.signals import when_told_to_end
 from asyncspec_nodes.http.engine import NodeEngine
 from asyncspec_nodes.http.options import HttpSocket
-from asyncspec_nodes.machines.replay import settings
-from asyncspec_nodes.node.counts import counts
-from asyncspec_nodes.node.inspector import Inspector
+from asyncspec_nodes.node.inspector import Inspector, counts
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
-from asyncspec_nodes.serving.aside import OneThread
-from asyncspec_nodes.serving.defaults import in_words
+from asyncspec_nodes.node.worker_thread import OneThread
+from asyncspec_nodes.serving.requests import in_words
 from asyncspec_nodes.serving.service import TextService
+from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Cancel, Submit
 

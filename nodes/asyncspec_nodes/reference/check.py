@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec.core.errors import ClusterError
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_protocol.messages import Submit
 
 CHECK_SECONDS = 3600.0

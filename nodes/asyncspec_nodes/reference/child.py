@@ -11,17 +11,17 @@ import msgspec
 
 from asyncspec_nodes.cluster.chat_templates import read_template
 from asyncspec_nodes.cluster.layout import layout
-from asyncspec_nodes.node import cores
+from asyncspec_nodes.node import resources
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
-from asyncspec_nodes.serving.rules import Refusal, Rules, prepare
-from asyncspec_nodes.serving.stops import answer_text
+from asyncspec_nodes.serving.requests import Refusal, Rules, prepare
+from asyncspec_nodes.serving.text import answer_text
 
 
 def main() -> NoReturn:
     """Read a ``Task``, write its ``Comparison``s."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     # As many as each of the cluster's nodes had: another number of them may round differently.
-    cores.set_local_threads(task.config)
+    resources.set_local_threads(task.config)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
     sys.stdout.flush()
@@ -38,7 +38,7 @@ def _decode(task: Task) -> list[Comparison]:
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.reference import decode
     from asyncspec.backend.hf.stage import load_stage
-    from asyncspec_nodes.serving.tokenizer import load_tokenizer
+    from asyncspec.backend.hf.tokenizer import load_tokenizer
 
     config = task.config
     checkpoint = open_checkpoint(config.target.path)

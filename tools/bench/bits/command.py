@@ -20,8 +20,8 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec.backend.hf.recipe import Guarantee, Quantize
-from asyncspec_nodes.cli.numbers import Bounds
+from asyncspec.backend.hf.kernels.cpu.capabilities import Guarantee, Quantize
+from asyncspec_nodes.console.arguments import Bounds
 from tools.bench.bits.compare import Compared, compare
 from tools.bench.bits.shapes import PUBLISHED
 from tools.bench.chosen import chosen_parts

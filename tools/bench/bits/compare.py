@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from asyncspec.backend.hf.reference import read
-from asyncspec.jobs import Admit, Compact, Forward, Release, Row
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
 if TYPE_CHECKING:

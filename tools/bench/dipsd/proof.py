@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from asyncspec.core.errors import UserError
 from asyncspec.dipsd.evaluate import evaluate_on
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
-from asyncspec.errors import UserError
 from tools.bench.dipsd.instances import KINDS, instance
 
 LONGEST = 8

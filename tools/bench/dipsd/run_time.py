@@ -18,14 +18,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cli.plan.running_output import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import to_toml
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable, to_toml
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.local.supervisor import Child
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report

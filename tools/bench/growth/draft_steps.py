@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.actor.machine import (
+from asyncspec.core.machine import (
     Compute,
     Computed,
     Input,
@@ -14,11 +14,11 @@ from asyncspec.actor.machine import (
     Send,
     Submitted,
 )
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.sampling import Sampling
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.session import DraftSession
-from asyncspec_nodes.machines.draft.state import DraftConfig, DraftState
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.session import DraftSession
+from asyncspec_nodes.roles.draft.state import DraftConfig, DraftState
 from asyncspec_protocol.ids import NodeId, Rank, Version
 from asyncspec_protocol.messages import Credit, Expand, Expanded, Ready, Segment, Verdict
 from tools.bench.growth import trees

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncspec.jobs import Admit, Forward, Row
-from asyncspec.sampling import Sampling
+from asyncspec.core.jobs import Admit, Forward, Row
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.growth import trees
 from tools.bench.growth.timing import Call
 from tools.bench.random_model import save_random
 
 if TYPE_CHECKING:
-    from asyncspec.backend.hf.recipe import Mode
+    from asyncspec.backend.hf.kernels.cpu.capabilities import Mode
 
 SESSION = SessionId(0)
 HIDDEN, FEED_FORWARD, LAYERS, HEADS, KV_HEADS, VOCAB = 256, 768, 4, 8, 4, 512

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.actor.machine import Compute, Computed, Effect, Input, Joined, Received
-from asyncspec.jobs import Forward
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig, VerifyState
+from asyncspec.core.jobs import Forward
+from asyncspec.core.machine import Compute, Computed, Effect, Input, Joined, Received
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Open, PruneIndices, Segment
 from tools.bench.growth import trees

@@ -14,14 +14,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from asyncspec.errors import ClusterError
-from asyncspec.sim.synthetic import Synthetic
+from asyncspec.core.errors import ClusterError
+from asyncspec.sim.language import Synthetic
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.machines.simulated import Setting, simulate
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.enlarge import Size, enlarge, read_config, size_of
 from tools.bench.growth.context import curves
 from tools.bench.growth.curve import Curve

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_protocol.messages import Finished, Output, Submit

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from tools.bench.enlarge import Size, enlarge, read_config, size_of
 from tools.bench.limits.beds import Speeds, compare
 from tools.bench.limits.padded import LEVEL_SECONDS, STAGE_SECONDS, STAGES

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from msgspec import Struct
 
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec_nodes.cluster.config import Config
 from tools.bench.limits.asking import Speed, speed, turn_about
 from tools.bench.limits.progress import Tick
 from tools.testbed.bed import Bed

@@ -9,9 +9,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.limits.asking import Speed, speed, turn_about
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.progress import Tick

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.cluster.config_tables import DraftTable, Mode, TargetTable
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import DraftTable, Mode, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.limits.asking import OPENINGS, ask
 from tools.bench.limits.cpu_time import cpu_seconds
 from tools.bench.limits.progress import Tick

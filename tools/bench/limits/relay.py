@@ -14,7 +14,7 @@ from typing import Any
 # The package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-from asyncspec.backend.hf.threads import one_quiet_thread  # noqa: E402
+from asyncspec.backend.hf.process import one_quiet_thread  # noqa: E402
 
 one_quiet_thread()
 
@@ -24,13 +24,24 @@ from asyncspec.actor.link import LinkOptions  # noqa: E402
 from asyncspec.actor.loop import run  # noqa: E402
 from asyncspec.actor.runtime import Runtime  # noqa: E402
 from asyncspec.backend.base import WireTensor  # noqa: E402
-from asyncspec.backend.hf.wire import from_wire, select, to_wire  # noqa: E402
-from asyncspec.jobs import Forward, Rows, StageJob  # noqa: E402
-from asyncspec_nodes.machines.verify.machine import VerifyMachine  # noqa: E402
-from asyncspec_nodes.machines.verify.state import VerifyConfig  # noqa: E402
+from asyncspec.backend.hf.wire import (  # noqa: E402
+    from_wire,
+    select,
+    to_wire,
+)
+from asyncspec.core.jobs import (  # noqa: E402
+    Forward,
+    Rows,
+    StageJob,
+)
 from asyncspec_nodes.node import listen  # noqa: E402
+from asyncspec_nodes.roles.verify.machine import VerifyMachine  # noqa: E402
+from asyncspec_nodes.roles.verify.state import VerifyConfig  # noqa: E402
 from asyncspec_protocol.ids import Rank  # noqa: E402
-from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello  # noqa: E402
+from asyncspec_protocol.messages import (  # noqa: E402
+    PROTOCOL_VERSION,
+    Hello,
+)
 
 STAGES, RANK = 3, Rank(2)
 """In the middle: hidden states in, hidden states out."""

@@ -7,8 +7,8 @@ same token sources, once the EAGLE head alone and once with n-gram lookup beside
 from __future__ import annotations
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from tools.bench.limits.beds import Speeds, compare
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.padded import STAGES

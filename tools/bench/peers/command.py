@@ -20,7 +20,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec_nodes.cli.numbers import COUNT, Bounds
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -28,6 +27,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_target,
 )
 from asyncspec_nodes.cluster.layout import check_stages
+from asyncspec_nodes.console.arguments import COUNT, Bounds
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 from tools.bench.options import check_numbers
 from tools.bench.peers import llama_cpp

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from tools.bench.enlarge import Size
 from tools.bench.limits.asking import OPENINGS
 from tools.testbed.description import load

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from tools.bench.peers.comparison import Engine
 from tools.bench.peers.peer import Answer
 

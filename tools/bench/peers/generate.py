@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.bench.peers.peer import Answer
 from tools.testbed.bed import Bed
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.backend.hf.process import one_quiet_thread
 
 LOOKUP_TOKENS = 10
 """``prompt_lookup_num_tokens``, as transformers' documentation uses it."""

@@ -21,7 +21,7 @@ import aiohttp
 import torch
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.local.processes import said_last
 from tools.bench.enlarge import stored_dtype
 from tools.bench.peers.comparison import Comparison, Engine

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 from msgspec import Struct
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.bench.limits.progress import Tick
 from tools.bench.peers import llama_cpp, ours
 from tools.bench.peers.comparison import Comparison

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from asyncspec.sampling import Sampling
-from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.core.sampling import Sampling
+from asyncspec.sim.costs import ClusterCost
 from tools.bench.prompts import Prompt
 
 Engine = Literal["virtual", "real"]

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec_nodes.cli.numbers import COUNT
+from asyncspec.sim.costs import ClusterCost
+from asyncspec_nodes.console.arguments import COUNT
 from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.prompts import read_sets
 from tools.bench.report.exhibit import Exhibit, cells

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.draft_cost import DraftCost
-from asyncspec.sim.link_cost import LinkCost
-from asyncspec.sim.presets import PRESETS, scaled
-from asyncspec.sim.stage_cost import StageCost
-from asyncspec_nodes.cluster.source_names import NGRAM
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost, scaled
+from asyncspec_nodes.cluster.config import NGRAM
 
 TURNS = PRESETS["turns"]
 """Every pass a turn: the papers' own accounting."""

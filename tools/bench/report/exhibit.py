@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncspec.sampling import Sampling
+from asyncspec.core.sampling import Sampling
 from tools.bench.prompts import Sets
 from tools.bench.report.cell import GREEDY, Ask, Cell, Setting
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_EAGLE,
@@ -15,7 +15,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_draft,
     check_target,
 )
-from asyncspec_nodes.cluster.source_names import EAGLE, NGRAM, NONE
+from asyncspec_nodes.cluster.config import EAGLE, NGRAM, NONE
 
 SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram", NONE)
 """Token sources; ``hybrid`` is the draft model with n-gram lookup."""

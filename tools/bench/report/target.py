@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncspec.backend.hf.reference import CHUNK, decode
-from asyncspec.jobs import Admit, Forward, Judged, Release, Row
-from asyncspec.sampling import Sampling
-from asyncspec_nodes.serving.tokenizer import load_tokenizer
+from asyncspec.backend.hf.tokenizer import load_tokenizer
+from asyncspec.core.jobs import Admit, Forward, Judged, Release, Row
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.report.cell import Ask
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncspec.jobs import Admit, Batch, Forward, Judged, StageJob
+from asyncspec.core.jobs import Admit, Batch, Forward, Judged, StageJob
 
 NOTHING = 0
 """What comes after the text's end: never used either."""

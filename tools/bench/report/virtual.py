@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncspec.actor.machine import Request, Submitted
-from asyncspec.errors import AsyncSpecError
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.cluster_cost import Pricing
-from asyncspec.sim.world import World
-from asyncspec_nodes.cluster.config_tables import DraftTable, TargetTable
-from asyncspec_nodes.local.cluster_file import local_config
-from asyncspec_nodes.machines.draft.machine import DraftMachine
-from asyncspec_nodes.machines.draft.state import DraftConfig
-from asyncspec_nodes.machines.simulated import MOST_STEPS, connect
-from asyncspec_nodes.machines.verify.machine import VerifyMachine
-from asyncspec_nodes.machines.verify.state import VerifyConfig
-from asyncspec_nodes.node.sources import Source, load_source
+from asyncspec.core.errors import AsyncSpecError
+from asyncspec.core.machine import Request, Submitted
+from asyncspec.sim.costs import Pricing
+from asyncspec.sim.world import Actor, World
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.node.loading import Source, load_source
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.simulation.cluster import MOST_STEPS, connect
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.models import Models

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.backend.hf.process import one_quiet_thread
 from tools.bench.pool import Result, Work, as_done
 from tools.bench.report.cell import Ask, Cell, Stats
 from tools.bench.report.models import Models

@@ -12,17 +12,11 @@ from contextlib import AsyncExitStack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import (
-    Config,
-    DraftTable,
-    PaceTable,
-    TargetTable,
-)
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.limits.asking import WARM_UP_TOKENS, Reply, ask, speed
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.progress import Tick

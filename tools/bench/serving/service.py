@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import psutil
 
-from asyncspec.errors import ClusterError
-from asyncspec_nodes.cluster.config_tables import Config
+from asyncspec.core.errors import ClusterError
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 
 SETTLE_TRIES, SETTLE_SECONDS = 100, 0.1

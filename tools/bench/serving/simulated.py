@@ -9,11 +9,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.sim.coverage import harmonic
-from asyncspec.sim.language import Language
-from asyncspec.sim.presets import PRESETS
-from asyncspec.sim.synthetic import Synthetic
-from asyncspec_nodes.machines.simulated import Setting, simulate
+from asyncspec.sim.costs import PRESETS
+from asyncspec.sim.language import Language, Synthetic, harmonic
+from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.growth.timing import no_collector
 from tools.bench.limits.progress import Tick
 from tools.bench.serving.load import Load, steady

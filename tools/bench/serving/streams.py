@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from asyncspec.errors import ClusterError
+from asyncspec.core.errors import ClusterError
 from tools.bench.serving.service import Service, answered
 
 DATA, DONE = b"data: ", b"[DONE]"

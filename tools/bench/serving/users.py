@@ -6,9 +6,8 @@ import tempfile
 from pathlib import Path
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config_tables import Config, DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.cluster.source_names import NGRAM
-from asyncspec_nodes.local.cluster_file import local_config
+from asyncspec_nodes.cluster.config import NGRAM, Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from tools.bench.serving import fairness, memory, prefill, soak
 from tools.bench.serving.fairness import Fairness
 from tools.bench.serving.memory import Memory

@@ -16,17 +16,15 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.draft import CHUNK, REMEMBER
-from asyncspec.backend.hf.draft_pass import DraftPass, SharedPass
+from asyncspec.backend.hf.draft_model import CHUNK, REMEMBER, DraftPass, SharedPass
+from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
+from asyncspec.backend.hf.eagle.geometry import Features
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
-from asyncspec.backend.hf.eagle.taps import Features
-from asyncspec.backend.hf.trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.jobs import Drafted, Drafting, FeatureJob, Feed, Release, Rows
-from asyncspec.source.given_up import GivenUp
-from asyncspec.source.grow import Grown, Prepare, Shape, answering, beam
-from asyncspec.source.together import Course, together
+from asyncspec.core.jobs import Drafted, Drafting, FeatureJob, Feed, Release, Rows
+from asyncspec.source.batch import Course, GivenUp, together
+from asyncspec.source.expand import Grown, Prepare, Shape, answering, beam
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 

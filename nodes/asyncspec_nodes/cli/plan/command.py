@@ -9,6 +9,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
+from asyncspec.core.errors import UserError
 from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.baselines import BASELINES
 from asyncspec.dipsd.cycle import simulate_plan
@@ -19,11 +20,10 @@ from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.noise import Noise
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
-from asyncspec.errors import UserError
 from asyncspec_nodes.cli.plan import running as running_cluster
 from asyncspec_nodes.cli.plan.options import check_source, read_deployment, read_noise
 from asyncspec_nodes.cli.plan.output import Report, as_dict, text
-from asyncspec_nodes.cli.plan.save import save
+from asyncspec_nodes.cli.plan.running import save
 from asyncspec_nodes.client import remote
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}

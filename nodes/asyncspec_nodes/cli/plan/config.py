@@ -8,17 +8,9 @@ from typing import Annotated, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from asyncspec.core.errors import UserError
 from asyncspec.dipsd.decide import measured
-from asyncspec.dipsd.model import (
-    Deployment,
-    MemoryRule,
-    Shape,
-    Stage,
-    User,
-    Verifier,
-    drafted_ms,
-)
-from asyncspec.errors import UserError
+from asyncspec.dipsd.model import Deployment, MemoryRule, Shape, Stage, User, Verifier, drafted_ms
 from asyncspec_nodes.cluster import toml_file
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]

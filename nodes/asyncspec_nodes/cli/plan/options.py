@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from asyncspec.core.errors import UserError
 from asyncspec.dipsd import presets
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.noise import Noise
-from asyncspec.errors import UserError
-from asyncspec_nodes.cli import numbers
-from asyncspec_nodes.cli.arguments import Parser
 from asyncspec_nodes.cli.plan import config
 from asyncspec_nodes.client import remote
+from asyncspec_nodes.console import arguments as numbers
+from asyncspec_nodes.console.arguments import Parser
 
 METHODS = ("ours", "algorithm1")
 CHANCE = numbers.Bounds(0.0, 1.0)

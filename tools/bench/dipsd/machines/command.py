@@ -15,19 +15,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec_nodes.cli.numbers import COUNT, Bounds
+from asyncspec_nodes.console.arguments import COUNT, Bounds
 from asyncspec_protocol.ids import MOST_DRAFTS
 from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.dipsd.machines.cases import CASES
-from tools.bench.dipsd.machines.measure import (
-    CHAIN,
-    STAGES,
-    TOKENS,
-    USERS,
-    VARIANTS,
-    Ask,
-    measure,
-)
+from tools.bench.dipsd.machines.measure import CHAIN, STAGES, TOKENS, USERS, VARIANTS, Ask, measure
 from tools.bench.dipsd.machines.page import draw, page
 from tools.bench.options import SEVERAL, check_numbers
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.actor.machine import Effect, Emit, Finish, Input, Planned, Request, Submitted
-from asyncspec.rng import uniform
-from asyncspec.sampling import Sampling
-from asyncspec.sim.crowd_cost import CrowdCost
+from asyncspec.core.machine import Effect, Emit, Finish, Input, Planned, Request, Submitted
+from asyncspec.core.rng import uniform
+from asyncspec.core.sampling import Sampling
+from asyncspec.sim.costs import CrowdCost
 from asyncspec.sim.world import World
-from asyncspec_nodes.machines.simulated import (
+from asyncspec_nodes.simulation.cluster import (
     MOST_STEPS,
     Setting,
     check_text,

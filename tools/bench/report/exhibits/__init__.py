@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.errors import UserError
+from asyncspec.core.errors import UserError
 from tools.bench.report.exhibit import Exhibit
 from tools.bench.report.exhibits import flowspec, own, pipedec, specpipe
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from asyncspec.sampling import Sampling
-from asyncspec.sim.cluster_cost import ClusterCost
-from asyncspec.sim.link_cost import LinkCost
+from asyncspec.core.sampling import Sampling
+from asyncspec.sim.costs import ClusterCost, LinkCost
 from tools.bench.report.cell import GREEDY, Setting
 from tools.bench.report.costs import GIGABIT, JETSON_7B, JETSON_13B, TURNS
 from tools.bench.report.exhibit import BY_SET, Exhibit, Point

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncspec.sampling import Sampling
-from asyncspec.sim.cluster_cost import ClusterCost
+from asyncspec.core.sampling import Sampling
+from asyncspec.sim.costs import ClusterCost
 from tools.bench.report.cell import GREEDY, Setting
 from tools.bench.report.costs import server
 from tools.bench.report.exhibit import ALL, BY_SET, Exhibit, Point

@@ -1,0 +1,219 @@
+"""What a draft model has computed for a session and need not compute again. No torch.
+
+A node of the trie is a token whose keys and values are in the draft model's cache and whose most
+likely successors are remembered. When the target confirms a path through computed nodes, the tree
+below its end stays; what the path leaves behind is forgotten. Node ids here are the source's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from asyncspec.core.jobs import Row
+from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.source.expand import NOTHING, TIP, Proposal
+from asyncspec_protocol.ids import NO_PARENT, NodeId
+
+Wanted = Sequence[tuple[NodeId, int]]
+"""Nodes to compute: a computed parent and a token each."""
+
+
+class Trie:
+    """The computed nodes of one session and where they sit in the cache."""
+
+    def __init__(self) -> None:
+        self.slots = Slots()
+        self._issued = 0
+        self._children: dict[tuple[NodeId, int], NodeId] = {}
+        self._memo: dict[NodeId, Proposal] = {}
+
+    @property
+    def tip(self) -> NodeId:
+        """The last committed node; ``NO_PARENT`` before the first token."""
+        return self.slots.tip
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the cache."""
+        return self.slots.committed
+
+    def node(self, parent: NodeId, token: int) -> NodeId | None:
+        """The computed child of ``parent`` with this token."""
+        return self._children.get((parent, token))
+
+    def proposal(self, node: NodeId, width: int) -> Proposal | None:
+        """The remembered ``width`` best successors of a node, None where fewer are known."""
+        known = self._memo.get(node)
+        if known is None or len(known[0]) < width:
+            return None
+        return known[0][:width], known[1][:width]
+
+    def learn(self, node: NodeId, proposal: Proposal) -> None:
+        """Remember the successors of a computed node, best first."""
+        self._memo[node] = proposal
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
+        """Commit ``tokens`` as far as they are computed.
+
+        Returns how many were, and the slots that stay, for a compaction from the *old* ``length``
+        on; None where nothing moves. What does not lie below the last of ``tokens`` is forgotten.
+        """
+        path: list[NodeId] = []
+        node = self.tip
+        for token in tokens:
+            child = self.node(node, token)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        below = self._below(node) if len(path) == len(tokens) else set()
+        return len(path), self._keep(set(path), below)
+
+    def append(self, tokens: Sequence[int]) -> tuple[Row, ...]:
+        """Commit tokens that are not computed yet; the rows of the pass that computes them. The
+        tree is empty (``advance`` came first)."""
+        self._memo.clear()
+        ids = self._issue(len(tokens))
+        parents = [self.tip, *ids[:-1]]
+        self.slots, rows = place(self.slots, ids, parents, lambda _: True)
+        return rows
+
+    def hang(self, wanted: Wanted) -> tuple[tuple[NodeId, ...], tuple[Row, ...]]:
+        """New nodes below computed ones, and the rows of the pass that computes them."""
+        ids = self._issue(len(wanted))
+        parents = [parent for parent, _ in wanted]
+        self.slots, rows = place(self.slots, ids, parents, lambda _: False)
+        self._children |= dict(zip(wanted, ids, strict=True))
+        return ids, rows
+
+    def forget_tree(self) -> None:
+        """Drop everything below the tip and what is remembered of it."""
+        self._keep(set(), set())
+        self._memo.clear()
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` where the bookkeeping contradicts itself."""
+        tail = set(self.slots.tail)
+        assert set(self._children.values()) == tail
+        assert self._memo.keys() <= tail | {self.tip}
+        assert all(parent in tail | {self.tip} for parent, _ in self._children)
+
+    def _issue(self, count: int) -> tuple[NodeId, ...]:
+        first = self._issued
+        self._issued += count
+        return tuple(NodeId(i) for i in range(first, first + count))
+
+    def _below(self, top: NodeId) -> set[NodeId]:
+        below: set[NodeId] = set()
+        for node, seat in self.slots.seats.items():  # parents come first
+            if seat.parent in below or seat.parent == top:
+                below.add(node)
+        return below
+
+    def _keep(self, path: set[NodeId], below: set[NodeId]) -> tuple[int, ...] | None:
+        alive = path | below
+        self.slots, stay = settle(self.slots, path.__contains__, alive.__contains__)
+        self._children = {key: node for key, node in self._children.items() if node in below}
+        held = below | {self.tip}
+        self._memo = {node: memo for node, memo in self._memo.items() if node in held}
+        return stay
+
+
+Compute = Callable[[Wanted], None]
+"""Hangs the wanted nodes in the trie and lets it learn their successors."""
+
+
+class TrieGrower:
+    """A ``Grower`` over a trie: nothing is computed twice. ``room``: levels below the tip that the
+    model's context has place for; ``most``: successors a node can have at all;
+    ``stop`` says that nobody waits for more."""
+
+    def __init__(
+        self,
+        trie: Trie,
+        room: int,
+        most: int,
+        compute: Compute,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._trie = trie
+        self._stop = stop
+        self._most = most
+        self._room = room if trie.tip != NO_PARENT else -1
+        self._compute = compute
+        # By candidate: parent, token, level below the tip.
+        self._candidates: list[tuple[int, int, int]] = []
+        self._nodes: dict[int, NodeId] = {TIP: trie.tip}
+
+    def hang(self, parent: int, token: int) -> None:
+        """See ``Grower``."""
+        self._candidates.append((parent, token, self._level(parent) + 1))
+
+    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
+        """See ``Grower``."""
+        while wanted := self.lacking(nodes):
+            self._compute(wanted)
+        known = self._fitting(nodes)
+        if self._missing(known):
+            return [NOTHING] * len(nodes)  # stopped before it was computed
+        fitting = set(known)
+        return [self._proposal(node, width) if node in fitting else NOTHING for node in nodes]
+
+    def lacking(self, nodes: Sequence[int]) -> Wanted:
+        """What the next pass has to compute before ``propose`` can speak of ``nodes``. Nothing, if
+        all of it is known or nobody waits for it."""
+        missing = self._missing(self._fitting(nodes))
+        if not missing or self._stop():
+            return ()
+        return [(self._nodes[self._candidates[c][0]], self._candidates[c][1]) for c in missing]
+
+    def _fitting(self, nodes: Sequence[int]) -> list[int]:
+        return [node for node in nodes if self._level(node) < self._room]
+
+    def _level(self, node: int) -> int:
+        return 0 if node == TIP else self._candidates[node][2]
+
+    def _missing(self, nodes: Sequence[int]) -> list[int]:
+        """What one pass can compute of ``nodes`` and what is above them: first what is highest."""
+        missing: dict[int, None] = {}
+        for node in nodes:
+            while self._node(node) is None:
+                parent = self._candidates[node][0]
+                if self._node(parent) is not None:
+                    missing[node] = None
+                    break
+                node = parent
+        return list(missing)
+
+    def _node(self, candidate: int) -> NodeId | None:
+        """Where a candidate is in the trie, if it is computed."""
+        found = self._nodes.get(candidate)
+        if found is None:
+            parent, token, _ = self._candidates[candidate]
+            above = self._node(parent)
+            found = None if above is None else self._trie.node(above, token)
+            if found is not None:
+                self._nodes[candidate] = found
+        return found
+
+    def _proposal(self, candidate: int, width: int) -> Proposal:
+        proposal = self._trie.proposal(self._nodes[candidate], min(width, self._most))
+        assert proposal is not None, "more successors are asked for than were learned"
+        return proposal
+
+
+P = TypeVar("P")
+
+
+def passes(
+    grower: TrieGrower, pending: Callable[[Wanted], P]
+) -> Callable[[Sequence[int]], Iterator[P]]:
+    """The passes that ``grower`` needs before it is asked about some nodes, one after another.
+    ``pending`` hangs what a pass computes in the trie and gives it a form."""
+
+    def prepare(nodes: Sequence[int]) -> Iterator[P]:
+        while wanted := grower.lacking(nodes):
+            yield pending(wanted)
+
+    return prepare

@@ -1,0 +1,1 @@
+"""Matrix products and other kernels, by device."""

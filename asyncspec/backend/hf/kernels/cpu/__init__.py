@@ -1,0 +1,1 @@
+"""CPU kernels: linear layers that are independent of the row count, onnxruntime graphs."""

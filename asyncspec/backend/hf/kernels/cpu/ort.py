@@ -1,0 +1,219 @@
+"""Operations that onnxruntime runs in one go: a graph of float32 tensors, with weights it packs.
+
+Matrices are packed into memory of onnxruntime's own: what they were may be freed once the graph is
+made. Vectors are not packed, and are kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncspec.backend.hf.kernels.cpu.capabilities import is_intel
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+
+Run = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.float32]]]
+"""What every input is -> what the outputs are."""
+
+CONTRIB = "com.microsoft"
+"""The domain of operators that are onnxruntime's own."""
+
+_OPSET, _FORMAT = 17, 8
+"""Of ONNX; old enough for every onnxruntime that pyproject allows."""
+
+
+def import_quietly() -> Any:
+    """onnxruntime, and what graphs are made with. Raises ``ImportError``."""
+    # It would tell its makers of its use otherwise, and keep a thread and a file for that.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import_module("onnx.helper")
+    return import_module("onnxruntime")
+
+
+@cache
+def _runtime() -> Any:
+    """onnxruntime with as many threads as torch has now, which all graphs share. They share a
+    product by its columns, so their number changes no bit."""
+    ort = import_quietly()
+    ort.set_global_thread_pool_sizes(torch.get_num_threads(), 1)
+    return ort
+
+
+class GraphError(Exception):
+    """What is wanted cannot be made a graph, or the graph cannot be run."""
+
+
+class Graph:
+    """Made operation by operation; what stands for a tensor is its name."""
+
+    def __init__(self) -> None:
+        self._nodes: list[Any] = []
+        self._weights: dict[str, torch.Tensor] = {}
+        self._integers: list[Any] = []
+
+    def weight(self, tensor: torch.Tensor) -> str:
+        """Float32 numbers that are always the same."""
+        name = f"weight{len(self._weights)}"
+        self._weights[name] = tensor.contiguous()
+        return name
+
+    def integers(self, *values: int) -> str:
+        """A list of whole numbers, such as a shape."""
+        from onnx import numpy_helper
+
+        name = f"integers{len(self._integers)}"
+        self._integers.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """The result of an operation."""
+        return self.add_several(operator, *inputs, count=1, domain=domain, **attributes)[0]
+
+    def add_several(
+        self, operator: str, *inputs: str, count: int, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """The results of an operation that has ``count`` of them."""
+        from onnx import helper
+
+        names = [f"{operator}{len(self._nodes)}.{i}" for i in range(count)]
+        node = helper.make_node(operator, list(inputs), names, domain=domain, **attributes)
+        self._nodes.append(node)
+        return names
+
+    def product(self, x: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> str:
+        """x [..., K] times ``weight`` [N, K], which is packed."""
+        # The standard's MatMul has no transposed operand, and its Gemm no leading dimensions.
+        out = self.add("FusedMatMul", x, self.weight(weight), domain=CONTRIB, transB=1)
+        return out if bias is None else self.add("Add", out, self.weight(bias))
+
+    def made(
+        self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str] = ()
+    ) -> Run:
+        """The graph, with the names of its outputs and inputs. Raises ``GraphError``, as what is
+        made does, where this onnxruntime has no such operation."""
+        ort = _runtime()
+        options = ort.SessionOptions()
+        options.use_per_session_threads = False
+        # Results are freed when they are, not kept for the next call of the same graph.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        values = [ort.OrtValue.ortvalue_from_numpy(x.numpy()) for x in self._weights.values()]
+        options.add_external_initializers(list(self._weights), values)
+        model = self._serialized(outputs, floats, integers)
+        try:
+            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # it has many, with nothing in common
+            raise GraphError(str(error)) from error
+        names = tuple(outputs)
+        # The session reads them where they are.
+        vectors = [x for x in self._weights.values() if x.dim() < 2]
+
+        def run(inputs: Mapping[str, npt.NDArray[Any]], _kept: object = vectors) -> Any:
+            try:
+                return session.run(names, inputs)
+            except Exception as error:
+                raise GraphError(str(error)) from error
+
+        return run
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights, in bytes; single numbers are none."""
+        return sum(x.numel() * x.element_size() for x in self._weights.values() if x.dim())
+
+    def _serialized(
+        self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str]
+    ) -> bytes:
+        from onnx import TensorProto, helper
+
+        def ends(names: Sequence[str], kind: Any) -> list[Any]:
+            return [helper.make_tensor_value_info(name, kind, None) for name in names]
+
+        inputs = ends(floats, TensorProto.FLOAT) + ends(integers, TensorProto.INT64)
+        weights = [_elsewhere(name, x.shape) for name, x in self._weights.items()]
+        graph = helper.make_graph(
+            self._nodes,
+            "rows",
+            inputs,
+            ends(outputs, TensorProto.FLOAT),
+            weights + self._integers,
+        )
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
+        made = helper.make_model(graph, opset_imports=opsets, ir_version=_FORMAT)
+        serialized: bytes = made.SerializeToString()
+        return serialized
+
+
+def _elsewhere(name: str, shape: Sequence[int]) -> Any:
+    """A weight that is given to the session and not part of the graph's text."""
+    from onnx import TensorProto
+
+    weight = TensorProto(
+        name=name,
+        data_type=TensorProto.FLOAT,
+        dims=tuple(shape),
+        data_location=TensorProto.EXTERNAL,
+    )
+    weight.external_data.add(key="location", value=name)
+    return weight
+
+
+# --- float32 products by onnxruntime's kernels (MLAS), on CPUs for which they are the quickest.
+# On x86 without AVX-512 they take 5 to 40 % less time than oneDNN's, 10 us less for each call,
+# and give the same bits for any number of rows: none is doubled, and no code is generated for
+# each number that is met. On Intel's with AVX-512 a row alone takes a tenth less for that, and
+# sixteen as long or a little less; on AMD's sixteen take 15 % more, so those have oneDNN's. A
+# matrix is a graph of one node, which packs it and lets go of what it was.
+
+_IN = "x"
+
+
+@cache
+def is_quickest() -> bool:
+    """Whether onnxruntime is there, and its product the one to use on this CPU."""
+    if not is_here():
+        return False
+    product = MlasLinear(torch.eye(16), None)(torch.ones(2, 16))
+    return bool((product == 1).all())
+
+
+def is_here() -> bool:
+    """Whether this is one of those CPUs (ARM was not tried) and onnxruntime can be imported, which
+    it is then. No trial decides: two stages on one kind of machine have the same bits."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability != "AVX2" and not (capability == "AVX512" and is_intel()):
+        return False
+    try:
+        import_quietly()
+    except ImportError:
+        return False
+    return True
+
+
+class MlasLinear(RowwiseLinear):
+    """Dense float32 weights [N, K], packed by onnxruntime; what it was given may be freed."""
+
+    any_rows = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(tuple(weight.shape), torch.float32, bias, self.fewest_rows)
+        graph = Graph()
+        self._run = graph.made([graph.product(_IN, weight)], [_IN])
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowwiseLinear``."""
+        (y,) = self._run({_IN: x.numpy()})
+        out = torch.from_numpy(y)
+        return out if self._bias is None else out.add_(self._bias)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See ``RowwiseLinear``."""
+        return self.out_features * self.in_features * self.dtype.itemsize

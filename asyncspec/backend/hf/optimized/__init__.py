@@ -1,0 +1,1 @@
+"""Decoder layers in fewer operations than transformers takes, with the same bits."""

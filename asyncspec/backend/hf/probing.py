@@ -1,0 +1,48 @@
+"""Made-up numbers for trying out what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+
+def noise(*size: int, seed: int = 0) -> torch.Tensor:
+    """Standard normal numbers that leave the process's generator alone."""
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def noise_tokens(count: int, vocab: int) -> torch.Tensor:
+    """Token ids [count]."""
+    return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(7))
+
+
+# --- Which layers of a stack compute alike: what is tried on one of them need not be on the
+# others.
+
+_PLAIN = (bool, int, float, str, torch.dtype, type(None))
+_OWN = "layer_idx"
+"""The one setting in which all layers differ."""
+
+
+def kind_of(layer: nn.Module) -> Hashable:
+    """Equal for layers of the same modules, settings and shapes, whatever their weights are."""
+    return tuple((name, type(part), *_settings(part)) for name, part in layer.named_modules())
+
+
+def fewest_of_all_kinds(layers: Sequence[nn.Module]) -> int:
+    """So many of the first layers have one of each kind among them."""
+    firsts: dict[Hashable, int] = {}
+    for i, layer in enumerate(layers):
+        firsts.setdefault(kind_of(layer), i)
+    return max(firsts.values()) + 1
+
+
+def _settings(part: nn.Module) -> Iterator[Hashable]:
+    tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+    for name, value in (*tensors, *sorted(vars(part).items())):
+        if isinstance(value, torch.Tensor):
+            yield name, value.shape, value.dtype
+        elif isinstance(value, _PLAIN) and name != _OWN:
+            yield name, value

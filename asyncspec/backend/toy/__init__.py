@@ -1,0 +1,1 @@
+"""A model without tensors, for tests and the simulator."""

@@ -1,0 +1,394 @@
+"""A model without tensors: every hidden state is a hash of all that a real one would depend on.
+
+A row that attends to a wrong slot, a dead node or a stale key gives another token, so the pure
+tests see every mistake in masks, slots and prunes. No torch, and exactly the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+from msgspec import Struct
+
+from asyncspec.backend.base import WireTensor
+from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.core.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Drafted,
+    Drafting,
+    Forward,
+    Judged,
+    Release,
+    Rows,
+    SourceJob,
+    StageJob,
+    Trim,
+)
+from asyncspec.core.rng import mix, uniform, uniforms
+from asyncspec.core.sampling import NOTHING, Sampling, Seen, choose, seen
+from asyncspec.source.batch import one_by_one
+from asyncspec.source.expand import TIP, Grower, Proposal, answer
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import FINAL, Expand, Expanded
+
+_MASK = (1 << 64) - 1
+
+
+class ToyState(Struct, frozen=True):
+    """The model after some tokens: per layer what its cache holds, and the last token's hidden
+    state before the first layer and after each."""
+
+    caches: tuple[tuple[int, ...], ...]
+    stream: tuple[int, ...]
+
+    @property
+    def hidden(self) -> int:
+        """The last hidden state."""
+        return self.stream[-1]
+
+
+class ToyModel(Struct, frozen=True):
+    """A target model. ``reach`` "parent" attends to one node only, for long cheap runs."""
+
+    layers: int = 4
+    vocab: int = 16
+    seed: int = 0
+    reach: Literal["all", "parent"] = "all"
+
+    def embed(self, token: int) -> int:
+        """Hidden state that enters the first layer."""
+        return mix((self.seed * 0x51ED + token * 0x9E37 + 1) & _MASK)
+
+    def key(self, layer: int, hidden: int) -> int:
+        """What a layer's cache keeps of a node."""
+        return mix((hidden + 0x1357 * (layer + 1)) & _MASK)
+
+    def attend(self, layer: int, hidden: int, visible: Sequence[int]) -> int:
+        """Hidden state that leaves a layer, given the visible cache, oldest first."""
+        seen = visible if self.reach == "all" else visible[-2:]
+        return hash((layer, hidden, *seen)) & _MASK
+
+    def mode(self, hidden: int) -> int:
+        """The most likely token after a node whose last hidden state this is."""
+        return mix(hidden) % self.vocab
+
+    def logits(self, hidden: int) -> list[float]:
+        """Of both signs, as a repetition penalty treats them differently."""
+        logits = [number - 0.5 for number in uniforms(hidden, 0, self.vocab)]
+        logits[self.mode(hidden)] = 1.5
+        return logits
+
+    def draw(self, hidden: int, before: Seen, position: int, sampling: Sampling) -> int:
+        """The next token, at ``position``, after a path with the tokens ``before``."""
+        if sampling.greedy and not sampling.penalises:
+            return self.mode(hidden)
+        return choose(self.logits(hidden), before, position, sampling)
+
+    def likely(self, hidden: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The likeliest next tokens, best first, and their log-probabilities."""
+        logits = self.logits(hidden)
+        total = math.log(sum(map(math.exp, logits)))
+        best = sorted(range(self.vocab), key=lambda t: (-logits[t], t))[:count]
+        return tuple(best), tuple(min(0.0, logits[t] - total) for t in best)
+
+    def log_prob(self, hidden: int, token: int) -> float:
+        """The log-probability of one next token, before any sampling setting."""
+        tokens, log_probs = self.likely(hidden, self.vocab)
+        return log_probs[tokens.index(token)]
+
+    def start(self) -> ToyState:
+        """Before the first token."""
+        return ToyState(caches=((),) * self.layers, stream=(0,))
+
+    def extend(self, state: ToyState, token: int) -> ToyState:
+        """The plain sequential forward pass, one token, no slots and no masks."""
+        stream, caches = [self.embed(token)], []
+        for layer, cache in enumerate(state.caches):
+            seen = (*cache, self.key(layer, stream[-1]))
+            stream.append(self.attend(layer, stream[-1], seen))
+            caches.append(seen if self.reach == "all" else seen[-2:])
+        return ToyState(tuple(caches), tuple(stream))
+
+    def feature(self, state: ToyState, features: Sequence[int]) -> bytes:
+        """What a stage hands over for the last token, as ``Open.features`` says."""
+        if FINAL in features:
+            return feature([self.norm(state.hidden)])
+        return feature([state.stream[depth] for depth in features])
+
+    def norm(self, hidden: int) -> int:
+        """What the head reads."""
+        return mix(hidden ^ 0x2468)
+
+    def read(self, tokens: Sequence[int]) -> ToyState:
+        """The model after all of ``tokens``."""
+        state = self.start()
+        for token in tokens:
+            state = self.extend(state, token)
+        return state
+
+    def next_token(self, tokens: Sequence[int], sampling: Sampling, prompt_length: int = 0) -> int:
+        """The sequential reference: what comes after ``tokens``, which begin with the prompt."""
+        before = seen(tokens, prompt_length)
+        return self.draw(self.read(tokens).hidden, before, len(tokens), sampling)
+
+
+class _Session(Struct):
+    """One session on a stage."""
+
+    caches: list[list[int]]
+    sampling: Sampling
+    features: tuple[int, ...]
+    # On the last stage, where draws depend on them.
+    tokens: SlotTokens | None
+    tops: int
+    log_probs: bool
+
+
+class ToyStage:
+    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens.
+
+    A row of a handle is a hidden state, a tuple of one and those tapped so far, or a feature.
+    """
+
+    def __init__(self, model: ToyModel, first: int, last: int) -> None:
+        self._model = model
+        self._layers = range(first, last)
+        self._sessions: dict[SessionId, _Session] = {}
+
+    def run(self, job: StageJob) -> object | None:
+        """See ``StageBackend``."""
+        match job:
+            case Admit(session, _, sampling, prompt_length, features, tops, log_probs):
+                caches: list[list[int]] = [[] for _ in self._layers]
+                if job.shared:
+                    caches = [cache[: job.shared] for cache in self._sessions[job.like].caches]
+                last = self._layers.stop == self._model.layers
+                tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
+                self._sessions[session] = _Session(
+                    caches, sampling, features, tokens, tops, log_probs
+                )
+            case Trim(session, slots):
+                for cache in self._sessions[session].caches:
+                    del cache[slots:]
+            case Release(session):
+                self._sessions.pop(session, None)
+            case Compact(session, start, keep):
+                for cache in self._sessions[session].caches:
+                    cache[start:] = [cache[slot] for slot in keep]
+                if (tokens := self._sessions[session].tokens) is not None:
+                    tokens.compact(start, keep)
+            case Forward():
+                return self._forward(job)
+            case Batch(passes):
+                return tuple(self._forward(one) for one in passes)
+        return None
+
+    def _forward(self, job: Forward) -> object:
+        model, session = self._model, self._sessions[job.session]
+        hidden, taps = self._inputs(job)
+        if self._layers.start == 0 and 0 in session.features:
+            taps = _beside(taps, hidden)
+        for layer, cache in zip(self._layers, session.caches, strict=True):
+            hidden = self._layer(job, layer, cache, hidden)
+            if layer + 1 in session.features:
+                taps = _beside(taps, hidden)
+        if self._layers.stop < model.layers:
+            return tuple(
+                (h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True)
+            )
+        tokens = self._draw(job, session, hidden)
+        if not session.features and not session.tops and not session.log_probs:
+            return tokens
+        if FINAL in session.features:
+            taps = [(model.norm(h),) for h in hidden]
+        likely = tuple(model.likely(hidden[i], session.tops) for i in job.judge)
+        features = tuple(map(feature, taps)) if session.features else None
+        drawn: tuple[float, ...] = ()
+        if session.log_probs:
+            places = zip(job.judge, tokens, strict=True)
+            drawn = tuple(model.log_prob(hidden[i], token) for i, token in places)
+        return Judged(tokens, features, likely if session.tops else (), drawn)
+
+    def _draw(self, job: Forward, session: _Session, hidden: Sequence[int]) -> tuple[int, ...]:
+        tokens = session.tokens
+        if tokens is not None:
+            tokens.write(job.committed, job.rows, job.tokens)
+        drawn = []
+        for row, h in ((job.rows[i], hidden[i]) for i in job.judge):
+            before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
+            drawn.append(self._model.draw(h, before, row.position + 1, session.sampling))
+        return tuple(drawn)
+
+    def abandon(self, job: StageJob) -> None:
+        """See ``StageBackend``. A pass is over before it could be stopped."""
+
+    def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Hidden states, and beside each those tapped before."""
+        if job.hidden is None:
+            return [self._model.embed(token) for token in job.tokens], [()] * len(job.tokens)
+        handle = cast("Sequence[int | tuple[int, ...]]", job.hidden.handle)
+        rows = [handle[row] for row in job.hidden.rows]
+        split = [(row, ()) if isinstance(row, int) else (row[0], row[1:]) for row in rows]
+        return [hidden for hidden, _ in split], [taps for _, taps in split]
+
+    def _layer(self, job: Forward, layer: int, cache: list[int], hidden: list[int]) -> list[int]:
+        model = self._model
+        for row, h in zip(job.rows, hidden, strict=True):
+            cache.extend([-1] * (row.slot + 1 - len(cache)))
+            cache[row.slot] = model.key(layer, h)
+        prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
+        return [
+            model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
+            for row, h in zip(job.rows, hidden, strict=True)
+        ]
+
+    def pack(self, rows: Rows) -> WireTensor:
+        """See ``StageBackend``."""
+        return pack(rows)
+
+    def unpack(self, tensor: WireTensor) -> object:
+        """See ``StageBackend``."""
+        fits = tensor.shape[-1] == 1 and len(tensor.shape) in (2, 3)
+        if not fits:
+            raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
+        rows = unpack(tensor)
+        return tuple(row[0] for row in rows) if len(tensor.shape) == 2 else rows
+
+    def check(self) -> None:
+        """See ``StageBackend``."""
+        for session in self._sessions.values():
+            assert len({len(cache) for cache in session.caches}) <= 1
+
+    def slots_held(self) -> dict[SessionId, int]:
+        """Number of slots in use, by session (tests)."""
+        return {key: len(session.caches[0]) for key, session in self._sessions.items()}
+
+
+def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, ...]]:
+    return [(*tapped, h) for tapped, h in zip(taps, hidden, strict=True)]
+
+
+class ToySource:
+    """A token source of tunable quality: it knows the toy target and guesses with noise.
+
+    ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
+    with the same chance, and so on: 0.65 gives the coverage of real draft models by rank.
+    """
+
+    def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
+        self._model = model
+        self._top = top
+        self._seed = seed
+        self._states: dict[SessionId, tuple[int, ToyState]] = {}
+
+    def run(self, job: SourceJob) -> Drafted | None:
+        """See ``TokenSource``."""
+        if isinstance(job, Release):
+            self._states.pop(job.session, None)
+            return None
+        if isinstance(job, Drafting):
+            return one_by_one(self._answer, job)
+        return self._answer(job)
+
+    def _answer(self, job: Expand) -> Expanded:
+        length = self.begin(job)
+        return answer(self.grower(job), job, length)
+
+    def begin(self, job: Expand) -> int:
+        """See ``Part``."""
+        length, state = self._states.get(job.session, (0, self._model.start()))
+        if length != job.base:
+            raise ValueError(f"the source knows {length} tokens, not {job.base}")
+        for token in job.committed:
+            state = self._read(job.session, length, state, token)
+            length += 1
+        self._states[job.session] = (length, state)
+        return length
+
+    def grower(self, job: Expand) -> Grower:
+        """See ``Part``."""
+        noise = self._noise(job.session)
+        tip = self._states[job.session][1]
+        return _ToyGrower(tip, self._model, lambda state, w: self._propose(state, w, noise))
+
+    def abandon(self, job: SourceJob) -> None:
+        """See ``TokenSource``. A tree is grown before it could be stopped."""
+
+    def _read(self, session: SessionId, position: int, state: ToyState, token: int) -> ToyState:
+        return self._model.extend(state, token)
+
+    def _noise(self, session: SessionId) -> int:
+        """What the guesses depend on beside the tokens."""
+        return self._seed
+
+    def _propose(self, state: ToyState, width: int, noise: int) -> Proposal:
+        """Guesses for one node. How sure the source is varies, and it is right as often as it
+        says."""
+        key = state.hidden ^ noise
+        sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
+        truth = self._model.mode(state.hidden)
+        noise_of = uniforms(key, 2, self._model.vocab)
+        others = sorted(range(self._model.vocab), key=noise_of.__getitem__)
+        others.remove(truth)
+        draw = uniform(key, 3)
+        rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
+        order = [*others[:rank], truth, *others[rank:]][:width]
+        return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
+
+
+class _ToyGrower:
+    """See ``Grower``: a candidate is the model's state after its path, made when it is needed."""
+
+    def __init__(
+        self, tip: ToyState, model: ToyModel, propose: Callable[[ToyState, int], Proposal]
+    ) -> None:
+        self._model = model
+        self._propose = propose
+        self._candidates: list[tuple[int, int]] = []
+        self._states = {TIP: tip}
+
+    def hang(self, parent: int, token: int) -> None:
+        self._candidates.append((parent, token))
+
+    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
+        return [self._propose(self._state(node), width) for node in nodes]
+
+    def _state(self, node: int) -> ToyState:
+        if node not in self._states:
+            parent, token = self._candidates[node]
+            self._states[node] = self._model.extend(self._state(parent), token)
+        return self._states[node]
+
+
+# --- Hidden states, taps and features of a toy model as bytes and back.
+
+
+def feature(values: Sequence[int]) -> bytes:
+    """Tapped hidden states as the one thing a source reads."""
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def pack(rows: Rows) -> WireTensor:
+    """Rows of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
+    handle = cast("Sequence[int | tuple[int, ...] | bytes]", rows.handle)
+    some = [handle[row] for row in rows.rows]
+    data = b"".join(
+        row if isinstance(row, bytes) else feature(row if isinstance(row, tuple) else (row,))
+        for row in some
+    )
+    width = len(data) // 8 // len(some)
+    shape = (len(some), width, 1) if isinstance(some[0], tuple) else (len(some), width)
+    return WireTensor(dtype="uint64", shape=shape, data=memoryview(data))
+
+
+def unpack(tensor: WireTensor) -> tuple[tuple[int, ...], ...]:
+    """All numbers of each row. Raises ``ValueError`` for something else."""
+    width = math.prod(tensor.shape[1:])
+    if tensor.dtype != "uint64" or tensor.data.nbytes != 8 * width * tensor.shape[0]:
+        raise ValueError(f"{tensor.dtype} {tensor.shape} in a toy pipeline")
+    return tuple(struct.iter_unpack(f"<{width}Q", tensor.data))

@@ -1,0 +1,1 @@
+"""The pure core: token trees, acceptance, sampling, device jobs, cost model."""

@@ -1,0 +1,171 @@
+"""What a machine may ask of its device.
+
+Law of this file: jobs of one device run one after another in the order in which they were issued.
+So a machine may hand out a slot again as soon as it has issued the job that frees it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncspec.core.sampling import Sampling
+from asyncspec_protocol.ids import SegmentId, SessionId
+from asyncspec_protocol.messages import Expand, Expanded
+
+
+class Rows(Struct, frozen=True):
+    """Some rows, ascending, of a tensor that only the device understands."""
+
+    handle: object
+    rows: tuple[int, ...]
+
+
+class Admit(Struct, frozen=True):
+    """Make an empty cache for a session that takes ``capacity`` slots at most."""
+
+    session: SessionId
+    capacity: int
+    sampling: Sampling
+    # Of the user's prompt: penalties tell its tokens from those of the answer.
+    prompt_length: int = 0
+    # What the token source reads of the target, as in ``Open.features``.
+    features: tuple[int, ...] = ()
+    # Likeliest tokens that are given beside the drawn one, as in ``Open.tops``.
+    tops: int = 0
+    # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
+    log_probs: bool = False
+    # Slots [0, shared) begin with what they hold in the cache of the session ``like``. Never where
+    # sampling penalises tokens.
+    like: SessionId = SessionId(-1)
+    shared: int = 0
+
+
+class Row(Struct, frozen=True, gc=False):
+    """One node in a forward pass.
+
+    ``visible`` lists, ascending, the slots from ``Forward.committed`` on that this row attends to:
+    its ancestors and itself. Slots below ``Forward.committed`` are visible to every row.
+    """
+
+    slot: int
+    position: int
+    visible: tuple[int, ...]
+
+
+class Forward(Struct, frozen=True):
+    """One pass over a segment: write keys and values to the rows' slots, attend, go on.
+
+    The first stage needs ``tokens``, later ones ``hidden``; the last one needs both where the
+    session's sampling penalises tokens of a row's path. ``judge`` names the rows (indices into
+    ``rows``) whose next token the last stage has to draw, for position ``row.position + 1``; it is
+    empty elsewhere. The result is a handle to hidden states [n, H], or on the last stage a tuple of
+    one token per judged row.
+
+    In a session with features a stage adds the depths it computes to what came with each row, low
+    to high: a row of a handle is then [1 + taps, H], and the last stage's result is a ``Judged``.
+    """
+
+    session: SessionId
+    segment: SegmentId
+    # Slots [0, committed) hold the committed path, and there slot == position.
+    committed: int
+    rows: tuple[Row, ...]
+    tokens: tuple[int, ...] = ()
+    hidden: Rows | None = None
+    judge: tuple[int, ...] = ()
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the pass."""
+        return len(self.rows)
+
+
+class Batch(Struct, frozen=True):
+    """Several passes as one (SpecPipe 4.4): linear layers see all their rows at once, attention
+    each session's own slots. Passes of the same session are as if one came after the other: rows
+    see what those of an earlier one have written. The result is a tuple with the result of each
+    pass, the same as of the pass by itself.
+    """
+
+    passes: tuple[Forward, ...]
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all passes."""
+        return sum([len(one.rows) for one in self.passes])
+
+
+class Judged(Struct, frozen=True):
+    """What the last stage makes of a pass in a session that wants more than tokens."""
+
+    # One per judged row.
+    tokens: tuple[int, ...]
+    # Handle to the features [n, F] of all rows, where the session has features.
+    features: object | None = None
+    # The likeliest tokens of each judged row and their log-probabilities, where they are wanted.
+    likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+    # The log-probability of each token, where it is wanted.
+    drawn: tuple[float, ...] = ()
+
+
+class Compact(Struct, frozen=True):
+    """Slot ``start + i`` takes what slot ``keep[i]`` holds; ``keep`` ascends, slots past it are
+    free. Never touches a slot below ``start``."""
+
+    session: SessionId
+    start: int
+    keep: tuple[int, ...]
+
+
+class Trim(Struct, frozen=True):
+    """Keep slots [0, slots) of a session, which will have no further pass; the rest of its memory
+    is returned."""
+
+    session: SessionId
+    slots: int
+
+
+class Release(Struct, frozen=True):
+    """Forget a session; its memory is returned. Unknown sessions are no error."""
+
+    session: SessionId
+
+
+class Feed(Struct, frozen=True):
+    """Features of committed positions from ``start`` on, oldest first, for the token source.
+
+    Every position once and in order; before an ``Expand`` commits a token to the source, the
+    feature of the position before it was fed.
+    """
+
+    session: SessionId
+    start: int
+    rows: tuple[Rows, ...]
+
+
+class Drafting(Struct, frozen=True):
+    """Trees for several sessions, level by level together: one draft pass a level for all of them.
+
+    At most one job a session. The result is a tuple of ``Expanded`` in the order of ``jobs``; each
+    of them may be given up for itself.
+    """
+
+    jobs: tuple[Expand, ...]
+
+
+StageJob = Admit | Forward | Batch | Compact | Trim | Release
+SourceJob = Expand | Drafting | Release
+FeatureJob = SourceJob | Feed
+"""Of a source that reads the target's features beside its tokens."""
+Job = Admit | Forward | Batch | Compact | Trim | Release | Expand | Drafting | Feed
+
+
+Drafted = Expanded | tuple[Expanded, ...]
+"""What comes of an ``Expand``, and of a ``Drafting``."""
+
+
+def drafts(job: Job) -> tuple[Expand, ...]:
+    """The trees a job is to grow, whether one or many; none where it is of another kind."""
+    if isinstance(job, Drafting):
+        return job.jobs
+    return (job,) if isinstance(job, Expand) else ()

@@ -1,0 +1,165 @@
+"""The token tree of one session, and everything that can happen to it.
+
+Law of this file: a tree is a value. Every operation returns a new tree and leaves its inputs as
+they were; nodes are named by node id and never by their place in an array, so that prune, verdict
+and segment commute (docs/protocol.md).
+
+The root is the tip of the committed path. Below it hangs the draft tree. A node's score is its
+cumulative log-probability from the root by the draft (FlowSpec eq. 1); no child scores above its
+parent, which makes descending score order a topological order (FlowSpec III-B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from asyncspec.source.expand import TIP, Grown, Start
+from asyncspec_protocol.ids import NO_PARENT, NodeId
+
+
+class Node(Struct, frozen=True, gc=False):
+    """One token of the tree."""
+
+    parent: NodeId
+    token: int
+    # Distance from the start of the prompt: the RoPE position.
+    position: int
+    # Cumulative log-probability below the root, in nats; 0 at the root.
+    score: float
+
+
+class TokenTree(Struct, frozen=True):
+    """Live nodes by id, in order of issue: every parent before its children, the root first."""
+
+    root: NodeId
+    nodes: Mapping[NodeId, Node]
+    # (parent, token) -> child: no two siblings have the same token.
+    index: Mapping[tuple[NodeId, int], NodeId]
+    # The deepest position.
+    bottom: int
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self.nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def plant(root: NodeId, token: int, position: int) -> TokenTree:
+    """A tree of one node: the start of a round."""
+    node = Node(parent=NO_PARENT, token=token, position=position, score=0.0)
+    return TokenTree(root, {root: node}, {}, bottom=position)
+
+
+def child(tree: TokenTree, node: NodeId, token: int) -> NodeId | None:
+    """The child of ``node`` that carries ``token``."""
+    return tree.index.get((node, token))
+
+
+def children(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
+    """The nodes right below ``node``, oldest first."""
+    return tuple(n for n, data in tree.nodes.items() if data.parent == node)
+
+
+def ancestors(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
+    """The nodes above ``node``, nearest first, the root last."""
+    line: list[NodeId] = []
+    while node != tree.root:
+        node = tree.nodes[node].parent
+        line.append(node)
+    return tuple(line)
+
+
+def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
+    """The tree below ``node``, which becomes the root; scores are conditioned on it."""
+    if node == tree.root:
+        return tree
+    top = tree.nodes[node]
+    nodes = {node: Node(NO_PARENT, top.token, top.position, 0.0)}
+    index: dict[tuple[NodeId, int], NodeId] = {}
+    for n, data in tree.nodes.items():
+        if data.parent in nodes:
+            nodes[n] = Node(data.parent, data.token, data.position, data.score - top.score)
+            index[data.parent, data.token] = n
+    bottom = max([data.position for data in nodes.values()])
+    return TokenTree(node, nodes, index, bottom)
+
+
+def merge(
+    tree: TokenTree,
+    grown: Grown,
+    first_id: NodeId,
+    *,
+    walked: Sequence[int] = (),
+    at_most: int | None = None,
+    max_position: int | None = None,
+) -> tuple[TokenTree, tuple[NodeId, ...]]:
+    """Add a freshly drafted tree: of its paths, those that are new (FlowSpec III-D, Fig. 4).
+
+    ``grown`` hangs from where the tip was when it was asked for; ``walked`` are the tokens
+    committed since, and what does not lie below them is left out. New nodes get consecutive ids
+    from ``first_id`` on, in the order of ``grown``; at most ``at_most`` of them, and none deeper
+    than ``max_position``. Nodes the tree already has keep their ids and scores.
+    """
+    nodes = dict(tree.nodes)
+    index = dict(tree.index)
+    limit = len(grown[0]) if at_most is None else at_most
+    at_root = len(walked)
+    # Where each candidate lies: a step of the walk from the old tip, or a node of the tree.
+    steps: dict[int, int] = {TIP: 0}
+    place: dict[int, NodeId] = {TIP: tree.root} if at_root == 0 else {}
+    base = 0.0
+    new: list[NodeId] = []
+    for i, (parent, token, score) in enumerate(zip(*grown, strict=True)):
+        if parent in steps and steps[parent] < at_root:
+            if token == walked[steps[parent]]:
+                steps[i] = steps[parent] + 1
+                if steps[i] == at_root:
+                    place[i], base = tree.root, score
+            continue
+        above = place.get(parent)
+        if above is None:
+            continue
+        existing = index.get((above, token))
+        if existing is not None:
+            place[i] = existing
+            continue
+        data = nodes[above]
+        if len(new) >= limit or (max_position is not None and data.position >= max_position):
+            continue
+        node = NodeId(first_id + len(new))
+        nodes[node] = Node(above, token, data.position + 1, min(score - base, data.score))
+        index[above, token] = node
+        place[i] = node
+        new.append(node)
+    if not new:
+        return tree, ()
+    bottom = max(tree.bottom, max([nodes[n].position for n in new]))
+    return TokenTree(tree.root, nodes, index, bottom), tuple(new)
+
+
+def stem(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
+    """What a token source must know to grow on from some nodes: the paths that lead to them."""
+    frontier = tuple(nodes)
+    wanted = {above for node in frontier for above in (node, *ancestors(tree, node))}
+    order = [n for n in tree.nodes if n in wanted and n != tree.root]
+    index = {tree.root: TIP} | {node: i for i, node in enumerate(order)}
+    data = [tree.nodes[node] for node in order]
+    known = (
+        tuple(index[d.parent] for d in data),
+        tuple(d.token for d in data),
+        tuple(d.score for d in data),
+    )
+    return Start(known, tuple(index[node] for node in frontier))
+
+
+def by_score(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    """Best first. Equal scores are broken by age, which keeps parents before their children."""
+    return tuple(sorted(sorted(nodes), key=lambda n: tree.nodes[n].score, reverse=True))
+
+
+def by_level(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    """Level by level, oldest first: the order of EAGLE-2's own trees."""
+    return tuple(sorted(nodes, key=lambda n: (tree.nodes[n].position, n)))

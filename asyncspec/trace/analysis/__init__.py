@@ -1,0 +1,1 @@
+"""What a recorded trace says: timeline, spans, segments, answers, critical path. Pure."""

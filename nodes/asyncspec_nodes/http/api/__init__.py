@@ -1,0 +1,1 @@
+"""The API own forms: parameters, answers, errors. Pure."""

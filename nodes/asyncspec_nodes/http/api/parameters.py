@@ -1,0 +1,268 @@
+"""Seeds of a request's answers. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Annotated, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncspec.core.rng import stream
+from asyncspec.core.sampling import Defaults
+from asyncspec.policy import POLICIES
+from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.serving.requests import MOST_TOPS, stop_problem
+from asyncspec_protocol.messages import Submit
+
+_MASK = (1 << 63) - 1
+
+
+def seed_of_choice(seed: int, choice: int) -> int:
+    """The first answer has the request's own seed, so that ``n`` does not change it; the others
+    have seeds that look unrelated. All are 0 to 2^63 - 1."""
+    return seed & _MASK if choice == 0 else stream(seed & _MASK, choice) & _MASK
+
+
+# --- Parameters of the API that are not served: what may stand there all the same. Pure.
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
+)
+"""They change nothing of an answer."""
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""They ask for something this service does not do, but for these values, and null."""
+
+
+def without_unsupported(fields: Mapping[str, object]) -> dict[str, object]:
+    """The parameters that are left to be read. Raises ``ApiError`` for one that asks for what is
+    not served."""
+    left = {}
+    for name, value in fields.items():
+        if name in IGNORED:
+            continue
+        if name in NEUTRAL:
+            if value is not None and not any(_same(value, fine) for fine in NEUTRAL[name]):
+                raise invalid(
+                    f"{name} is not supported by this service; leave it out",
+                    name,
+                    "unsupported_parameter",
+                )
+            continue
+        left[name] = value
+    return left
+
+
+def _same(value: object, other: object) -> bool:
+    """Equal; true is not 1, but 1.0 is."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+# --- What a request may say: strict types, and a 400 that names the parameter for anything else.
+# Pure.
+# The names and ranges are the API's; those it does not have are the project's own (docs/http.md).
+
+MOST_CHOICES = 128
+MOST_TOKENS = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Tops = Annotated[int, Meta(ge=0, le=MOST_TOPS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+# A negative seed is as good as any other.
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """``stream_options``"""
+
+    include_usage: bool | None = None
+    # Padding against eavesdroppers who count bytes: not done here.
+    include_obfuscation: bool | None = None
+
+
+class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both kinds of completions take. None: the default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stop: str | tuple[str, ...] | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # The project's own, beside the API's.
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOKENS)] | None = None
+    min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    policy: str | None = None
+    # Token ids with every piece and the counters of docs/metrics.md at the end.
+    return_details: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer, where the request says so."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """The rules between parameters. Raises ``ApiError``."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only for stream: true", "stream_options")
+        if (problem := stop_problem(self.stops)) is not None:
+            raise invalid(problem, "stop")
+        if self.policy is not None and (problem := POLICIES.problem(self.policy)) is not None:
+            raise invalid(problem, "policy")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+    def submit(self, max_new_tokens: int, seed: int, choice: int) -> Submit:
+        """The request for one of the answers, but for its prompt. ``seed``: the request's."""
+        # The smallest nucleus is the likeliest token.
+        greedy = self.top_p == 0
+        return Submit(
+            request=0,
+            prompt="",
+            max_new_tokens=max_new_tokens,
+            seed=seed_of_choice(seed, choice),
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=1 if greedy else self.top_k or 0,
+            top_p=1.0 if greedy or self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            policy=self.policy or "",
+            ignore_eos=bool(self.ignore_eos),
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            stop=self.stops,
+            include_stop=bool(self.include_stop_str_in_output),
+            must_fit=self.limit is not None,
+            unset=self._unset,
+        )
+
+    @property
+    def _unset(self) -> tuple[str, ...]:
+        """The sampling settings that are the target's to recommend."""
+        names = (name for name in Defaults.__struct_fields__ if getattr(self, name) is None)
+        return tuple(name for name in names if name != "top_k" or self.top_p != 0)
+
+
+T = TypeVar("T", bound=Shared)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """A request of one kind. Raises ``ApiError``, and nothing else, for anything else."""
+    try:
+        fields = msgspec.json.decode(body)
+    # msgspec's own, text that is no UTF-8, and lists in lists in lists.
+    except (ValueError, RecursionError) as error:
+        raise _no_json(body, error) from None
+    if not isinstance(fields, dict):
+        raise invalid("the body is not a JSON object")
+    try:
+        request = msgspec.convert(_whole(without_unsupported(fields), kind), kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (OverflowError, RecursionError) as error:
+        raise invalid(f"a value is out of bounds: {error}") from None
+    request.check()
+    return request
+
+
+def _whole(fields: dict[str, object], kind: type[Shared]) -> dict[str, object]:
+    """With whole numbers where they are due: some languages write 5 as 5.0."""
+    integers = _integers(kind)
+    return {
+        name: int(value)
+        if name in integers and isinstance(value, float) and value.is_integer()
+        else value
+        for name, value in fields.items()
+    }
+
+
+@functools.cache
+def _integers(kind: type[Shared]) -> frozenset[str]:
+    """The parameters that are integers, or null."""
+    hints = get_type_hints(kind)
+    return frozenset(name for name, hint in hints.items() if int in get_args(hint))
+
+
+# Half of what stands for one character in UTF-16, without its other half. Such an escape begins
+# behind an even number of backslashes.
+_HALF = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?:"
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F])"
+)
+
+
+def _no_json(body: bytes, error: Exception) -> ApiError:
+    # msgspec says "truncated" of some of them.
+    what = "an unpaired surrogate escape, which is no character" if _HALF.search(body) else error
+    return invalid(f"the body is not valid JSON: {what}", code="invalid_json")
+
+
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD = re.compile(r"`([^`]*)`$")
+
+
+def _named(text: str) -> ApiError:
+    """msgspec's message in the API's form."""
+    place = _PLACE.search(text)
+    what = _PLACE.sub("", text)
+    where = place[1] if place else ""
+    field = _FIELD.search(what)
+    if field is not None and what.startswith("Object contains unknown field"):
+        name = f"{where}.{field[1]}".removeprefix(".")
+        return invalid(f"unknown parameter: {name}", name, "unknown_parameter")
+    if field is not None and what.startswith("Object missing required field"):
+        name = f"{where}.{field[1]}".removeprefix(".")
+        return invalid(f"missing parameter: {name}", name, "missing_required_parameter")
+    what = what[:1].lower() + what[1:].replace("`", "")
+    return invalid(f"{where or 'the body'}: {what}", where or None, "invalid_value")

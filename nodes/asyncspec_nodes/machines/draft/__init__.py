@@ -1,1 +1,0 @@
-"""The role ``draft``: a pure machine."""

@@ -1,1 +1,0 @@
-"""The role ``verify``: a pure machine."""

@@ -1,0 +1,1 @@
+"""The roles as pure state machines: draft node, verify stage, token source."""

@@ -1,0 +1,1 @@
+"""The role `draft`: a pure state machine."""

@@ -1,0 +1,1 @@
+"""The role `verify`: a pure state machine."""

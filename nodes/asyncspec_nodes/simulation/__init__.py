@@ -1,0 +1,1 @@
+"""The role machines on a virtual clock, and replayed from a recording."""

@@ -1,0 +1,253 @@
+"""A cluster of the real machines on the virtual clock, with a model of language for devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+
+from msgspec import Struct
+
+from asyncspec.core.errors import AsyncSpecError
+from asyncspec.core.machine import Effect, Emit, Finish, Input, Request, Submitted
+from asyncspec.core.reference import decode
+from asyncspec.core.sampling import Sampling
+from asyncspec.policy import POLICIES, Policy
+from asyncspec.sim.costs import ClusterCost, Pricing
+from asyncspec.sim.devices import LanguageSource, PathStage
+from asyncspec.sim.language import Language, sequential
+from asyncspec.sim.world import Actor, Stuck, World
+from asyncspec.trace.recorder import Recorder
+from asyncspec.trace.records import Node, Record
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.simulation.replay import settings
+from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.ids import DRAFT, Rank, first_session
+
+MOST_STEPS = 1_000_000_000
+"""A bound on liveness only: far more than any run takes."""
+
+
+class Setting(Struct, frozen=True):
+    """One cluster and one load; what is left to choose is the policy."""
+
+    language: Language
+    cost: ClusterCost = ClusterCost()
+    stages: int = 4
+    # New tokens of each request, all of which come at time 0, and tokens of each prompt.
+    tokens: int = 256
+    prompt_tokens: int = 64
+    requests: int = 1
+    # Requests that are processed at a time; None: all of them.
+    sessions: int | None = None
+    # Passes whose segments may wait at a stage.
+    window: int = 2
+    # Rows of a pass that several sessions share.
+    batch_rows: int = 256
+    # Prompt nodes per segment.
+    prefill_rows: int = 64
+
+
+class Outcome(Struct, frozen=True):
+    """What a policy made of a setting; texts have been checked, unless the policy is lossy."""
+
+    policy: str
+    # By request, as docs/metrics.md defines them.
+    stats: tuple[dict[str, float], ...]
+    # Virtual time until the last request had ended, and each device's share of it, by rank.
+    seconds: float
+    busy: tuple[float, ...]
+    # Steps of all machines.
+    steps: int
+    # The policy may take other tokens than the target's, so there is nothing to compare with.
+    lossy: bool = False
+    # Lines of a trace, where one was asked for.
+    trace: tuple[Record, ...] = ()
+    # When the user got each token, by request: virtual time since the requests came.
+    times: tuple[tuple[float, ...], ...] = ()
+
+
+class WrongText(AsyncSpecError):
+    """A simulated run has not given the target's text, or has not ended: a bug of ours."""
+
+
+Progress = Callable[[int, float], None]
+"""Told of new tokens so far, over all requests, and of the virtual time."""
+
+
+def simulate(
+    setting: Setting,
+    policy: str,
+    *,
+    policies: Mapping[str, Policy] = POLICIES,
+    record: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run all requests of a setting to their end under one policy. Raises ``WrongText``."""
+    world, recorders = _world(setting, policies, record=record)
+    requests = tuple(_request(setting, number, policy) for number in range(setting.requests))
+    times: dict[int, list[float]] = {request.request: [] for request in requests}
+    ended = _watch(world, progress, times)
+    for request in requests:
+        world.feed(DRAFT, Submitted(request))
+    try:
+        world.run(most_steps=MOST_STEPS)
+    except Stuck as error:
+        raise WrongText(f"policy {policy}: {error}") from None
+    lossy = bool(policies[policy].tops)
+    _check(setting.language, world, requests, lossy=lossy)
+    seconds = ended[0]
+    return Outcome(
+        policy=policy,
+        stats=tuple(world.finished[request.request].stats for request in requests),
+        seconds=seconds,
+        busy=tuple(_busy(actor, seconds) for actor in world.actors.values()),
+        steps=world.steps,
+        lossy=lossy,
+        trace=_lines(recorders),
+        times=tuple(tuple(times[request.request]) for request in requests),
+    )
+
+
+def _request(setting: Setting, number: int, policy: str) -> Request:
+    language = setting.language
+    most = language.longest(number)
+    return Request(
+        request=number,
+        prompt=language.prompt(number, setting.prompt_tokens),
+        max_new_tokens=setting.tokens if most is None else min(setting.tokens, most),
+        sampling=Sampling(),
+        stop_tokens=frozenset(),
+        policy=policy,
+    )
+
+
+def _world(
+    setting: Setting, policies: Mapping[str, Policy], *, record: bool
+) -> tuple[World, dict[Rank, Recorder]]:
+    """Machines, devices and links, ready."""
+    actors = {DRAFT: draft_actor(setting, policies)}
+    stages = [Rank(rank) for rank in range(1, setting.stages + 1)]
+    for rank in stages:
+        actors[rank] = stage_actor(setting, rank)
+    pricing = Pricing(setting.cost)
+    recorders: dict[Rank, Recorder] = {}
+    world = World(actors, pricing, recorders, pricing)
+    if record:
+        for rank, actor in actors.items():
+            recorders[rank] = recorder(world, rank, actor, setting.stages)
+    connect(world, setting.stages)
+    return world, recorders
+
+
+def draft_actor(
+    setting: Setting, policies: Mapping[str, Policy] = POLICIES, rank: Rank = DRAFT
+) -> Actor:
+    """A fresh draft node, whose source guesses the setting's language."""
+    config = DraftConfig(
+        stages=setting.stages,
+        policies=policies,
+        prefill_rows=setting.prefill_rows,
+        max_sessions=setting.sessions or setting.requests,
+        # Links and accounts may take as long as the slowest link makes them.
+        rejoin_seconds=1e9,
+        account_seconds=1e9,
+        first_session=first_session(rank),
+    )
+    machine = DraftMachine(config)
+    return Actor(machine, machine.initial(), LanguageSource(setting.language).run)
+
+
+def stage_actor(setting: Setting, rank: Rank) -> Actor:
+    """A fresh stage."""
+    machine = VerifyMachine(
+        VerifyConfig(
+            rank=rank,
+            stages=setting.stages,
+            window=setting.window,
+            batch_rows=setting.batch_rows,
+        )
+    )
+    device = PathStage(setting.language, last=rank == setting.stages)
+    return Actor(machine, machine.initial(), device.run)
+
+
+def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
+    """Listens to a simulated node from now on; forgets nothing."""
+    role = role_of(rank, stages)
+    config = settings(actor.machine.config)  # type: ignore[attr-defined]
+    node = Node(rank, world.now, world.now, role, stages, config=config, whole=True)
+    return Recorder(node, most=MOST_STEPS, clock=lambda: world.now)
+
+
+def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> None:
+    """Bring up every link that is down."""
+    for draft in drafts:
+        for rank in range(1, stages + 1):
+            world.connect(draft, Rank(rank))
+    for rank in range(1, stages):
+        world.connect(Rank(rank), Rank(rank + 1))
+
+
+def _watch(
+    world: World, progress: Progress | None, times: Mapping[int, list[float]]
+) -> list[float]:
+    """When the last request ended, once the world has run; and progress on the way. Each token's
+    time is put into ``times``."""
+    ended = [0.0]
+    tokens = 0
+
+    def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        nonlocal tokens
+        if rank != DRAFT:
+            return
+        for effect in effects:
+            if isinstance(effect, Finish):
+                ended[0] = world.now
+            elif isinstance(effect, Emit):
+                times[effect.request] += [world.now] * len(effect.tokens)
+                tokens += len(effect.tokens)
+                if progress is not None:
+                    progress(tokens, world.now)
+
+    world.watch = watch
+    return ended
+
+
+def _check(language: Language, world: World, requests: Sequence[Request], *, lossy: bool) -> None:
+    """Every text is the sequential reference decoder's; a lossy policy's is as long."""
+    for request in requests:
+        found = tuple(world.tokens.get(request.request, ()))
+        if not (lossy and len(found) == request.max_new_tokens):
+            check_text(language, request, found)
+
+
+def check_text(language: Language, request: Request, found: Sequence[int]) -> None:
+    """Raise ``WrongText`` where an answer is not the sequential reference decoder's."""
+    expected = decode(sequential(language), request.prompt, request.max_new_tokens)
+    if tuple(found) != expected:
+        same = sum(1 for _ in takewhile(_same, zip(found, expected, strict=False)))
+        raise WrongText(
+            f"policy {request.policy}, request {request.request}: the text differs from the "
+            f"sequential decoder's at token {same}; this is a bug in asyncspec"
+        )
+
+
+def _same(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
+
+
+def _busy(actor: Actor, until: float) -> float:
+    """Share of the time; a draft that nobody waits for may still run at the end."""
+    over = max(0.0, actor.busy_until - until)
+    return (actor.busy_seconds - over) / until if until else 0.0
+
+
+def _lines(recorders: Mapping[Rank, Recorder]) -> tuple[Record, ...]:
+    lines: list[Record] = []
+    for one in recorders.values():
+        found, _ = one.read(0, one.end)
+        lines += [one.node, *found, one.ended()]
+    return tuple(lines)

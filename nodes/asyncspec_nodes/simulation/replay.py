@@ -1,0 +1,207 @@
+"""Replays a recording through the pure machines: same inputs, same effects.
+
+Handles of tensors are not in a recording; a number stands for each. Machines only pass them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.core import machine
+from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import Job, Judged
+from asyncspec.dipsd.decide import Planning, decide
+from asyncspec.policy import POLICIES, Policy
+from asyncspec.trace import records
+from asyncspec.trace.records import Node, Record, Step, effect_record
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_protocol.errors import RemoteProtocolError
+
+Settings = dict[str, int | float | str | bool | tuple[int, ...] | None]
+
+
+class Difference(Struct, frozen=True):
+    """A step whose effects are not those of the recording."""
+
+    rank: int
+    number: int
+    recorded: tuple[records.Effect, ...]
+    replayed: tuple[records.Effect, ...]
+    error: str = ""
+
+
+class Replayed(Struct, frozen=True):
+    """What a replay of one node found. It ends at the first difference: what comes after is its
+    consequence."""
+
+    rank: int
+    steps: int
+    difference: Difference | None = None
+
+
+AnyMachine = DraftMachine | VerifyMachine | SourceMachine
+
+
+def settings(config: DraftConfig | VerifyConfig | SourceConfig) -> Settings:
+    """A machine's settings as plain values; policies are known by name."""
+    fields = {name: getattr(config, name) for name in config.__struct_fields__}
+    return {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
+
+
+def replay(
+    lines: Iterable[Record], policies: Mapping[str, Policy] = POLICIES
+) -> tuple[Replayed, ...]:
+    """Replay every node of a trace. Raises ``UserError`` where the recording is not complete."""
+    nodes: dict[int, Node] = {}
+    steps: dict[int, list[Step]] = {}
+    for line in lines:
+        if isinstance(line, Node):
+            nodes[line.rank] = line
+        elif isinstance(line, Step):
+            steps.setdefault(line.rank, []).append(line)
+    return tuple(_replay(nodes[rank], steps.get(rank, []), policies) for rank in sorted(nodes))
+
+
+def events(
+    node: Node, steps: Iterable[Step], policies: Mapping[str, Policy] = POLICIES
+) -> Iterator[tuple[machine.Input, tuple[machine.Effect, ...]]]:
+    """A node's inputs and its machine's effects, made again from a whole recording."""
+    player = _Player(_machine(node, policies))
+    for step in steps:
+        event, effects, _ = player.feed(step)
+        yield event, effects
+
+
+def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
+    if not node.whole or any(step.number != i for i, step in enumerate(steps)):
+        raise UserError(
+            f"rank {node.rank} was not recorded from its first step on, or lines were lost; "
+            "only a complete recording can be replayed (asyncspec run --trace makes one)"
+        )
+    player = _Player(_machine(node, policies))
+    for step in steps:
+        if (difference := player.play(step)) is not None:
+            return Replayed(node.rank, step.number + 1, difference)
+    return Replayed(node.rank, len(steps))
+
+
+def _machine(node: Node, policies: Mapping[str, Policy]) -> AnyMachine:
+    try:
+        if node.role == "draft":
+            fields: dict[str, Any] = {**node.config, "policies": {}}
+            config = msgspec.convert(fields, DraftConfig, strict=False)
+            return DraftMachine(msgspec.structs.replace(config, policies=policies))
+        if node.role == "source":
+            return SourceMachine(msgspec.convert(node.config, SourceConfig))
+        return VerifyMachine(msgspec.convert(node.config, VerifyConfig))
+    except msgspec.ValidationError as error:
+        raise UserError(f"rank {node.rank} was recorded with other settings: {error}") from None
+
+
+class _Player:
+    """One machine, fed from a recording."""
+
+    def __init__(self, played: AnyMachine) -> None:
+        self._machine: Any = played
+        self._state: Any = played.initial()
+        # Jobs the machine has issued, by number.
+        self._jobs: dict[int, Job] = {}
+        self._issued = 0
+        self._handles = 0
+        # What the machine wanted decided last: there is one question at a time.
+        self._planning: Planning | None = None
+
+    def play(self, step: Step) -> Difference | None:
+        """Feed one input; what differs, if anything does."""
+        _, effects, error = self.feed(step)
+        short = self._short(effects)
+        if short == tuple(map(_comparable, step.effects)) and error == step.error:
+            return None
+        return Difference(step.rank, step.number, step.effects, short, error)
+
+    def feed(self, step: Step) -> tuple[machine.Input, tuple[machine.Effect, ...], str]:
+        """The input, its effects, and why it was refused if it was."""
+        event = self._event(step.input)
+        try:
+            self._state, effects = self._machine.step(self._state, event, step.at)
+        except RemoteProtocolError as refusal:
+            return event, (), refusal.text
+        for effect in effects:
+            if isinstance(effect, machine.Compute):
+                self._jobs[self._issued] = effect.job
+                self._issued += 1
+            elif isinstance(effect, machine.Plan):
+                self._planning = effect.planning
+        return event, effects, ""
+
+    def _short(self, effects: tuple[machine.Effect, ...]) -> tuple[records.Effect, ...]:
+        number = self._issued - sum(isinstance(effect, machine.Compute) for effect in effects)
+        short = []
+        for effect in effects:
+            short.append(_comparable(effect_record(effect, number, 0)))
+            number += isinstance(effect, machine.Compute)
+        return tuple(short)
+
+    def _event(self, source: records.Input) -> machine.Input:
+        match source:
+            case records.Received(peer, message, tensor, seconds):
+                handle = self._handle() if tensor else None
+                return machine.Received(peer, message, handle, seconds)  # type: ignore[arg-type]
+            case records.Computed(job):
+                return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
+            case records.Fired(timer):
+                return machine.Fired(timer)
+            case records.Joined(peer):
+                return machine.Joined(peer)  # type: ignore[arg-type]
+            case records.Lost(peer, reason):
+                return machine.Lost(peer, reason)  # type: ignore[arg-type]
+            case records.Submitted(request):
+                if request.policy not in self._machine.config.policies:
+                    raise UserError(f"the recording has policy {request.policy}, unknown here")
+                return machine.Submitted(request)
+            case records.Cancelled(request):
+                return machine.Cancelled(request)
+            case records.Stopped(request, kept):
+                return machine.Stopped(request, kept)
+            case records.Planned():
+                assert self._planning is not None
+                asked = self._planning
+                return machine.Planned(asked, decide(asked.deployment, asked.noise))
+            case _:
+                assert_never(source)
+
+    def _result(self, source: records.Computed) -> object:
+        if source.parts:
+            return tuple(map(self._result, source.parts))
+        if source.expanded is not None:
+            return source.expanded
+        if source.tokens is None:
+            return self._handle()
+        if not source.featured and not source.likely and not source.drawn:
+            return source.tokens
+        features = self._handle() if source.featured else None
+        return Judged(source.tokens, features, source.likely, source.drawn)
+
+    def _handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+
+def _comparable(effect: records.Effect) -> records.Effect:
+    """Without what the reader of effects has added: bytes."""
+    match effect:
+        case records.Sent() | records.Reported():
+            return msgspec.structs.replace(effect, nbytes=0)
+        case records.Finished(stats=stats):
+            own = {name: value for name, value in stats.items() if name != "bytes_sent"}
+            return msgspec.structs.replace(effect, stats=own)
+        case _:
+            return effect
