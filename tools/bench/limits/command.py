@@ -72,28 +72,11 @@ def _hop(tick: Tick, folder: Path) -> Figures:
     codec_microseconds = codec.measure()
     tick()
     timing = hop.measure()
-    apart: Figures = {}
-    if timing.raw_apart:
-        apart = {
-            "hop_over_raw_socket_apart": timing.node_apart / timing.raw_apart,
-            "hop_microseconds_apart": timing.node_apart,
-            "raw_socket_microseconds_apart": timing.raw_apart,
-        }
     return {
-        "hop_over_raw_socket": timing.ratio,
         "hop_microseconds": timing.node,
-        "raw_socket_microseconds": timing.raw,
-        **apart,
         "codec_microseconds_32k": codec_microseconds,
         "node_ms_per_segment": timing.node_cpu / 1000,
     }
-
-
-def _plain(tick: Tick, folder: Path) -> Figures:
-    from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-    from tools.bench.limits import plain
-
-    return _compared(asyncio.run(plain.measure(BUNDLED_TARGET, "exact", tick)), "bundled")
 
 
 def _compared(found: PerToken, name: str) -> Figures:
@@ -132,7 +115,6 @@ PARTS: dict[str, Callable[[Tick, Path], Figures]] = {
     "bandwidth": _bandwidth,
     "wan": _wan,
     "hop": _hop,
-    "plain": _plain,
     "bound": _bound,
 }
 

@@ -1,8 +1,6 @@
-"""One segment through an idle node without layers, against the same bytes on a bare socket.
+"""What one segment costs an idle node without layers, from receipt to sending it on.
 
-A node receives, decodes, checks, books, hands to its device's thread, takes back, encodes and
-sends; the bare pair of blocking sockets only receives and sends. Both are child processes on
-loopback, and their rounds alternate, so that whatever else the machine does hits both.
+The node is a child process on loopback.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from asyncspec_protocol.messages import (
     Segment,
     Welcome,
 )
-from tools.bench.limits import placing, relay
+from tools.bench.limits import relay
 from tools.bench.limits.cpu_time import cpu_seconds
 
 ROWS, WIDTH = 16, 4096
@@ -40,85 +38,38 @@ PATIENCE_SECONDS = 60.0
 PREFIX = struct.Struct("!II")
 """Lengths of a frame's header and tensor, as in ``asyncspec_protocol.framing``."""
 
-ECHO = """
-import socket, sys
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-peer, _ = listener.accept()
-peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-size = int(sys.argv[1])
-data = memoryview(bytearray(size))
-while True:
-    got = 0
-    while got < size:
-        count = peer.recv_into(data[got:])
-        if not count:
-            sys.exit()
-        got += count
-    peer.sendall(data)
-"""
-
 
 class Timing(msgspec.Struct, frozen=True):
-    """Medians over the rounds, in microseconds."""
+    """Per segment, in microseconds."""
 
+    # Median round trip.
     node: float
-    raw: float
-    node_p95: float
-    # Time on a core per segment, of all threads of the node.
+    # Processor time of all threads of the node.
     node_cpu: float
+    # Bytes that came back.
     bytes: int
-    # With whoever asks on a core of its own; 0 where there is only one core.
-    node_apart: float = 0.0
-    raw_apart: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """How many times a bare socket's round trip a node takes."""
-        return self.node / self.raw
 
 
 def measure(rounds: int = 2000) -> Timing:
-    """Alternate rounds through a node and through a bare echo: with all of them wherever the
-    scheduler likes, then the same with node and echo apart from whoever asks (see ``placing``).
-    Raises ``ClusterError``."""
-    apart: tuple[list[float], list[float]] = [0.0], [0.0]
+    """Send segments of ``ROWS`` rows one after another. Raises ``ClusterError``."""
     with closing(NodeUnderTest()) as node:
         size = node.ping(node.prepare())
-        with closing(Echo(size)) as echo:
-            alternate(node, echo, WARM_UP)
-            before = node.cpu_seconds()
-            nodes, raws = alternate(node, echo, rounds)
-            used = node.cpu_seconds() - before
-            if placing.can_part():
-                with placing.apart((node.pid, echo.pid)):
-                    alternate(node, echo, WARM_UP)
-                    apart = alternate(node, echo, rounds)
-    nodes.sort()
-    return Timing(
-        node=1e6 * statistics.median(nodes),
-        raw=1e6 * statistics.median(raws),
-        node_p95=1e6 * nodes[int(0.95 * len(nodes))],
-        node_cpu=1e6 * used / rounds,
-        bytes=size,
-        node_apart=1e6 * statistics.median(apart[0]),
-        raw_apart=1e6 * statistics.median(apart[1]),
-    )
+        _round_trips(node, WARM_UP)
+        before = node.cpu_seconds()
+        seconds = _round_trips(node, rounds)
+        used = node.cpu_seconds() - before
+    return Timing(1e6 * statistics.median(seconds), 1e6 * used / rounds, size)
 
 
-def alternate(node: NodeUnderTest, echo: Echo, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of every round of both, turn about."""
-    nodes, raws = [], []
+def _round_trips(node: NodeUnderTest, rounds: int) -> list[float]:
+    """Seconds of every round trip."""
+    taken = []
     for _ in range(rounds):
         frame = node.prepare()
         start = time.perf_counter()
         node.ping(frame)
-        middle = time.perf_counter()
-        echo.ping()
-        end = time.perf_counter()
-        nodes.append(middle - start)
-        raws.append(end - middle)
-    return nodes, raws
+        taken.append(time.perf_counter() - start)
+    return taken
 
 
 class Child:
@@ -144,33 +95,6 @@ class Child:
         """Kill it and wait."""
         self._process.kill()
         self._process.communicate()
-
-
-class Echo:
-    """Bytes to a child and back."""
-
-    def __init__(self, size: int) -> None:
-        self._child = Child(["-c", ECHO, str(size)])
-        self._sock = dial(self._child.port)
-        self._out = bytes(size)
-        self._into = memoryview(bytearray(size))
-
-    @property
-    def pid(self) -> int:
-        """Of the child."""
-        return self._child.pid
-
-    def close(self) -> None:
-        """End it."""
-        self._sock.close()
-        self._child.stop()
-
-    def ping(self) -> None:
-        """There and back."""
-        self._sock.sendall(self._out)
-        got = 0
-        while got < len(self._into):
-            got += self._sock.recv_into(self._into[got:])
 
 
 class NodeUnderTest:

@@ -29,7 +29,7 @@ POLICY = "autoregressive"
 
 GENERATE = """
 import json, sys, time
-from asyncspec.backend.hf.threads import one_quiet_thread
+from asyncspec.backend.hf.process import one_quiet_thread
 one_quiet_thread()
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
