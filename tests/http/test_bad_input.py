@@ -140,11 +140,11 @@ async def connect(toy: Toy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 def post(body: bytes, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
-KEYED = b" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-secret\r\n"
+KEYED = b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sk-secret\r\n"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_what_is_not_http(
 
 
 CHUNKED = (
-    f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     "Transfer-Encoding: chunked\r\nExpect: {}\r\n\r\n"
 )
 
@@ -213,8 +213,8 @@ async def test_a_body_that_is_no_http_is_refused_at_once(
     ("asked", "route"),
     [
         (CHUNKED, PATH),
-        ("GET /health HTTP/1.1\r\nHost: x\r\nExpect: {}\r\n\r\n", "/health"),
-        ("GET /nowhere HTTP/1.1\r\nHost: x\r\nExpect: {}\r\n\r\n", "unknown"),
+        ("GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: {}\r\n\r\n", "/health"),
+        ("GET /nowhere HTTP/1.1\r\nHost: localhost\r\nExpect: {}\r\n\r\n", "unknown"),
     ],
 )
 async def test_what_nobody_can_expect(toy: Toy, asked: str, route: str) -> None:
@@ -300,7 +300,7 @@ async def test_more_connections_than_are_served() -> None:
     async with Toy(connections=3) as toy:
         held = [await connect(toy) for _ in range(3)]
         for reader, writer in held:
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         reader, writer = await connect(toy)
         assert (await reader.read()).startswith(b"HTTP/1.1 503")
@@ -311,10 +311,10 @@ async def test_more_connections_than_are_served() -> None:
 @pytest.mark.parametrize(
     "spoken",
     [
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\x01\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: secret\r\n\r\n",
-        b"GET /secret" + b"y" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\x01\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: secret\r\n\r\n",
+        b"GET /secret" + b"y" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"prompt": "secret"}\r\n0\r\n\r\n',
     ],
 )

@@ -560,7 +560,9 @@ async def test_draining_ends(hurried: bool) -> None:
             whole = {**LONG, "stream": False}
             waiting = asyncio.create_task(web.post(toy.url + PATH, json=whole))
             half = await asyncio.open_connection("127.0.0.1", toy.port)
-            half[1].write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n")
+            half[1].write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+            )
             half[1].write(b"Content-Type: application/json\r\n\r\n{")
             while toy.service.places.taken < 2 or toy.service.drain.running < 3:
                 await toy.engine.nodes()

@@ -197,3 +197,26 @@ def test_who_is_refused_here_is_told_once_for_each_reason(run: Runner) -> None:
         await mesh.close("over")
 
     run(main())
+
+
+def test_a_stranger_without_a_certificate_is_told_nothing(run: Runner, ours: Path) -> None:
+    """Neither a welcome with the cluster's facts nor a fault that names them."""
+
+    async def main() -> None:
+        sock = bound()
+        mesh = Mesh(hello(1, 1), {}, Owner(), QUICK, security(ours, ours))
+        stranger = ssl.create_default_context(cafile=str(ours / "ca.pem"))
+        stranger.check_hostname = False
+        await mesh.start(sock)
+        try:
+            told = b""
+            with contextlib.suppress(OSError):  # some of them say that a certificate is required
+                host, port = sock.getsockname()
+                reader, writer = await asyncio.open_connection(host, port, ssl=stranger)
+                writer.write(write_header(hello(0, 1)))
+                told = await reader.read()
+            assert told == b""
+        finally:
+            await mesh.close("over")
+
+    run(main())

@@ -47,6 +47,7 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     steps = Steps(0 if isinstance(where, Remote) else where.stages)
     service = Service(
         keys=http.keys,
+        hosts=http.hosts,
         origins=http.origins,
         limits=http.limits,
         awaited=partial(_awaited, where, steps),

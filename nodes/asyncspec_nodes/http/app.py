@@ -18,6 +18,7 @@ from asyncspec_nodes.http.api.forms import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.parameters import parse
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.guard import Keys, Origins, guarded, read_body
+from asyncspec_nodes.http.hosts import Hosts
 from asyncspec_nodes.http.limits import Drain, Limits, Places, check_prompts
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_protocol.messages import Status
@@ -134,6 +135,7 @@ class Service:
         model: str = "",
         *,
         keys: Keys | None = None,
+        hosts: Hosts | None = None,
         origins: Origins | None = None,
         limits: Limits | None = None,
         awaited: Callable[[], str] = lambda: "",
@@ -142,6 +144,7 @@ class Service:
         self._awaited = awaited
         self.models = Models(model)
         self.keys = keys or Keys()
+        self.hosts = hosts or Hosts()
         self.origins = origins or Origins()
         self.limits = limits or Limits()
         self.metrics = Metrics()
@@ -163,7 +166,8 @@ class Service:
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[guarded(self.keys, self.origins, self.metrics)])
+        guard = guarded(self.keys, self.hosts, self.origins, self.metrics)
+        app = web.Application(middlewares=[guard])
         app.on_response_prepare.append(self.origins.sign)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)

@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.hosts import Hosts
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
 
@@ -29,6 +30,7 @@ PREFLIGHT = {
     "Access-Control-Allow-Headers": "Authorization, Content-Type, *",
     "Access-Control-Max-Age": "600",
 }
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _DEFAULT_PORTS = (("http://", ":80"), ("https://", ":443"))
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:*\[\]]+)(:[0-9]{1,5})?")
 
@@ -48,6 +50,25 @@ class Origins:
         if request.method != "OPTIONS" or not asks or self._answer(request) is None:
             return None
         return web.Response(status=204, headers=PREFLIGHT)
+
+    def check(self, request: web.Request) -> None:
+        """A request that changes something comes from no page, from this service's own one, or from
+        one of an origin that may. Raises ``ApiError``."""
+        origin = request.headers.get("Origin")
+        if origin is None or request.method in _SAFE or self._answer(request) is not None:
+            return
+        # A browser says so itself where a proxy has put another name in Host.
+        if request.headers.get("Sec-Fetch-Site") == "same-origin":
+            return
+        _, scheme, host = origin.lower().partition("://")
+        if scheme and host == request.headers.get("Host", "").lower():
+            return
+        raise ApiError(
+            403,
+            f"pages of the origin {origin} may not use this service; if they are to, start it with "
+            f"--allow-origin {origin}",
+            code="foreign_origin",
+        )
 
     async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Let the browser give the answer, of any kind, to the page that has asked."""
@@ -187,7 +208,8 @@ def _too_large(limits: Limits) -> ApiError:
     )
 
 
-# --- What every request passes: its key is checked, and whatever goes wrong is the API's error.
+# --- What every request passes: the name it was sent to, the page it comes from and its key are
+# checked, and whatever goes wrong is the API's error.
 
 CLOSED = 499
 """In the metrics: the client has left (nginx's number)."""
@@ -199,15 +221,17 @@ OPEN = frozenset({"/health", "/ready", *site.FILES})
 """Routes that need no key: they tell nothing of anybody's requests."""
 
 
-def guarded(keys: Keys, origins: Origins, metrics: Metrics) -> Middleware:
+def guarded(keys: Keys, hosts: Hosts, origins: Origins, metrics: Metrics) -> Middleware:
     """The middleware of a service."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, route = CLOSED, await route_of(request)
         try:
+            hosts.check(request.headers.get("Host"))
             response: web.StreamResponse | None = origins.preflight(request)
             if response is None:
+                origins.check(request)
                 if route not in OPEN:
                     keys.check(request.headers.get("Authorization"))
                 response = await handler(request)

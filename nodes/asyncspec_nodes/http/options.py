@@ -15,6 +15,7 @@ from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.http.guard import VARIABLE, Keys, Origins, read_keys, read_origins
+from asyncspec_nodes.http.hosts import Hosts, read_hosts
 from asyncspec_nodes.http.limits import Limits
 
 
@@ -53,6 +54,7 @@ class HttpOptions(Struct, frozen=True):
     """How to serve."""
 
     keys: Keys
+    hosts: Hosts
     origins: Origins
     limits: Limits
     # The target's name for clients; None: the name of its directory.
@@ -89,6 +91,15 @@ def add_arguments(parser: Parser) -> None:
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add("--no-api-key", action="store_true", help="open to whoever reaches it")
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer requests for this name of the service, or for any (*); may be given several "
+        "times (default: localhost and loopback addresses; with --host beyond loopback any "
+        "address and this machine's name, and with API keys any name)",
+    )
     add(
         "--allow-origin",
         action="append",
@@ -149,6 +160,7 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
         raise UserError("--no-api-key is given, but there is an API key; leave one out")
     return HttpOptions(
         keys=keys,
+        hosts=read_hosts(host, arguments.allow_host, keys=bool(keys)),
         origins=read_origins(arguments.allow_origin),
         limits=Limits(
             body_bytes=arguments.max_body_bytes,

@@ -161,6 +161,7 @@ def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
     options = http.options
     service = Service(
         keys=options.keys,
+        hosts=options.hosts,
         origins=options.origins,
         limits=options.limits,
         awaited=lambda: f"the draft node ({reporter.step})",

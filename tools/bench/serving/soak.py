@@ -126,7 +126,7 @@ async def _drop(service: Service, count: int) -> None:
     async def one(number: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", service.port)
         if number % 2:
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le")
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le")
         await writer.drain()
         writer.transport.abort()
 
