@@ -104,8 +104,21 @@ def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
     assert given == [8, 9, 10]
     driven.feed(Lost(V1), Joined(V1))
     effects = driven.feed(Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
-    assert [message.prompt_length for message in sent(effects, Open)] == [5]
+    assert [(m.session, m.prompt_length) for m in sent(effects, Open)] == [(1, 5)]
     assert sum((message.tokens for message in sent(effects, Segment)), ()) == (1, 2, 8, 9, 10)
+
+
+def test_breaks_are_counted_from_the_last_token_on() -> None:
+    driven = draft(stages=1, most_breaks=3)
+    driven.feed(Submitted(ask(0, prompt=(1, 2), policy="autoregressive")))
+    for session in range(3):
+        node = driven.state.sessions[session].tree.root
+        said = Verdict(SessionId(session), 0, 0, (node,), (7,))
+        driven.feed(Received(V1, said), Lost(V1))
+        assert [job.counters.breaks for job in driven.state.backlog] == [1]
+        driven.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
+    driven.feed(Lost(V1))
+    assert [job.counters.breaks for job in driven.state.backlog] == [2]
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "flowspec", "pruned"])

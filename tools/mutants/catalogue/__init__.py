@@ -7,6 +7,7 @@ from tools.mutants.catalogue.cache import CACHE
 from tools.mutants.catalogue.flow import FLOW
 from tools.mutants.catalogue.recovery import RECOVERY
 from tools.mutants.catalogue.versions import VERSIONS
+from tools.mutants.catalogue.wire import WIRE
 from tools.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*VERSIONS, *CACHE, *FLOW, *ACCEPTANCE, *RECOVERY)
+MUTANTS: tuple[Mutant, ...] = (*VERSIONS, *CACHE, *FLOW, *ACCEPTANCE, *RECOVERY, *WIRE)
