@@ -10,6 +10,8 @@ PROMPT ?= Once upon a time there was a little girl who
 SEED ?= 3
 # Tests run side by side, a file each: most of them leave cores idle part of the time.
 TEST_PROCESSES ?= 2
+# Options of tools/compat: --newest, --oldest.
+COMPAT ?=
 
 # One thread per process: parallelism comes from the stages, and the cores are shared.
 export OMP_NUM_THREADS ?= 1
@@ -17,12 +19,13 @@ export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test check format lint types imports cover fuzz mutants clean
+.PHONY: help setup demo test compat check format lint types imports cover fuzz mutants clean
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
 	@echo "make test    the tests"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
+	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
 	@echo "make types   mypy --strict          make imports  who may import whom"
 	@echo "make format  write the format       make cover    branch coverage"
 	@echo "make fuzz    the property tests with many more examples"
@@ -42,6 +45,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
+compat: $(STAMP)
+	$(BIN)/python tools/compat $(COMPAT)
 
 check: lint types imports test
 

@@ -1,0 +1,11 @@
+"""``python tools/compat``: the wheel in new environments (CONTRIBUTING.md, "Requirements")."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Python put this folder first on the path; the package is to be found under its full name.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    from tools.compat.command import main
+
+    sys.exit(main())
