@@ -110,7 +110,7 @@ def _line_changed(state: VerifyState) -> bool:
 # --- Prunes: what waits loses its dead rows at once; a pass on nothing but dead rows is given up.
 
 
-def pruned(state: VerifyState, message: PruneIndices, now: float) -> tuple[VerifyState, Effects]:
+def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
     """Apply a prune to all there is of its session, at once. Raises ``RemoteProtocolError`` for one
     that takes a waiting node's parent away and leaves the node."""
     session = state.sessions.get(message.session)
@@ -119,8 +119,6 @@ def pruned(state: VerifyState, message: PruneIndices, now: float) -> tuple[Verif
         return state, ()
     session, job = prune(session, message)
     state = replace(state, sessions={**state.sessions, message.session: session})
-    if state.config.rank == 1 and session.coalesce:
-        state = replace(state, awaited=state.awaited.moved(message.session, now))
     effects: Effects = () if job is None else (Compute(job),)
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model import interpolated
 from asyncspec.core.jobs import Batch
-from asyncspec.core.machine import Arm, Compute, Next, Send
+from asyncspec.core.machine import Compute, Next, Send
 from asyncspec_nodes.roles.verify.batching import Costs, fair_share, gather
 from asyncspec_nodes.roles.verify.flow_control import give_back
 from asyncspec_nodes.roles.verify.planning import taken
-from asyncspec_nodes.roles.verify.redraft import TREE
 from asyncspec_nodes.roles.verify.session import (
     Part,
     Running,
@@ -31,11 +30,8 @@ from asyncspec_nodes.roles.verify.state import Effects, Following, VerifyState
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Segment
 
-FREE = 0.05
-"""In place of ``WORTH``, for a tree that a pass waits for."""
 
-
-def look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+def look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Tell the device what follows the pass in service, where that is not what it was told last."""
     running = state.running
     if running is None:
@@ -46,17 +42,17 @@ def look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     basis = _basis(state)
     if len(basis) == len(state.planned_from) and all(map(is_, basis, state.planned_from)):
         return state, ()
-    known, following = state.following, planned(state, now)
+    known, following = state.following, planned(state)
     state = replace(state, following=following, planned_from=basis)
     if following is None:
         return state, () if known is None else (Next(running.job, None),)
     return state, (Next(running.job, following.running.job),)
 
 
-def planned(state: VerifyState, now: float) -> Following | None:
+def planned(state: VerifyState) -> Following | None:
     """The pass that begins as soon as the device is free, as things stand; None where none can."""
     config, queue = state.config, state.queue
-    if not queue or _crowded(state) or awaits(state, now):
+    if not queue or _crowded(state):
         return None
     held = _held(state)
     if all(waiting.session in held for waiting in queue):
@@ -90,7 +86,6 @@ def _basis(state: VerifyState) -> tuple[object, ...]:
         state.sessions,
         state.inflows,
         state.rota,
-        state.awaited,
         state.allowed,
         state.sent,
         state.onward_row_seconds,
@@ -106,23 +101,6 @@ def _held(state: VerifyState) -> Collection[SessionId]:
     way = state.config.way_of
     here = {waiting.session for waiting in state.queue}
     return {session for session in here if way(session) in late}.union(rota.held(here))
-
-
-def awaits(state: VerifyState, now: float) -> bool:
-    """Whether what waits of a session that is alone should share its pass with a tree that is due
-    soon after the device is free."""
-    awaited, cost = state.awaited, state.cost
-    if awaited.since is None or not state.queue or len(state.sessions) > 1 or not cost.sizes:
-        return False
-    seconds = interpolated(*cost.averages())
-    free, running = now, state.running
-    if running is not None:
-        free = max(now, running.since + seconds(running.job.row_count))
-    rows = sum([len(waiting.ids) for waiting in state.queue])
-    if not awaited.soon(state.queue[0].session, free, seconds(rows)):
-        return False
-    costs = Costs(seconds, state.onward_row_seconds)
-    return costs.joins(len(state.queue), rows, awaited.rows, FREE)
 
 
 def _crowded(state: VerifyState) -> bool:
@@ -148,7 +126,7 @@ def serve(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if state.running is None and (state.following or (state.queue and not state.parked)):
         state, started = _start(state, now)
         effects += started
-    state, told = look_ahead(state, now)
+    state, told = look_ahead(state)
     return state, effects + told
 
 
@@ -169,9 +147,9 @@ def send_parked(
 def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """A pass begins, and the places of its segments go back to the stage before. What was said to
     follow has begun by itself."""
-    begun = state.following or planned(state, now)
+    begun = state.following or planned(state)
     if begun is None:
-        return _patient(state) if awaits(state, now) else (state, ())
+        return state, ()
     parts, most = begun.running.parts, state.config.batch_rows
     seated = {
         name: replace(state.sessions[name], slots=slots) for name, slots in begun.slots.items()
@@ -188,14 +166,6 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     state, granted = give_back(state, started)
     state, armed = taken(state, started, now) if state.rota.batches else (state, ())
     return state, (Compute(begun.running.job), *granted, *armed)
-
-
-def _patient(state: VerifyState) -> tuple[VerifyState, Effects]:
-    """The device stands still for a tree, as long as that has time."""
-    if state.awaited.until is not None:
-        return state, ()
-    awaited = state.awaited.limited()
-    return replace(state, awaited=awaited), (Arm(TREE, awaited.until),)
 
 
 def _onward(state: VerifyState, waiting: Waiting, now: float, *, waited: bool, more: int) -> Send:

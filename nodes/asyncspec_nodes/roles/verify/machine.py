@@ -28,7 +28,6 @@ from asyncspec_nodes.roles.verify.batch_schedule import ROTA
 from asyncspec_nodes.roles.verify.flow_control import grant, lengthen, pruned, put
 from asyncspec_nodes.roles.verify.lifecycle import closed, joined, lost, opened, raise_floor, ready
 from asyncspec_nodes.roles.verify.lookahead import send_parked, serve
-from asyncspec_nodes.roles.verify.redraft import TREE
 from asyncspec_nodes.roles.verify.results import computed
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting, astray, taps, thin
 from asyncspec_nodes.roles.verify.state import Effects, VerifyConfig, VerifyState, check_known
@@ -86,9 +85,6 @@ def arrived(
         return _led_astray(state, peer, message, wrong)
     if first and (wrong := _too_large(session, before, waiting)):
         raise RemoteProtocolError(wrong, peer=peer)
-    if state.awaited.since is not None:
-        awaited = state.awaited.came(message.session, len(waiting.ids), now)
-        state = replace(state, awaited=awaited)
     state = lengthen(planning.arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 
@@ -185,8 +181,6 @@ class VerifyMachine:
                 state, effects = planning.planned(state, asked, decision, now)
             case Fired(timer) if timer == ROTA:
                 state, effects = planning.fired(state, now)
-            case Fired(timer) if timer == TREE:
-                state, effects = replace(state, awaited=state.awaited.given_up()), ()
             case Fired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
@@ -210,7 +204,7 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return send_parked(state, now, waited=True)
         case PruneIndices(session) if is_draft(peer):
             check_owner(session, peer)
-            return pruned(state, message, now)
+            return pruned(state, message)
         case Open() if config.fed_by(peer):
             check_owner(message.session, peer)
             if message.shared:

@@ -12,7 +12,6 @@ from asyncspec.core.cost_model import PassCost
 from asyncspec.core.kv_slots import Slots
 from asyncspec.core.machine import Effect
 from asyncspec_nodes.roles.verify.batch_schedule import Rota
-from asyncspec_nodes.roles.verify.redraft import Awaited
 from asyncspec_nodes.roles.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
@@ -131,9 +130,8 @@ class VerifyState(Struct, frozen=True):
     allowed: int = 0
     sent: int = 0
     onward_row_seconds: float = 0.0
-    # First stage only: who is verified together, and which tree a pass may wait for.
+    # First stage only: who is verified together.
     rota: Rota = Rota()
-    awaited: Awaited = Awaited()
 
     @property
     def drafts(self) -> tuple[Rank, ...]:
