@@ -15,14 +15,14 @@ from asyncspec_protocol.messages import Finished, Output, Status
 
 Event = Output | Finished
 
-MOST_UNREAD = 4096
+MAX_UNREAD = 4096
 """Events that may wait. A reader that keeps up never has more than a few."""
 
 
 class Inbox:
     """Events of one request. ``cancel`` is called once, unless the request has ended before."""
 
-    def __init__(self, cancel: Callable[[], object], *, most: int = MOST_UNREAD) -> None:
+    def __init__(self, cancel: Callable[[], object], *, most: int = MAX_UNREAD) -> None:
         self._cancel = cancel
         self._queue: asyncio.Queue[Event | ClusterError] = asyncio.Queue()
         self._most = most

@@ -29,7 +29,7 @@ from asyncspec_protocol.messages import Fault, Hello, Welcome
 Address = tuple[str, int]
 
 
-MOST_TOLD = 64
+MAX_TOLD = 64
 """Reasons that are remembered of nodes that dial here; a stranger may say many."""
 
 
@@ -169,7 +169,7 @@ class Mesh:
     def _refused(self, rank: Rank, reason: str) -> None:
         if (rank, reason) in self._told:
             return
-        if len(self._told) >= MOST_TOLD:
+        if len(self._told) >= MAX_TOLD:
             self._told.clear()
         self._told.add((rank, reason))
         self._owner.refused(rank, reason)

@@ -282,7 +282,7 @@ SHORT_SECONDS = 60e-6
 PROOF = 8
 """Short ones in a row after which a kind counts as short."""
 
-MOST_PROOF = 4096
+MAX_PROOF = 4096
 """So that a kind which is long once in a while gets another chance at last."""
 
 Kind = tuple[type[Job], int]
@@ -305,11 +305,11 @@ class ShortJobs:
         kind = kind_of(job)
         in_a_row = self._in_a_row.get(kind, 0)
         if seconds <= SHORT_SECONDS:
-            self._in_a_row[kind] = min(in_a_row + 1, MOST_PROOF)
+            self._in_a_row[kind] = min(in_a_row + 1, MAX_PROOF)
             return
         proof = self._proof.get(kind, PROOF)
         if in_a_row >= proof:
-            self._proof[kind] = min(2 * proof, MOST_PROOF)
+            self._proof[kind] = min(2 * proof, MAX_PROOF)
         self._in_a_row[kind] = 0
 
 

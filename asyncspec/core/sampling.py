@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.rng import gumbel
 
-LEAST_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 """What is below is greedy, as in vLLM: next to 0 the scaled logits are beyond all numbers."""
 
 
@@ -41,7 +41,7 @@ class Sampling(Struct, frozen=True):
     @property
     def greedy(self) -> bool:
         """True where the most likely token is always taken."""
-        return self.temperature < LEAST_TEMPERATURE
+        return self.temperature < MIN_TEMPERATURE
 
     @property
     def penalises(self) -> bool:

@@ -29,10 +29,10 @@ MARGIN = 0.03
 EFFORT = 0.1
 """Of the work that ``asyncspec plan`` does for more than a handful of users."""
 
-RUNS, MOST_RUNS = 600, 100
+RUNS, MAX_RUNS = 600, 100
 """Rounds of all users together in each simulation, and of each of them at most."""
 
-MOST_JITTER = 1.0
+MAX_JITTER = 1.0
 """Bound of any relative deviation: a draft node may say what it likes."""
 
 
@@ -102,7 +102,7 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     waits for the slowest member of each batch.
     """
     tables = Tables(deployment)
-    rounds = max(4, min(MOST_RUNS, RUNS // tables.users))
+    rounds = max(4, min(MAX_RUNS, RUNS // tables.users))
     noise = _bounded(noise)
     found = plan_best(tables, effort=EFFORT)
     if tables.users == 1 and found is not None:
@@ -154,6 +154,6 @@ def _bounded(noise: Noise) -> Noise:
     deviations = noise.deviations
     if deviations is not None:
         tables = (deviations.drafts, deviations.links, deviations.passes)
-        deviations = Deviations(*(tuple([min(MOST_JITTER, d) for d in row]) for row in tables))
-    sigma = min(MOST_JITTER, noise.sigma)
+        deviations = Deviations(*(tuple([min(MAX_JITTER, d) for d in row]) for row in tables))
+    sigma = min(MAX_JITTER, noise.sigma)
     return replace(noise, sigma=sigma, expected=True, deviations=deviations)

@@ -15,16 +15,16 @@ from asyncspec.core.accept import Opinion
 from asyncspec.core.tree import TokenTree
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
-from asyncspec_protocol.limits import MOST_TREE
+from asyncspec_protocol.limits import MAX_TREE_NODES
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 """More than any policy sends in a segment."""
 
-MOST_LIVE = MOST_TREE
+MAX_LIVE_NODES = MAX_TREE_NODES
 """Nodes of a tree at most, whatever a policy asks for."""
 
 
@@ -73,7 +73,7 @@ class View(Struct, frozen=True):
     loop: Loop = UNKNOWN
     # Rows that a segment should have at most: a row must be worth the time that it takes of passes
     # and lines (``asyncspec.core.cost_model``).
-    rows: int = MOST_ROWS
+    rows: int = MAX_ROWS
     # Tokens that a plan gives its drafts; 0: there is no plan.
     length: int = 0
     # Levels that the tree below the tip had when the tip last moved.
@@ -199,4 +199,4 @@ class Policy(Protocol):
 
 def most_live(policy: Policy, stages: int) -> int:
     """Nodes that a session's tree is held to, its root not counted."""
-    return min(policy.most_live(stages), MOST_LIVE)
+    return min(policy.most_live(stages), MAX_LIVE_NODES)

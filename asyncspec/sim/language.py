@@ -14,7 +14,7 @@ from asyncspec.core.reference import NextToken
 from asyncspec.core.rng import GOLDEN, mix, uniform
 from asyncspec.source.expand import Proposal
 
-MOST_RANKS = 32
+MAX_RANKS = 32
 _LEAST, _SUREST = 1e-9, 1.0 - 1e-6
 
 
@@ -71,7 +71,7 @@ def shaped(top: float, shape: Sequence[float]) -> Coverage:
     return Coverage(top, floor, tuple(accumulate(shape)), logs)
 
 
-def harmonic(top: float, ranks: int = MOST_RANKS) -> Coverage:
+def harmonic(top: float, ranks: int = MAX_RANKS) -> Coverage:
     """The table measured of real drafts: the first k candidates miss with chance (1 - top) / k.
 
     For an 8B draft of a 70B model and for the bundled pairs alike, to within some percent (0.65

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core.errors import UserError
-from asyncspec.sim.language import EMPTY, MOST_RANKS, Coverage, Synthetic, follow, shaped
+from asyncspec.sim.language import EMPTY, MAX_RANKS, Coverage, Synthetic, follow, shaped
 from asyncspec.source.expand import Proposal
 
 FORMAT = 1
@@ -51,7 +51,7 @@ class Recorded:
         self.header = header
         self.coverage = measured(texts)
         self.texts = texts
-        self._elsewhere = Synthetic(coverage=self.coverage, vocab=max(header.vocab, MOST_RANKS + 1))
+        self._elsewhere = Synthetic(coverage=self.coverage, vocab=max(header.vocab, MAX_RANKS + 1))
         # Where a recorded path is: after it stands token ``index`` of a text.
         self._places: dict[int, tuple[RecordedText, int]] = {}
         for text in texts:
@@ -99,10 +99,10 @@ def ranks(texts: Iterable[RecordedText]) -> Iterator[int | None]:
 
 def measured(texts: Iterable[RecordedText]) -> Coverage:
     """The coverage of a recording by rank, smoothed so that it descends."""
-    counts, total = [0] * MOST_RANKS, 0
+    counts, total = [0] * MAX_RANKS, 0
     for rank in ranks(texts):
         total += 1
-        if rank is not None and rank < MOST_RANKS:
+        if rank is not None and rank < MAX_RANKS:
             counts[rank] += 1
     # One imaginary hit on the first candidate keeps the table away from 0 and 1.
     top = (counts[0] + 0.5) / (total + 1)

@@ -24,7 +24,7 @@ from asyncspec_protocol.messages import Collect, Events
 FLUSH_SECONDS = 0.2
 LINES_PER_FRAME = 256
 # A reader that leaves so many bytes unread gets nothing more for the time being.
-MOST_UNSENT = 4 * 1024 * 1024
+MAX_UNSENT = 4 * 1024 * 1024
 # Clocks: a burst when recording begins or a peer comes, then a steady pulse.
 BURST, BURST_SECONDS, PULSE_SECONDS = 12, 0.02, 0.5
 
@@ -239,4 +239,4 @@ class Courier:
         collection.link.send(Events(collection.number, self._runtime.rank), tensor)
 
     def _full(self, collection: _Collection) -> bool:
-        return collection.link.unsent > MOST_UNSENT
+        return collection.link.unsent > MAX_UNSENT

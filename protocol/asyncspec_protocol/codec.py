@@ -11,21 +11,21 @@ import msgspec
 from .errors import RemoteProtocolError
 from .limits import (
     ITEM_BYTES,
-    LEAST_REPETITION_PENALTY,
-    LEAST_SECONDS,
-    MOST_CANDIDATES,
-    MOST_CAPACITY,
-    MOST_COUNT,
-    MOST_DIMENSIONS,
-    MOST_FEATURES,
-    MOST_NODES,
-    MOST_REPETITION_PENALTY,
-    MOST_SECONDS,
-    MOST_TENSOR_BYTES,
-    MOST_TOGETHER,
-    MOST_TOKEN,
-    MOST_TOPS,
-    MOST_TREE,
+    MAX_CANDIDATES,
+    MAX_CAPACITY,
+    MAX_COBATCHED,
+    MAX_COUNT,
+    MAX_DIMENSIONS,
+    MAX_FEATURES,
+    MAX_NODES,
+    MAX_REPETITION_PENALTY,
+    MAX_SECONDS,
+    MAX_TENSOR_BYTES,
+    MAX_TOKEN,
+    MAX_TOP_LOGPROBS,
+    MAX_TREE_NODES,
+    MIN_REPETITION_PENALTY,
+    MIN_SECONDS,
 )
 from .messages import (
     FINAL,
@@ -101,32 +101,32 @@ def _check_message(message: Message) -> None:
             _check_segment(message)
         case Verdict(_, _, applied, ids, tokens, featured, likely, log_probs, drawn, more, spent):
             _check_seconds(spent)
-            _require(0 <= more < MOST_TOGETHER, "a pass has at most 4096 verdicts")
-            _require(len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")
+            _require(0 <= more < MAX_COBATCHED, "a pass has at most 4096 verdicts")
+            _require(len(tokens) == len(ids) <= MAX_NODES, "a verdict has one token per node")
             _check_counts(applied, message.turn, *ids, *tokens, *featured)
-            _require(len(set(featured)) == len(featured) <= MOST_NODES, "a node is featured once")
-            _require(max((*tokens, *likely), default=0) <= MOST_TOKEN, "a token is out of bounds")
+            _require(len(set(featured)) == len(featured) <= MAX_NODES, "a node is featured once")
+            _require(max((*tokens, *likely), default=0) <= MAX_TOKEN, "a token is out of bounds")
             _check_likely(len(ids), likely, log_probs)
             _require(len(drawn) in (0, len(ids)), "every token has a log-probability, or none")
             _check_log_probs(drawn)
         case PruneIndices(_, version, horizon, accepted, keep):
-            _require(len(accepted) + len(keep) <= 4 * MOST_NODES, "a prune names too many nodes")
+            _require(len(accepted) + len(keep) <= 4 * MAX_NODES, "a prune names too many nodes")
             _check_counts(version, horizon, *accepted, *keep)
         case Expand(_, _, base, committed, depth, width, count, beam) as job:
             _check_counts(base, depth, width, count, beam, *committed, *job.widths)
-            _require(max((depth, width, count, beam, *job.widths)) <= MOST_NODES, "a tree is small")
+            _require(max((depth, width, count, beam, *job.widths)) <= MAX_NODES, "a tree is small")
             _require(len(job.widths) in (0, depth), "every level has its width, or none")
             _check_tree(job.parents, job.tokens, job.scores)
             _require(all(-1 <= n < len(job.parents) for n in job.frontier), "a frontier is known")
-            _require(len(job.frontier) <= MOST_TREE, "a frontier is small")
+            _require(len(job.frontier) <= MAX_TREE_NODES, "a frontier is small")
             grown = depth * max(beam or width, len(job.frontier)) * max(width, *job.widths, 0)
-            _require(grown <= MOST_CANDIDATES, "a tree has at most 2^20 candidates")
+            _require(grown <= MAX_CANDIDATES, "a tree has at most 2^20 candidates")
         case Expanded(_, _, _, parents, tokens, scores, seconds):
             _check_tree(parents, tokens, scores)
             _check_seconds(seconds)
         case Open(session, length, capacity, _, temperature, top_k, top_p, min_p) as opened:
             _require(session >= 0 and 0 < length <= capacity, "a session holds its prompt")
-            _require(capacity <= MOST_CAPACITY, "a session has at most 2^31 tokens")
+            _require(capacity <= MAX_CAPACITY, "a session has at most 2^31 tokens")
             _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
             _check_penalties(opened)
@@ -137,15 +137,19 @@ def _check_message(message: Message) -> None:
             features = opened.features
             ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
-            _require(len(features) <= MOST_FEATURES, "a row has at most 64 features")
-            _require(-1 <= opened.tree <= MOST_TREE, "a tree has 0 to 8192 nodes, or -1: not said")
-            _require(0 <= opened.tops <= MOST_TOPS, "a verdict has at most 256 likeliest tokens")
+            _require(len(features) <= MAX_FEATURES, "a row has at most 64 features")
+            _require(
+                -1 <= opened.tree <= MAX_TREE_NODES, "a tree has 0 to 8192 nodes, or -1: not said"
+            )
+            _require(
+                0 <= opened.tops <= MAX_TOP_LOGPROBS, "a verdict has at most 256 likeliest tokens"
+            )
         case PassTimes(_, rows, seconds, row_seconds, jitter):
             _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
-            _require(min(rows) >= 1 and max(rows) <= MOST_COUNT, "a pass has a row at least")
+            _require(min(rows) >= 1 and max(rows) <= MAX_COUNT, "a pass has a row at least")
             _require(all(map(lt, rows, rows[1:])), "rows ascend")
             _check_seconds(*seconds, row_seconds, jitter)
-            some = all(time >= LEAST_SECONDS for time in (*seconds, row_seconds) if time)
+            some = all(time >= MIN_SECONDS for time in (*seconds, row_seconds) if time)
             _require(some, "a time is 0, or a picosecond at least")
         case Rates(_, rounds, alpha, token, call, link, jitter, mean, high, link_jitter):
             _check_counts(rounds)
@@ -154,7 +158,7 @@ def _check_message(message: Message) -> None:
         case Schedule(_, version, batch, batches, length):
             _check_counts(version, batch, batches)
             _require(batch < max(1, batches), "a batch is one of all")
-            _require(0 < length <= MOST_NODES, "a draft has a token at least")
+            _require(0 < length <= MAX_NODES, "a draft has a token at least")
         case Heartbeat(sent, echo, byte_seconds):
             _check_seconds(sent, echo, byte_seconds)
         case Closed(_, rank, passes, rows, dead_rows, seconds, sent):
@@ -165,7 +169,7 @@ def _check_message(message: Message) -> None:
             _check_seconds(row_seconds)
         case Ready(rank, _, slots):
             _check_counts(rank, slots)
-            _require(max(message.opened, message.floor) <= MOST_COUNT, "a number is too large")
+            _require(max(message.opened, message.floor) <= MAX_COUNT, "a number is too large")
             _require(min(message.opened, message.floor) >= -1, "numbers are finite, and >= -1")
         case Consulted():
             _check_consulted(message)
@@ -174,7 +178,7 @@ def _check_message(message: Message) -> None:
             own = (status.up_seconds, status.busy_seconds, *round_trips)
             said = status.defaults.values()
             _require(all(map(math.isfinite, said)), "numbers are finite")
-            _require(all(abs(time) <= MOST_SECONDS for time in own), "a time is no time")
+            _require(all(abs(time) <= MAX_SECONDS for time in own), "a time is no time")
             held = (status.memory_bytes, status.sessions, status.waiting, status.slots)
             _check_counts(*held, status.room, status.context_length, *written)
         case Output(_, tokens, _, log_probs, likely, likely_log_probs, spelled):
@@ -193,14 +197,14 @@ def _check_message(message: Message) -> None:
         case _:
             for value in msgspec.structs.astuple(message):
                 if isinstance(value, int | float):
-                    fine = -1 <= value <= (MOST_COUNT if isinstance(value, int) else MOST_SECONDS)
+                    fine = -1 <= value <= (MAX_COUNT if isinstance(value, int) else MAX_SECONDS)
                     _require(fine, "numbers are finite, and >= -1")
 
 
 def _check_segment(segment: Segment) -> None:
     """As ``_require`` would, without a call for each rule: this is on every segment's way."""
     ids, parents, tokens = segment.ids, segment.parents, segment.tokens
-    if not 0 < len(ids) <= MOST_NODES:
+    if not 0 < len(ids) <= MAX_NODES:
         rule = "a segment has 1 to 4096 nodes"
     elif len(parents) != len(ids):
         rule = "every node of a segment has a parent"
@@ -212,15 +216,15 @@ def _check_segment(segment: Segment) -> None:
         rule = "a parent is older than its child"
     elif segment.applied < 0 or segment.turn < 0 or (tokens and min(tokens) < 0):
         rule = "numbers do not go below 0"
-    elif max(segment.segment, segment.applied, segment.turn, *ids) > MOST_COUNT:
+    elif max(segment.segment, segment.applied, segment.turn, *ids) > MAX_COUNT:
         rule = "a number is too large"
-    elif not 0 <= segment.taps <= MOST_FEATURES:
+    elif not 0 <= segment.taps <= MAX_FEATURES:
         rule = "a row has at most 64 features"
-    elif tokens and max(tokens) > MOST_TOKEN:
+    elif tokens and max(tokens) > MAX_TOKEN:
         rule = "a token is out of bounds"
-    elif not 0 <= segment.more < MOST_TOGETHER:
+    elif not 0 <= segment.more < MAX_COBATCHED:
         rule = "a pass has at most 4096 segments"
-    elif not 0 <= segment.spent <= MOST_SECONDS:
+    elif not 0 <= segment.spent <= MAX_SECONDS:
         rule = "time does not go back"
     else:
         return
@@ -232,14 +236,16 @@ def _check_tree(
 ) -> None:
     _require(len(parents) == len(tokens) == len(scores), "lists differ in length")
     _require(all(-1 <= p < i for i, p in enumerate(parents)), "a parent comes first")
-    _require(len(tokens) <= MOST_TREE, "a tree has at most 8192 nodes")
+    _require(len(tokens) <= MAX_TREE_NODES, "a tree has at most 8192 nodes")
     _require(min(tokens, default=0) >= 0, "numbers do not go below 0")
-    _require(max(tokens, default=0) <= MOST_TOKEN, "a token is out of bounds")
+    _require(max(tokens, default=0) <= MAX_TOKEN, "a token is out of bounds")
     _check_log_probs(scores)
 
 
 def _check_likely(nodes: int, likely: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
-    _require(len(likely) == len(log_probs) <= nodes * MOST_TOPS, "a node has 256 likeliest tokens")
+    _require(
+        len(likely) == len(log_probs) <= nodes * MAX_TOP_LOGPROBS, "a node has 256 likeliest tokens"
+    )
     _require(not likely or len(likely) % nodes == 0, "every node has as many likeliest tokens")
     _require(min(likely, default=0) >= 0, "numbers do not go below 0")
     _check_log_probs(log_probs)
@@ -247,11 +253,11 @@ def _check_likely(nodes: int, likely: tuple[int, ...], log_probs: tuple[float, .
 
 def _check_counts(*numbers: int) -> None:
     _require(min(numbers) >= 0, "numbers do not go below 0")
-    _require(max(numbers) <= MOST_COUNT, "a number is too large")
+    _require(max(numbers) <= MAX_COUNT, "a number is too large")
 
 
 def _check_seconds(*times: float) -> None:
-    fine = all(0 <= time <= MOST_SECONDS for time in times)
+    fine = all(0 <= time <= MAX_SECONDS for time in times)
     _require(fine, "time does not go back, and is finite")
 
 
@@ -260,7 +266,7 @@ def _check_log_probs(values: tuple[float, ...]) -> None:
 
 
 def _check_penalties(opened: Open) -> None:
-    low, high = LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
+    low, high = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
     fine = low <= opened.repetition_penalty <= high
     _require(fine, f"a repetition penalty is from {low:g} to {high:g}")
     for penalty in (opened.presence_penalty, opened.frequency_penalty):
@@ -280,16 +286,16 @@ def _check_consulted(told: Consulted) -> None:
     rows = (*by_user, *by_stage, told.pass_seconds, told.batches, told.lengths)
     one = (v for v in msgspec.structs.astuple(told) if isinstance(v, int | float))
     _require(all(0 <= n < math.inf for n in (*one, *chain(*rows))), "numbers are finite, and >= 0")
-    _require(max(told.lengths, default=0) <= MOST_NODES, "a draft is small")
+    _require(max(told.lengths, default=0) <= MAX_NODES, "a draft is small")
 
 
 def _check_tensor(message: Message, tensor: TensorSpec) -> None:
     shape = tensor.shape
     if tensor.dtype not in ITEM_BYTES:
         raise RemoteProtocolError(f"unknown dtype {tensor.dtype!r}")
-    _require(0 < len(shape) <= MOST_DIMENSIONS, "a tensor has 1 to 4 dimensions")
+    _require(0 < len(shape) <= MAX_DIMENSIONS, "a tensor has 1 to 4 dimensions")
     _require(min(shape) > 0, "a tensor is not empty")
-    _require(tensor.nbytes <= MOST_TENSOR_BYTES, "the tensor is too large")
+    _require(tensor.nbytes <= MAX_TENSOR_BYTES, "the tensor is too large")
     match message:
         case Segment(ids=ids, taps=taps):
             _require(shape[0] == len(ids), "a segment's tensor has a row per node")

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from .codec import Header, TensorSpec, decode, encode
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import MOST_HEADER_BYTES, MOST_HELLO_BYTES, MOST_TENSOR_BYTES
+from .limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES
 from .messages import Message
 
 _PREFIX = struct.Struct("!II")
@@ -53,7 +53,7 @@ def write_header(message: Message, tensor: TensorSpec | None = None, size: int =
     header = encode(message, tensor)
     if size != (0 if tensor is None else tensor.nbytes):
         raise LocalProtocolError("a tensor's bytes do not fit its shape")
-    if len(header) > MOST_HEADER_BYTES or size > MOST_TENSOR_BYTES:
+    if len(header) > MAX_HEADER_BYTES or size > MAX_TENSOR_BYTES:
         raise LocalProtocolError(f"a frame of {len(header)} + {size} bytes is too large")
     return _PREFIX.pack(len(header), size) + header
 
@@ -160,7 +160,7 @@ class FrameReader:
 
     def _read_prefix(self) -> tuple[int, int]:
         header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
-        most = (MOST_HEADER_BYTES, MOST_TENSOR_BYTES) if self._trusted else (MOST_HELLO_BYTES, 0)
+        most = (MAX_HEADER_BYTES, MAX_TENSOR_BYTES) if self._trusted else (MAX_HELLO_BYTES, 0)
         if not 0 < header <= most[0] or tensor > most[1]:
             if header == _HTTP:
                 raise RemoteProtocolError(

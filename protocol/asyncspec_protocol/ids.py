@@ -28,7 +28,7 @@ SegmentId = NewType("SegmentId", int)
 DRAFT = Rank(0)
 """Draft node 0, which a cluster file may name."""
 
-MOST_DRAFTS = 1024
+MAX_DRAFTS = 1024
 """Draft nodes have the numbers below this."""
 
 FURTHER = 1000
@@ -44,14 +44,14 @@ _SESSION_BITS = 42
 
 def draft_rank(number: int) -> Rank:
     """The rank of a draft node. Raises ``ValueError`` for a number there is not."""
-    if not 0 <= number < MOST_DRAFTS:
-        raise ValueError(f"there is no draft node {number}: they are 0 to {MOST_DRAFTS - 1}")
+    if not 0 <= number < MAX_DRAFTS:
+        raise ValueError(f"there is no draft node {number}: they are 0 to {MAX_DRAFTS - 1}")
     return Rank(FURTHER + number) if number else DRAFT
 
 
 def is_draft(rank: int) -> bool:
     """Whether a rank is a draft node's."""
-    return rank == DRAFT or FURTHER < rank < FURTHER + MOST_DRAFTS
+    return rank == DRAFT or FURTHER < rank < FURTHER + MAX_DRAFTS
 
 
 def draft_number(rank: Rank) -> int:

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 # A header holds ids and small numbers; the longest is a Submit with a prompt of text.
-MOST_HEADER_BYTES = 8 * 1024 * 1024
+MAX_HEADER_BYTES = 8 * 1024 * 1024
 # Before the handshake is done a stranger gets no more than a Hello or a Fault needs.
-MOST_HELLO_BYTES = 16 * 1024
+MAX_HELLO_BYTES = 16 * 1024
 # 4,096 rows of 16,384 float32 hidden states.
-MOST_TENSOR_BYTES = 256 * 1024 * 1024
+MAX_TENSOR_BYTES = 256 * 1024 * 1024
 # Larger than any vocabulary.
-MOST_TOKEN = 2**31 - 1
+MAX_TOKEN = 2**31 - 1
 # A segment is one forward pass; prompts are cut into chunks far below this.
-MOST_NODES = 4096
+MAX_NODES = 4096
 # Segments of one pass; a receiver waits for all of them.
-MOST_TOGETHER = 4096
+MAX_COBATCHED = 4096
 # EAGLE-3 reads three depths; more than a deep target has layers is nobody's wish.
-MOST_FEATURES = 64
+MAX_FEATURES = 64
 # More likeliest tokens a node than any client or policy asks for.
-MOST_TOPS = 256
+MAX_TOP_LOGPROBS = 256
 # Of anything that is counted or numbered. Every reader of JSON takes it, a float holds it exactly,
 # and sums of a thousand still fit in the 64 bits that an integer has on the wire.
-MOST_COUNT = 2**53 - 1
+MAX_COUNT = 2**53 - 1
 # Longer than any context.
-MOST_CAPACITY = 2**31
+MAX_CAPACITY = 2**31
 # Nodes of a session's tree: a prune names all of them, and those accepted of late.
-MOST_TREE = 2 * MOST_NODES
+MAX_TREE_NODES = 2 * MAX_NODES
 # Candidates that a token source looks at for one tree: each takes some hundred bytes there.
-MOST_CANDIDATES = 2**20
+MAX_CANDIDATES = 2**20
 # Seconds of anything, a clock or a duration: some ten thousand years. Sums and products of a few
 # of them are still numbers.
-MOST_SECONDS = 1e12
+MAX_SECONDS = 1e12
 # A pass that takes less, but something, would make ratios to it infinite.
-LEAST_SECONDS = 1e-12
+MIN_SECONDS = 1e-12
 # Log-probabilities and scores, in nats: next to it a token is as good as impossible.
-LEAST_LOG_PROB = -1e6
+MIN_LOG_PROB = -1e6
 # A tensor of hidden states has two dimensions; a few more cost nothing.
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 
 ITEM_BYTES = {
     "float32": 4,
@@ -51,5 +51,5 @@ ITEM_BYTES = {
 }
 """The dtypes that may travel, and the bytes of one item."""
 
-LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 1e-6, 1e6
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
 """Logits are multiplied and divided by it; next to 0 what comes out is beyond all numbers."""

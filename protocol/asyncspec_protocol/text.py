@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-MOST_TEXT = 1000
+MAX_TEXT = 1000
 """Characters of a peer's text that are shown: more than any sentence of ours has."""
 
 
-def printable(text: str, most: int = MOST_TEXT) -> str:
+def printable(text: str, most: int = MAX_TEXT) -> str:
     """One line of ``text`` that does to a terminal or a log what its letters say.
 
     Control characters (line breaks and ANSI escapes among them), marks that reverse the direction

@@ -24,7 +24,7 @@ from transformers import (
 from asyncspec.backend.hf.sampling import draw, draw_row, gumbels, kept, penalised, uniforms
 from asyncspec.core import rng
 from asyncspec.core import sampling as plain
-from asyncspec.core.sampling import LEAST_TEMPERATURE, Sampling
+from asyncspec.core.sampling import MIN_TEMPERATURE, Sampling
 
 pytestmark = pytest.mark.torch
 
@@ -83,7 +83,7 @@ def test_no_temperature_is_too_low_or_too_high(
     how = replace(how, temperature=temperature)
     (token,) = draw(torch.tensor([logits]), [3], how)
     assert token == plain.choose(logits, plain.NOTHING, 3, how)
-    if temperature < LEAST_TEMPERATURE:
+    if temperature < MIN_TEMPERATURE:
         assert token == logits.index(max(logits))
     else:
         assert all(math.isfinite(score) for score in plain.kept(logits, how).values())

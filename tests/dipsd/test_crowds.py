@@ -24,7 +24,7 @@ from asyncspec.dipsd.tables import Tables
 from asyncspec.dipsd.work import Work
 from dipsd.deployments import deployments
 
-MOST_CALLS = 8_000_000
+MAX_CALLS = 8_000_000
 """Calls and returns of functions: about a second, counted so that a busy machine is no slower."""
 
 
@@ -66,8 +66,8 @@ def calls(deployment: Deployment) -> int:
     def event(frame: FrameType, what: str, of: object) -> None:
         nonlocal count
         count += 1
-        if count > MOST_CALLS:
-            pytest.fail(f"more than {MOST_CALLS:,} calls")
+        if count > MAX_CALLS:
+            pytest.fail(f"more than {MAX_CALLS:,} calls")
 
     before = sys.getprofile()
     sys.setprofile(event)
@@ -84,7 +84,7 @@ def test_a_decision_takes_no_longer_whatever_users_are_like(
     kind: object, users: int, stages: int
 ) -> None:
     assert callable(kind)
-    assert calls(kind(users, stages, 1)) <= MOST_CALLS
+    assert calls(kind(users, stages, 1)) <= MAX_CALLS
 
 
 @settings(max_examples=12, deadline=None)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model import KEEP_UP
 from asyncspec.core.machine import Effect, Joined, Received
-from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
+from asyncspec.policy.base import MAX_ROWS, UNKNOWN, Loop
 from asyncspec_nodes.roles.draft.links import EXTRA, SHARE, Lines, alone, most_rows, slowest
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
@@ -33,7 +33,7 @@ def test_no_line_takes_longer_than_it_may(
 ) -> None:
     rows = most_rows(times, back, way)
     lines = [back, *(told.row_seconds for told in times.values())]
-    assert 1 <= rows <= MOST_ROWS
+    assert 1 <= rows <= MAX_ROWS
     if rows > 1:
         slowest_pass = max(told.seconds[0] for told in times.values())
         assert rows * max(lines) <= KEEP_UP * slowest_pass * (1 + 1e-9)
@@ -49,7 +49,7 @@ def test_faster_lines_and_longer_ways_never_carry_less(
     assert most_rows(faster, back / factor, way) >= rows
     assert most_rows(times, back, way * factor) >= rows
     unbound = {k: replace(t, row_seconds=0.0) for k, t in times.items()}
-    assert most_rows(unbound, 0.0, way) == MOST_ROWS
+    assert most_rows(unbound, 0.0, way) == MAX_ROWS
 
 
 @given(tables, line, st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=20))
@@ -73,9 +73,9 @@ def test_who_is_alone_has_rows_that_add_little_to_its_way(
     assert at is not None
     bound = at(1) + EXTRA * max(at(1), way / len(times))
     assert rows == 1 or at(rows) <= bound
-    assert rows == MOST_ROWS or at(rows + 1) > bound
+    assert rows == MAX_ROWS or at(rows + 1) > bound
     assert alone(times, way * factor) >= rows
-    assert alone({}, way) == MOST_ROWS
+    assert alone({}, way) == MAX_ROWS
 
 
 def test_a_loop_is_a_way_in_turns_of_the_slowest_stage() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncspec.core.machine import Effect, Input, Request
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.policy.autoregressive import Autoregressive
-from asyncspec.policy.base import MOST_LIVE, most_live
+from asyncspec.policy.base import MAX_LIVE_NODES, most_live
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
@@ -120,7 +120,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
 def test_what_a_shape_bounds_need_not_be_held(
     data: st.DataObject, policy: Policy, asked: list[Request], in_order: bool
 ) -> None:
-    policies: Any = {"it": Says(policy, MOST_LIVE)}
+    policies: Any = {"it": Says(policy, MAX_LIVE_NODES)}
     costs = InOrder if in_order else Shaken
     cluster = data.draw(clusters(policies=policies, costs=costs, slots=0, source_slots=0))
     run(cluster, asked, policy, in_order=in_order)
@@ -157,10 +157,10 @@ def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
         ("chunked", 4, 80),
         ("pipedec", 4, 16 + 3 * 32),
         ("specpipe", 8, 8 + 7 * 64),
-        ("pipedec:width=4096", 4, MOST_LIVE),
-        ("pipedec:width=99999999999,depth=99999999999", 4, MOST_LIVE),
-        ("pipedec:children=1,depth=99999999999", 4, MOST_LIVE),
-        ("static-tree:branching=999x999x999x999", 4, MOST_LIVE),
+        ("pipedec:width=4096", 4, MAX_LIVE_NODES),
+        ("pipedec:width=99999999999,depth=99999999999", 4, MAX_LIVE_NODES),
+        ("pipedec:children=1,depth=99999999999", 4, MAX_LIVE_NODES),
+        ("static-tree:branching=999x999x999x999", 4, MAX_LIVE_NODES),
         ("flowspec", 4, 480),
         ("flowspec", 16, 480),
         ("dip-sd", 4, 20),

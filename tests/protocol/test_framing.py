@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import AHEAD_BYTES, Frame, FrameReader, write_frame, zeroed
-from asyncspec_protocol.limits import MOST_HEADER_BYTES, MOST_HELLO_BYTES, MOST_TENSOR_BYTES
+from asyncspec_protocol.limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES
 from asyncspec_protocol.messages import Credit, Segment
 from protocol.words import frames
 
@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_a_frame_a_wait_or_the_peers_fault(item: Any, data: Any
 
 @pytest.mark.parametrize(
     ("header", "tensor"),
-    [(0, 0), (MOST_HEADER_BYTES + 1, 0), (10, MOST_TENSOR_BYTES + 1), (2**32 - 1, 2**32 - 1)],
+    [(0, 0), (MAX_HEADER_BYTES + 1, 0), (10, MAX_TENSOR_BYTES + 1), (2**32 - 1, 2**32 - 1)],
 )
 def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int) -> None:
     asked: list[int] = []
@@ -71,13 +71,13 @@ def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int
 
 
 def test_a_stranger_gets_no_more_than_a_hello_needs() -> None:
-    for header, tensor in ((MOST_HELLO_BYTES + 1, 0), (40, 8)):
+    for header, tensor in ((MAX_HELLO_BYTES + 1, 0), (40, 8)):
         with pytest.raises(RemoteProtocolError, match="out of bounds"):
             FrameReader(trusted=False).feed(struct.pack("!II", header, tensor))
     reader = FrameReader(trusted=False)
     assert len(reader.feed(wire([(Credit(1), None, None)]))) == 1
     reader.trust()
-    reader.feed(struct.pack("!II", MOST_HELLO_BYTES + 1, 0))
+    reader.feed(struct.pack("!II", MAX_HELLO_BYTES + 1, 0))
 
 
 def test_the_prefix_and_the_header_agree_on_the_tensor() -> None:

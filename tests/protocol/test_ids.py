@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import (
     DRAFT,
-    MOST_DRAFTS,
+    MAX_DRAFTS,
     SessionId,
     draft_number,
     draft_rank,
@@ -18,7 +18,7 @@ from asyncspec_protocol.ids import (
     owner,
 )
 
-numbers = st.integers(0, MOST_DRAFTS - 1)
+numbers = st.integers(0, MAX_DRAFTS - 1)
 # Milliseconds of a clock that shows the year 2100, and what comes before them.
 counters = st.integers(0, 4_102_444_800_000)
 
@@ -50,12 +50,12 @@ def test_no_stage_and_no_source_is_a_draft_node(rank: int) -> None:
     assert not is_draft(rank)
 
 
-@given(st.one_of(st.integers(max_value=-1), st.integers(min_value=MOST_DRAFTS << 42)))
+@given(st.one_of(st.integers(max_value=-1), st.integers(min_value=MAX_DRAFTS << 42)))
 def test_what_nobody_can_issue_is_nobodys(session: int) -> None:
     assert not is_draft(owner(SessionId(session)))
 
 
-@pytest.mark.parametrize("number", [-1, MOST_DRAFTS])
+@pytest.mark.parametrize("number", [-1, MAX_DRAFTS])
 def test_there_are_so_many_and_no_more(number: int) -> None:
     with pytest.raises(ValueError, match="they are 0 to 1023"):
         draft_rank(number)

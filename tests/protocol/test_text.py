@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.text import MOST_TEXT, printable
+from asyncspec_protocol.text import MAX_TEXT, printable
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from asyncspec_protocol.text import MOST_TEXT, printable
         ("\x9b31m\x7f", r"\x9b31m\x7f"),
         ("\u202eesrever\u2028\ufeff", r"\u202eesrever\u2028\ufeff"),
         ("\ud800", r"\ud800"),
-        ("x" * MOST_TEXT, "x" * MOST_TEXT),
-        ("x" * (MOST_TEXT + 1), "x" * (MOST_TEXT - 3) + "..."),
+        ("x" * MAX_TEXT, "x" * MAX_TEXT),
+        ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 3) + "..."),
     ],
 )
 def test_what_is_shown(text: str, shown: str) -> None:
@@ -32,7 +32,7 @@ def test_what_is_shown(text: str, shown: str) -> None:
 def test_whatever_it_says_is_one_line_that_can_be_written(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
-    assert len(shown) <= MOST_TEXT
+    assert len(shown) <= MAX_TEXT
     assert printable(shown) == shown
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.actor.device import Device
-from asyncspec.core.cost_model import MOST_PROOF, PROOF, SHORT_SECONDS, ShortJobs
+from asyncspec.core.cost_model import MAX_PROOF, PROOF, SHORT_SECONDS, ShortJobs
 from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
@@ -41,7 +41,7 @@ def test_each_time_a_job_is_longer_than_expected_takes_twice_the_proof(longs: li
 def test_a_kind_gets_another_chance_at_last() -> None:
     short = ShortJobs()
     for _ in range(20):
-        for _ in range(MOST_PROOF):
+        for _ in range(MAX_PROOF):
             short.took(job(0), SHORT)
         assert short.expected(job(0))
         short.took(job(0), LONG)

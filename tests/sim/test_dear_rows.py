@@ -8,20 +8,20 @@ import pytest
 
 import asyncspec_nodes.roles.draft.links as lines
 import asyncspec_nodes.roles.draft.scheduler as dispatch
-from asyncspec.policy.base import MOST_ROWS
+from asyncspec.policy.base import MAX_ROWS
 from asyncspec.sim.costs import ClusterCost, DraftCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 # Of a CPU: 64 rows take eight times as long as one.
 DEAR = StageCost(plateau=1, row_seconds=0.11)
-FREE = StageCost(plateau=MOST_ROWS)
+FREE = StageCost(plateau=MAX_ROWS)
 
 
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on nobody cares what rows cost."""
-    return lambda: monkeypatch.setattr(lines, "alone", lambda times, way: MOST_ROWS)
+    return lambda: monkeypatch.setattr(lines, "alone", lambda times, way: MAX_ROWS)
 
 
 def run(policy: str, stage: StageCost, requests: int = 1) -> Outcome:

@@ -15,11 +15,11 @@ from tools.testbed import description, plan
 from tools.testbed.cluster_file import check_fit, cluster_file
 from tools.testbed.plan import HOST, SWITCH, Names
 from tools.testbed.routes import Address, orders
-from tools.testbed.tables import MOST_DEVICES, Description, DeviceTable, LinkTable, NetworkTable
+from tools.testbed.tables import MAX_DEVICES, Description, DeviceTable, LinkTable, NetworkTable
 from tools.testbed.wires import Line, Way
 
 names = st.builds(
-    Names, st.just("asb123456"), st.integers(2, MOST_DEVICES), st.integers(0, plan.SLOTS - 1)
+    Names, st.just("asb123456"), st.integers(2, MAX_DEVICES), st.integers(0, plan.SLOTS - 1)
 )
 rates = st.none() | st.floats(0.1, 10_000)
 

@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_ends_its_collection(tmp_path: Path) -> None:
 async def test_what_a_slow_reader_misses_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "MOST_UNSENT", -1)
+    monkeypatch.setattr(courier, "MAX_UNSENT", -1)
     async with LocalCluster(1, traced=True) as cluster:
         client = await client_of(cluster)
         async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):

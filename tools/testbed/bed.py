@@ -20,7 +20,7 @@ from tools.testbed.remove import remove
 from tools.testbed.routes import Address, Orders, orders
 from tools.testbed.stand import Network, stand
 from tools.testbed.state import State
-from tools.testbed.tables import MOST_DEVICES, Description
+from tools.testbed.tables import MAX_DEVICES, Description
 from tools.testbed.wires import Way, wires
 
 NODE_PORT = 7700
@@ -120,7 +120,7 @@ def _addresses(
     devices = [(names.address(n), NODE_PORT) for n in range(count)]
 
     def gate(way: Way) -> Address:
-        return names.address(SWITCH), PROXY_PORT + way[0] * MOST_DEVICES + way[1]
+        return names.address(SWITCH), PROXY_PORT + way[0] * MAX_DEVICES + way[1]
 
     return devices, *orders(description, devices, gate, shape_lines=False)
 

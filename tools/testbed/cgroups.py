@@ -20,7 +20,7 @@ PERIOD_MICROSECONDS = 10_000
 """A quota is used up and renewed this often: short against what a user notices, long enough that
 the kernel hands out no slices of nothing."""
 
-LEAST_QUOTA_MICROSECONDS = 1_000
+MIN_QUOTA_MICROSECONDS = 1_000
 """The kernel's own bound."""
 
 MEBIBYTE = 1 << 20
@@ -72,7 +72,7 @@ def group(cgroups: Cgroups, name: str, cores: float | None, memory_mib: int | No
     if cores is not None and cgroups.cpu is not None:
         folder = cgroups.cpu / name
         folders.append(folder)
-        period = max(PERIOD_MICROSECONDS, math.ceil(LEAST_QUOTA_MICROSECONDS / cores))
+        period = max(PERIOD_MICROSECONDS, math.ceil(MIN_QUOTA_MICROSECONDS / cores))
         quota = round(cores * period)
         if cgroups.version == 2:
             writes.append((folder / "cpu.max", f"{quota} {period}"))

@@ -12,7 +12,7 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.config import DRAFTING, PaceTable, check_pace, set_keys
 from asyncspec_protocol.messages import Role
-from tools.testbed.tables import MOST_DEVICES, Description
+from tools.testbed.tables import MAX_DEVICES, Description
 
 READY_MADE = Path(__file__).parent / "beds"
 
@@ -45,8 +45,8 @@ def parse(text: str) -> Description:
 def check(description: Description) -> None:
     """The rules between the keys. Raises ``UserError``."""
     count = len(description.device)
-    if not 2 <= count <= MOST_DEVICES:
-        raise UserError(f"{count} [[device]] tables; a bed has 2 to {MOST_DEVICES}")
+    if not 2 <= count <= MAX_DEVICES:
+        raise UserError(f"{count} [[device]] tables; a bed has 2 to {MAX_DEVICES}")
     for number, device in enumerate(description.device):
         if device.mbit is not None and None not in (device.up_mbit, device.down_mbit):
             raise UserError(

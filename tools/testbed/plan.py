@@ -26,7 +26,7 @@ HOST, SWITCH = 253, 254
 FRAME_OVERHEAD = 24
 """Preamble, check sum and gap of an Ethernet frame, which tbf does not see."""
 
-LEAST_BURST = 3100
+MIN_BURST = 3100
 """Two frames."""
 
 PACKET = 68_750
@@ -80,7 +80,7 @@ def burst(mbit: float) -> int:
     rate = mbit * BYTES_PER_MBIT
     if mbit > 500:
         return int(max(PACKET, rate * 0.00055))
-    return max(LEAST_BURST, int(rate * max(0.00025, 0.0022 * mbit / 1000)))
+    return max(MIN_BURST, int(rate * max(0.00025, 0.0022 * mbit / 1000)))
 
 
 def up(names: Names, lines: Sequence[Line]) -> list[Command]:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from asyncspec_nodes.cluster.config import PaceTable
 
-MOST_DEVICES = 16
+MAX_DEVICES = 16
 
 Mbit = Annotated[float, Meta(ge=0.1, le=100_000)]
 Milliseconds = Annotated[float, Meta(ge=0, le=60_000)]

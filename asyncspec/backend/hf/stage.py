@@ -48,7 +48,7 @@ from asyncspec.core.jobs import (
 )
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
-from asyncspec_protocol.limits import LEAST_LOG_PROB
+from asyncspec_protocol.limits import MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
 
 Output = torch.Tensor | tuple[int, ...] | Judged
@@ -109,7 +109,7 @@ class StageSession:
 
 def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
     """Log-probabilities as they may travel: of a logit that is no number, as good as impossible."""
-    return tuple([p if p >= LEAST_LOG_PROB else LEAST_LOG_PROB for p in log_probs])
+    return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])
 
 
 # --- A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.core.jobs``.

@@ -19,7 +19,7 @@ from asyncspec_protocol.ids import is_draft
 WINDOW_SECONDS = 5.0
 """From each window the quickest probe is used."""
 
-MOST_DRIFT = 1e-3
+MAX_DRIFT = 1e-3
 """Clocks that differ by more are no clocks; it bounds what a bad line can do."""
 
 
@@ -104,7 +104,7 @@ def _line(
     joint = sum(
         w * (t - mean_t) * (o - mean_o) for w, t, o in zip(weights, times, offsets, strict=True)
     )
-    slope = min(MOST_DRIFT, max(-MOST_DRIFT, joint / spread))
+    slope = min(MAX_DRIFT, max(-MAX_DRIFT, joint / spread))
     return slope, mean_o - slope * mean_t
 
 

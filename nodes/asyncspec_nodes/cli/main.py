@@ -18,7 +18,7 @@ from asyncspec_protocol.text import printable
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Of a disk that takes no file of ours any more, or no more of one."""
 
-MOST_LINE = 20_000
+MAX_LINE = 20_000
 """Characters of an error: a list of all that is wrong with a cluster file fits."""
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(text: str, code: int) -> int:
     # Part of it may be a node's own words.
-    line = printable(" ".join(text.split()), MOST_LINE)
+    line = printable(" ".join(text.split()), MAX_LINE)
     sys.stderr.write(f"asyncspec: {line}\n")
     return code
 

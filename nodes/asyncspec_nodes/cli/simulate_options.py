@@ -91,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> None:
         numbers.SECONDS.check(numbers.option(name), getattr(arguments, name))
     numbers.SOME_SECONDS.check("--stage-seconds", arguments.stage_seconds)
     # 0 is no limit; next to it times are beyond all numbers.
-    megabits = numbers.LEAST_MEGABITS if (arguments.bandwidth or 0) > 0 else numbers.MEGABITS
+    megabits = numbers.MIN_MEGABITS if (arguments.bandwidth or 0) > 0 else numbers.MEGABITS
     megabits.check("--bandwidth", arguments.bandwidth)
     for name in ("plateau", "width"):
         numbers.COUNT.check(numbers.option(name), getattr(arguments, name))

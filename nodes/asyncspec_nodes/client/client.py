@@ -15,7 +15,7 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import HANDSHAKE, client_hello
-from asyncspec_protocol.limits import MOST_HEADER_BYTES
+from asyncspec_protocol.limits import MAX_HEADER_BYTES
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
@@ -160,7 +160,7 @@ class Client:
             self.link.send(replace(submit, request=number))
         except LocalProtocolError:  # nothing was sent
             text = (
-                f"the prompt takes more than the {MOST_HEADER_BYTES} bytes of a message; shorten it"
+                f"the prompt takes more than the {MAX_HEADER_BYTES} bytes of a message; shorten it"
             )
             yield Finished(number, "error", text, {}, "prompt_too_long")
             return

@@ -28,7 +28,7 @@ DTYPES: tuple[str, ...] = get_args(DType)
 MODES: tuple[str, ...] = get_args(Mode)
 GENERATION_CONFIGS: tuple[str, ...] = get_args(GenerationConfig)
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
-MOST_STAGES = 64
+MAX_STAGES = 64
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -87,7 +87,7 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     # 0 is the draft node (left out: those that come are not listed, docs/dipsd.md), 1..N are the
     # verify stages in pipeline order.
-    rank: Annotated[int, Meta(ge=0, le=MOST_STAGES)]
+    rank: Annotated[int, Meta(ge=0, le=MAX_STAGES)]
     # Address this node listens on and the others reach it at.
     host: Annotated[str, Meta(min_length=1)]
     port: Port

@@ -93,7 +93,7 @@ BYTES = Bounds(1, 1 << 40)
 
 SEED = Bounds(0, (1 << 63) - 1)
 MEGABITS = Bounds(0.0, 1e9)
-LEAST_MEGABITS = Bounds(1e-3, 1e9)
+MIN_MEGABITS = Bounds(1e-3, 1e9)
 FACTOR = Bounds(0.0, 1e6, above=True)
 
 

@@ -24,7 +24,7 @@ from asyncspec_nodes.http.metrics import Metrics, Watch
 from asyncspec_protocol.messages import Finished, Output, Submit
 from asyncspec_protocol.requests import BREAKS
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Events that wait here for a slow reader; the others wait at the inbox, which has a bound too."""
 
 
@@ -34,7 +34,7 @@ class Gathered:
     def __init__(self, engine: Engine, asked: Asked) -> None:
         self._engine = engine
         self._asked = asked
-        self._queue: asyncio.Queue[tuple[int, Event | ApiError]] = asyncio.Queue(MOST_WAITING)
+        self._queue: asyncio.Queue[tuple[int, Event | ApiError]] = asyncio.Queue(MAX_WAITING)
         self._tasks: list[asyncio.Task[None]] = []
         self.left = len(asked.submits)
 

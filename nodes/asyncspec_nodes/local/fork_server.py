@@ -34,7 +34,7 @@ from asyncspec_nodes.node.preload import preload
 NUMBER = struct.Struct("=q")
 """A process number or an exit code, in a node's pipe."""
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Of an order's arguments."""
 
 _STREAMS = 3
@@ -62,7 +62,7 @@ class ForkServer:
                 break
             self._reap()
             if self._orders in ready:
-                words, descriptors, _, _ = socket.recv_fds(self._orders, MOST_BYTES, 8)
+                words, descriptors, _, _ = socket.recv_fds(self._orders, MAX_BYTES, 8)
                 if not words:
                     self.alone = True
                     break

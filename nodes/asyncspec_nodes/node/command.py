@@ -26,7 +26,7 @@ from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_protocol.handshake import role_of
-from asyncspec_protocol.ids import DRAFT, MOST_DRAFTS, Rank, draft_rank
+from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank
 
 
 class Place(Struct, frozen=True):
@@ -70,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
 def rank(arguments: argparse.Namespace) -> Rank:
     """The rank that was asked for, of whatever sense that is."""
     number = arguments.rank
-    fine = arguments.role == "draft" and 0 <= number < MOST_DRAFTS
+    fine = arguments.role == "draft" and 0 <= number < MAX_DRAFTS
     return draft_rank(number) if fine else Rank(number)
 
 
@@ -97,8 +97,8 @@ def _sock(arguments: argparse.Namespace, config: Config) -> socket.socket:
 def _draft(arguments: argparse.Namespace, config: Config) -> Config:
     """What a draft node makes of the cluster file."""
     number = arguments.rank
-    if not 0 <= number < MOST_DRAFTS:
-        raise UserError(f"--rank is {number}; draft nodes are 0 to {MOST_DRAFTS - 1}")
+    if not 0 <= number < MAX_DRAFTS:
+        raise UserError(f"--rank is {number}; draft nodes are 0 to {MAX_DRAFTS - 1}")
     placed = arguments.listen is not None or arguments.listen_fd is not None
     if not placed and config.find(draft_rank(number)) is None:
         stage = config.find(number)

@@ -20,17 +20,17 @@ from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
-from asyncspec_protocol.limits import LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
+from asyncspec_protocol.limits import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from asyncspec_protocol.messages import Submit
 
-MOST_PROMPT_BYTES = 4 * 1024 * 1024
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
 # Of tokens: what every part of the service can count.
-MOST_COUNT = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 # Every token of an answer is looked at for each of them.
-MOST_STOPS = 16
-MOST_STOP_LENGTH = 1024
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
 # Likeliest tokens in the place of each one of an answer, as the OpenAI interface has it.
-MOST_TOPS = 20
+MAX_TOP_LOGPROBS = 20
 
 
 class Encoder(Protocol):
@@ -72,14 +72,14 @@ class Refusal(Struct, frozen=True):
 def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
     """Numbers out of their range."""
     repetition, presence = how.repetition_penalty, how.presence_penalty
-    low, high = LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
+    low, high = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
     checks = (
         (max_new_tokens >= 1, "max-new-tokens", max_new_tokens, "at least 1"),
-        (max_new_tokens <= MOST_COUNT, "max-new-tokens", max_new_tokens, f"at most {MOST_COUNT}"),
+        (max_new_tokens <= MAX_COUNT, "max-new-tokens", max_new_tokens, f"at most {MAX_COUNT}"),
         (0 <= how.temperature < math.inf, "temperature", how.temperature, "0 (greedy) or more"),
         (0 < how.top_p <= 1, "top-p", how.top_p, "above 0 and at most 1"),
         (how.top_k >= 0, "top-k", how.top_k, "0 (no limit) or more"),
-        (how.top_k <= MOST_COUNT, "top-k", how.top_k, f"at most {MOST_COUNT}"),
+        (how.top_k <= MAX_COUNT, "top-k", how.top_k, f"at most {MAX_COUNT}"),
         (0 <= how.min_p < 1, "min-p", how.min_p, "0 or more and below 1"),
         (0 <= how.seed < 1 << 63, "seed", how.seed, "0 or more and below 2**63"),
         (repetition > 0, "repetition-penalty", repetition, "above 0 (1: none)"),
@@ -96,13 +96,13 @@ def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
 
 def stop_problem(stop: Sequence[str]) -> str | None:
     """Texts that cannot end an answer."""
-    if len(stop) > MOST_STOPS:
-        return f"there are {len(stop)} stop strings; give at most {MOST_STOPS}"
+    if len(stop) > MAX_STOPS:
+        return f"there are {len(stop)} stop strings; give at most {MAX_STOPS}"
     for text in stop:
         if not text:
             return "a stop string is empty; give some text"
-        if len(text) > MOST_STOP_LENGTH:
-            return f"a stop string has {len(text)} characters; give at most {MOST_STOP_LENGTH}"
+        if len(text) > MAX_STOP_LENGTH:
+            return f"a stop string has {len(text)} characters; give at most {MAX_STOP_LENGTH}"
         if not is_text(text):
             return "a stop string is not UTF-8 text"
     return None
@@ -130,8 +130,8 @@ def prompt_problem(prompt: str) -> str | None:
     """A prompt that no tokenizer needs to see."""
     if not prompt:
         return "the prompt is empty; give some text"
-    if len(prompt) > MOST_PROMPT_BYTES or len(prompt.encode(errors="replace")) > MOST_PROMPT_BYTES:
-        return f"the prompt has more than {MOST_PROMPT_BYTES} bytes; shorten it"
+    if len(prompt) > MAX_PROMPT_BYTES or len(prompt.encode(errors="replace")) > MAX_PROMPT_BYTES:
+        return f"the prompt has more than {MAX_PROMPT_BYTES} bytes; shorten it"
     return None if is_text(prompt) else "the prompt is not UTF-8 text"
 
 
@@ -205,8 +205,8 @@ def _prompt(submit: Submit, rules: Rules, encoder: Encoder) -> tuple[int, ...] |
 
 
 def _tops_problem(submit: Submit) -> str | None:
-    if not 0 <= submit.tops <= MOST_TOPS:
-        return f"top-log-probs is {submit.tops}; it must be 0 to {MOST_TOPS}"
+    if not 0 <= submit.tops <= MAX_TOP_LOGPROBS:
+        return f"top-log-probs is {submit.tops}; it must be 0 to {MAX_TOP_LOGPROBS}"
     if submit.tops and not submit.log_probs:
         return "top-log-probs is given without log-probs"
     return None

@@ -26,7 +26,7 @@ from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT, Rank, first_session
 
-MOST_STEPS = 1_000_000_000
+MAX_STEPS = 1_000_000_000
 """A bound on liveness only: far more than any run takes."""
 
 
@@ -93,7 +93,7 @@ def simulate(
     for request in requests:
         world.feed(DRAFT, Submitted(request))
     try:
-        world.run(most_steps=MOST_STEPS)
+        world.run(most_steps=MAX_STEPS)
     except Stuck as error:
         raise WrongText(f"policy {policy}: {error}") from None
     lossy = bool(policies[policy].tops)
@@ -179,7 +179,7 @@ def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
     role = role_of(rank, stages)
     config = settings(actor.machine.config)  # type: ignore[attr-defined]
     node = Node(rank, world.now, world.now, role, stages, config=config, whole=True)
-    return Recorder(node, most=MOST_STEPS, clock=lambda: world.now)
+    return Recorder(node, most=MAX_STEPS, clock=lambda: world.now)
 
 
 def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> None:

@@ -35,7 +35,7 @@ from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
 from tools.bench.peers.generate import WAYS
 from tools.bench.peers.measure import measure
 from tools.bench.peers.output import as_json, as_markdown
-from tools.testbed.tables import MOST_DEVICES
+from tools.testbed.tables import MAX_DEVICES
 
 SIZE = Size(hidden=512, feed_forward=4096, layers=8)
 
@@ -90,7 +90,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
     ``UserError``."""
     check_numbers(
         options,
-        stages=Bounds(1, MOST_DEVICES - 1),
+        stages=Bounds(1, MAX_DEVICES - 1),
         repeats=Bounds(1, 1000),
         tokens=Bounds(1, 1000),
         cpu=Bounds(0.01, 64),

@@ -14,7 +14,7 @@ from asyncspec.core.errors import ClusterError, UserError
 from tools.bench.peers.comparison import Engine
 from tools.bench.peers.peer import Answer
 
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 """An answer that takes longer is given up."""
 
 
@@ -51,7 +51,7 @@ class Endpoint:
         start = time.perf_counter()
         try:
             async with self._session.post(
-                url, json=body, timeout=aiohttp.ClientTimeout(total=MOST_SECONDS)
+                url, json=body, timeout=aiohttp.ClientTimeout(total=MAX_SECONDS)
             ) as response:
                 if response.status != 200:
                     said = " ".join((await response.text()).split())[:200]

@@ -21,7 +21,7 @@ from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
-from asyncspec_nodes.simulation.cluster import MOST_STEPS, connect
+from asyncspec_nodes.simulation.cluster import MAX_STEPS, connect
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.models import Models
@@ -61,7 +61,7 @@ class VirtualEngine:
         text = (*self.target.encode(cell.ask), *answer)
         world = self._world(cell.setting, text)
         world.feed(DRAFT, Submitted(self._request(cell, len(text) - len(answer))))
-        world.run(most_steps=MOST_STEPS)
+        world.run(most_steps=MAX_STEPS)
         if tuple(world.tokens.get(0, ())) != tuple(answer):
             raise WrongText(f"not the target's text, by {cell}; this is a bug in asyncspec")
         return world.finished[0].stats

@@ -18,7 +18,7 @@ NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 T = TypeVar("T")
 
-MOST_USERS = 1024
+MAX_USERS = 1024
 GB = 1e9
 
 
@@ -63,7 +63,7 @@ class UserTable(Table, frozen=True):
 
     alpha: Annotated[float, Meta(ge=0, le=1)]
     name: str = ""
-    count: Annotated[int, Meta(ge=1, le=MOST_USERS)] = 1
+    count: Annotated[int, Meta(ge=1, le=MAX_USERS)] = 1
     prefix: Count = 512
     token_ms: Positive | None = None
     tflops: Positive | None = None
@@ -166,8 +166,8 @@ def _users(file: PlanFile) -> tuple[User, ...]:
             users.append(user)
     if not users:
         raise UserError("there are no users; give at least one [[user]]")
-    if len(users) > MOST_USERS:
-        raise UserError(f"there are {len(users)} users; at most {MOST_USERS} can be planned for")
+    if len(users) > MAX_USERS:
+        raise UserError(f"there are {len(users)} users; at most {MAX_USERS} can be planned for")
     return tuple(users)
 
 

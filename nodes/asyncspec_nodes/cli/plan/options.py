@@ -19,7 +19,7 @@ METHODS = ("ours", "algorithm1")
 CHANCE = numbers.Bounds(0.0, 1.0)
 # Options of the preset alone.
 PRESET = {
-    "users": numbers.Bounds(1, config.MOST_USERS),
+    "users": numbers.Bounds(1, config.MAX_USERS),
     "alpha": CHANCE,
     "token_ms": numbers.SOME_MILLISECONDS,
     "link_ms": numbers.MILLISECONDS,

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec_nodes.http.api.errors import invalid
-from asyncspec_nodes.http.api.parameters import MOST_CHOICES, MOST_TOKENS, Count, Shared, Tops
+from asyncspec_nodes.http.api.parameters import MAX_CHOICES, MAX_TOKENS, Count, Shared, Tops
 from asyncspec_nodes.serving.conversation import Message, encode
 from asyncspec_protocol.messages import Output, Submit
 
@@ -242,7 +242,7 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
         seed = seed if self.seed is None else self.seed
         chat = conversation(self.messages)
         # Without a limit an answer may take what room the context has.
-        most = self.limit or MOST_TOKENS
+        most = self.limit or MAX_TOKENS
         submits = tuple(
             replace(
                 self.submit(most, seed, choice),
@@ -315,8 +315,8 @@ class CompletionRequest(Shared, frozen=True, kw_only=True):
         """What is asked of the cluster. ``seed``: in place of one that is not given."""
         seed = seed if self.seed is None else self.seed
         prompts = _prompts(self.prompt)
-        if len(prompts) * self.choices > MOST_CHOICES:
-            raise invalid(f"more than {MOST_CHOICES} answers are asked for", "prompt")
+        if len(prompts) * self.choices > MAX_CHOICES:
+            raise invalid(f"more than {MAX_CHOICES} answers are asked for", "prompt")
         submits = tuple(
             self._submit(prompt, seed, choice)
             for prompt in prompts
@@ -358,7 +358,7 @@ def _tokens(given: object) -> tuple[int, ...]:
     if not isinstance(given, list) or not given:
         raise invalid("prompt: expected text, tokens, or a list of either", "prompt")
     for token in given:
-        if type(token) is not int or not 0 <= token <= MOST_TOKENS:
+        if type(token) is not int or not 0 <= token <= MAX_TOKENS:
             raise invalid("prompt: a token is a number that is not below 0", "prompt")
     return tuple(given)
 

@@ -14,7 +14,7 @@ from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.http.api.errors import ApiError, invalid
-from asyncspec_nodes.serving.requests import MOST_TOPS, stop_problem
+from asyncspec_nodes.serving.requests import MAX_TOP_LOGPROBS, stop_problem
 from asyncspec_protocol.messages import Submit
 
 _MASK = (1 << 63) - 1
@@ -91,11 +91,11 @@ def _same(value: object, other: object) -> bool:
 # Pure.
 # The names and ranges are the API's; those it does not have are the project's own (docs/http.md).
 
-MOST_CHOICES = 128
-MOST_TOKENS = 2**31 - 1
+MAX_CHOICES = 128
+MAX_TOKENS = 2**31 - 1
 
-Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
-Tops = Annotated[int, Meta(ge=0, le=MOST_TOPS)]
+Count = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Tops = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 # A negative seed is as good as any other.
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -115,7 +115,7 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | tuple[str, ...] | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -124,7 +124,7 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     # The project's own, beside the API's.
-    top_k: Annotated[int, Meta(ge=0, le=MOST_TOKENS)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     ignore_eos: bool | None = None

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model import KEEP_UP, NEWS, Seconds, cheap_rows, interpolated
-from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop
+from asyncspec.policy.base import MAX_ROWS, UNKNOWN, Loop
 from asyncspec_protocol.ids import Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
 
@@ -52,9 +52,9 @@ class Lines(Struct, frozen=True):
     # at once, a longer one little by little.
     way: float = 0.0
     # Rows that a segment should have at most.
-    rows: int = MOST_ROWS
+    rows: int = MAX_ROWS
     # Where the session is alone and its policy narrows.
-    alone: int = MOST_ROWS
+    alone: int = MAX_ROWS
     # The way in turns, as policies are told it.
     loop: Loop = UNKNOWN
 
@@ -83,7 +83,7 @@ def most_rows(times: Times, back: float, way: float) -> int:
     transfers of its rows; 0: not known."""
     row_seconds = line_seconds(times, back)
     slowest, together = max(row_seconds), sum(row_seconds)
-    most = float(MOST_ROWS)
+    most = float(MAX_ROWS)
     if slowest and times:
         most = min(most, KEEP_UP * pass_seconds(times) / slowest)
     if together and way:
@@ -110,10 +110,10 @@ def alone(times: Times, way: float) -> int:
     """Rows of a segment of a session that is alone; ``way`` as for ``most_rows``."""
     seconds = slowest(times)
     if seconds is None:
-        return MOST_ROWS
+        return MAX_ROWS
     shortest = seconds(1)
     extra = EXTRA * max(shortest, way / len(times))
-    return cheap_rows(seconds, shortest + extra, MOST_ROWS)
+    return cheap_rows(seconds, shortest + extra, MAX_ROWS)
 
 
 def pass_seconds(times: Times) -> float:

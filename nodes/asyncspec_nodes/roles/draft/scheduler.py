@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from asyncspec.core.cost_model import Seconds, best_width
 from asyncspec.core.machine import Compute, Effect, Emit, Send
 from asyncspec.core.segment import connected
-from asyncspec.policy.base import MOST_ROWS, Loop
+from asyncspec.policy.base import MAX_ROWS, Loop
 from asyncspec_nodes.roles.draft import admission, lifecycle, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.lifecycle import end, give_up, unserved
 from asyncspec_nodes.roles.draft.links import Opener, Times, line_seconds, slowest, stage_seconds
@@ -33,7 +33,7 @@ from asyncspec_nodes.roles.draft.state import (
 )
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
-from asyncspec_protocol.limits import MOST_NODES
+from asyncspec_protocol.limits import MAX_NODES
 from asyncspec_protocol.messages import Open, Segment
 
 
@@ -42,18 +42,18 @@ def narrowed(
     cut: Sequence[NodeId],
     sessions: int,
     seconds: Seconds | None,
-    most: int = MOST_ROWS,
+    most: int = MAX_ROWS,
 ) -> DraftSession:
     """The session with the width of its next segment, by the nodes of the one that was just
     ``cut``; ``sessions`` share its passes, and lines allow ``most`` rows. Where even the last of
     them was worth its row, the next one may be twice as wide: what lies beyond is not known."""
     nodes = session.tree.nodes
     chances = sorted((math.exp(nodes[n].score) for n in cut if n in nodes), reverse=True)
-    width = MOST_ROWS
+    width = MAX_ROWS
     if sessions > 1 and seconds is not None and chances:
         width = best_width(chances, sessions, seconds)
         if width == len(chances):
-            width = min(MOST_ROWS, 2 * max(width, min(session.width, MOST_ROWS // 2)))
+            width = min(MAX_ROWS, 2 * max(width, min(session.width, MAX_ROWS // 2)))
     return replace(session, width=min(width, most), rows=len(cut))
 
 
@@ -125,7 +125,7 @@ def next_segment(
     if not guessing:
         return None
     # Parents come first: what a segment has no room for waits for the next one.
-    ids = session.policy.cut(view(session, starving=starving, loop=loop))[:MOST_NODES]
+    ids = session.policy.cut(view(session, starving=starving, loop=loop))[:MAX_NODES]
     if not ids:
         return None
     chosen = frozenset(ids)

@@ -18,7 +18,7 @@ from asyncspec.core.jobs import Feed, Rows
 from asyncspec.core.machine import Request
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy import Growth, Policy, View
-from asyncspec.policy.base import MOST_ROWS, UNKNOWN, Loop, most_live
+from asyncspec.policy.base import MAX_ROWS, UNKNOWN, Loop, most_live
 from asyncspec_nodes.roles.draft.links import Opener
 from asyncspec_nodes.roles.draft.stats import Counters, TurnClock
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -185,7 +185,7 @@ class DraftSession(Struct, frozen=True):
     opener: Opener | None = None
     clock: TurnClock = TurnClock()
     # Rows its segments should have at most, and those of the last one.
-    width: int = MOST_ROWS
+    width: int = MAX_ROWS
     rows: int = 0
     # Tokens of its drafts by the first stage's plan; 0: there is none. What of it the first stage
     # was told last, and when its last segment went out (``measuring``).

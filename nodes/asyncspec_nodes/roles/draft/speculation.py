@@ -23,7 +23,7 @@ from asyncspec_nodes.roles.draft.session import Asked, DraftSession, view
 from asyncspec_nodes.roles.draft.state import DraftState, Effects, guessing, put, starving
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
-from asyncspec_protocol.limits import MOST_CANDIDATES, MOST_NODES
+from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES
 from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Verdict, Withdraw
 
 
@@ -128,13 +128,13 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     if growth is None:
         return job
     # A user may name a policy with any parameters; what a message cannot say is not asked for.
-    shape, most = growth.shape, MOST_NODES
+    shape, most = growth.shape, MAX_NODES
     start = trees.stem(session.tree, growth.frontier)
     parents, tokens, scores = start.known
     expanded = max(1, min(shape.beam or shape.width, most), len(start.frontier))
-    children = max(1, min(most, MOST_CANDIDATES // expanded))
+    children = max(1, min(most, MAX_CANDIDATES // expanded))
     widest = min(max(1, shape.width, *shape.widths), children)
-    levels = min(most, MOST_CANDIDATES // (expanded * widest))
+    levels = min(most, MAX_CANDIDATES // (expanded * widest))
     return replace(
         job,
         depth=min(shape.depth, levels),
@@ -187,7 +187,7 @@ def expanded(
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
         walked=session.committed[asked.length - len(session.prefix) :],
-        at_most=min(asked.growth.adopt, MOST_NODES, session.most_live - len(session.tree) + 1),
+        at_most=min(asked.growth.adopt, MAX_NODES, session.most_live - len(session.tree) + 1),
         max_position=session.last_position,
     )
     return replace(

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec_protocol.ids import SegmentId, SessionId
-from asyncspec_protocol.limits import MOST_COUNT, MOST_SECONDS
+from asyncspec_protocol.limits import MAX_COUNT, MAX_SECONDS
 from asyncspec_protocol.messages import Closed
 
 
@@ -128,11 +128,11 @@ class Counters(Struct, frozen=True):
         numbers that can travel."""
         return replace(
             self,
-            rows=min(MOST_COUNT, self.rows + account.rows),
-            dead_rows=min(MOST_COUNT, self.dead_rows + account.dead_rows),
-            stage_passes=min(MOST_COUNT, self.stage_passes + account.passes),
-            stage_seconds=min(MOST_SECONDS, self.stage_seconds + account.compute_seconds),
-            bytes_sent=min(MOST_COUNT, self.bytes_sent + account.bytes_sent),
+            rows=min(MAX_COUNT, self.rows + account.rows),
+            dead_rows=min(MAX_COUNT, self.dead_rows + account.dead_rows),
+            stage_passes=min(MAX_COUNT, self.stage_passes + account.passes),
+            stage_seconds=min(MAX_SECONDS, self.stage_seconds + account.compute_seconds),
+            bytes_sent=min(MAX_COUNT, self.bytes_sent + account.bytes_sent),
         )
 
 

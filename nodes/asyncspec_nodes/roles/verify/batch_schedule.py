@@ -33,7 +33,7 @@ STANDS = 4.0
 PROOF = 8
 """Segments in time after which somebody who was put aside is planned with again."""
 
-MOST_PROOF = 1024
+MAX_PROOF = 1024
 
 
 class Offence(Struct, frozen=True):
@@ -165,7 +165,7 @@ def late(rota: Rota, absent: Collection[SessionId], now: float) -> Rota:
     offences = dict(rota.offences)
     for session in absent:
         old = offences.get(session)
-        proof = PROOF if old is None else min(MOST_PROOF, 2 * old.proof)
+        proof = PROOF if old is None else min(MAX_PROOF, 2 * old.proof)
         offences[session] = Offence(proof, PATIENCE * rota.period, now)
     return replace(without(rota, absent), offences=offences, stale=True)
 

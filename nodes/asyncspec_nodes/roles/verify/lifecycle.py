@@ -25,7 +25,7 @@ from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
 from asyncspec_protocol.messages import Close, Fault, Open, Ready
 
 # A bound on what a confused draft node can make a stage remember.
-MOST_CLOSED_EARLY = 4096
+MAX_CLOSED_EARLY = 4096
 
 
 def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
@@ -150,7 +150,7 @@ def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
         known = state.known.get(draft, UNKNOWN)
         if session_id > known.opened:
             early = known.closed_early | {session_id}
-            if len(early) > MOST_CLOSED_EARLY:
+            if len(early) > MAX_CLOSED_EARLY:
                 raise RemoteProtocolError("too many sessions closed unopened", peer=draft)
             return know(state, draft, replace(known, closed_early=early)), ()
         return state, free

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model import affine
 from asyncspec.core.machine import Arm, Plan, Send
 from asyncspec.dipsd.brought import Account
-from asyncspec.dipsd.decide import LONGEST_MS, MOST_JITTER, Decision, Planning
+from asyncspec.dipsd.decide import LONGEST_MS, MAX_JITTER, Decision, Planning
 from asyncspec.dipsd.drift import drifted
 from asyncspec.dipsd.told import Stages
 from asyncspec.dipsd.told import question as planning
@@ -55,14 +55,14 @@ def count(rota: Rota, session: SessionId, committed: int, now: float) -> Rota:
 
 # --- What a plan is made of: what draft nodes tell of their users, and what stages take.
 
-MOST_ROWS_EACH = 21
+MAX_ROWS_EACH = 21
 """Rows of the longest draft and its root: what larger passes take does not matter for a plan."""
 
 
 LONGEST = LONGEST_MS / 1000
 """Seconds of any pass, and of any row of it."""
 
-MOST_ROWS = 1e6
+MAX_ROWS = 1e6
 
 
 def told(state: VerifyState, message: Rates) -> VerifyState:
@@ -97,7 +97,7 @@ def question(state: VerifyState) -> Planning | None:
 def passes(state: VerifyState, users: int) -> Stages | None:
     """What passes take, over as many rows as so many users may have; None where some stage's are
     unknown."""
-    most = max(1, users) * MOST_ROWS_EACH
+    most = max(1, users) * MAX_ROWS_EACH
     own = state.cost.averages()
     later = [_believed(state.rota, Rank(n), most) for n in range(2, state.config.stages + 1)]
     if not own[0] or None in later:
@@ -118,8 +118,8 @@ def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] |
 def _line(table: PassTimes, most: int) -> tuple[float, float, float]:
     """What is said, as far as it can be so: sums of what was said may be no numbers at all."""
     seconds = [min(LONGEST, told) for told in table.seconds]
-    fixed, row = affine([min(MOST_ROWS, told) for told in table.rows], seconds, most)
-    return min(LONGEST, fixed), min(LONGEST, row), min(MOST_JITTER, table.jitter)
+    fixed, row = affine([min(MAX_ROWS, told) for told in table.rows], seconds, most)
+    return min(LONGEST, fixed), min(LONGEST, row), min(MAX_JITTER, table.jitter)
 
 
 # --- What the first stage answers to whoever asks what it plans for, and how.

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asyncspec_nodes.console.arguments import COUNT, Bounds
-from asyncspec_protocol.ids import MOST_DRAFTS
+from asyncspec_protocol.ids import MAX_DRAFTS
 from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.dipsd.machines.cases import CASES
 from tools.bench.dipsd.machines.measure import CHAIN, STAGES, TOKENS, USERS, VARIANTS, Ask, measure
 from tools.bench.dipsd.machines.page import draw, page
 from tools.bench.options import SEVERAL, check_numbers
 
-MOST_STAGES = 16
+MAX_STAGES = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     check_numbers(
         options,
-        users=Bounds(1, MOST_DRAFTS),
-        stages=Bounds(1, MOST_STAGES),
+        users=Bounds(1, MAX_DRAFTS),
+        stages=Bounds(1, MAX_STAGES),
         max_new_tokens=SEVERAL,
         jobs=COUNT,
     )

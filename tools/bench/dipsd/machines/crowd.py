@@ -12,7 +12,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.sim.costs import CrowdCost
 from asyncspec.sim.world import World
 from asyncspec_nodes.simulation.cluster import (
-    MOST_STEPS,
+    MAX_STEPS,
     Setting,
     check_text,
     connect,
@@ -73,7 +73,7 @@ class Crowd:
         """Until all have been answered. Raises ``WrongText``."""
         for user in range(len(self.wishes)):
             self._next(user)
-        self.world.run(most_steps=MOST_STEPS)
+        self.world.run(most_steps=MAX_STEPS)
         for _, request in self.asked:
             found = self.world.tokens[request.request]
             check_text(self.setting.language, request, found)
