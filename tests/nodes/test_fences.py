@@ -17,6 +17,7 @@ from asyncspec.core.machine import (
     Joined,
     Lost,
     Received,
+    Report,
     Send,
     Stopped,
     Submitted,
@@ -280,6 +281,19 @@ def test_only_a_prompt_that_was_read_is_kept() -> None:
     effects = only.feed(Received(DRAFT, Close(SessionId(1), keep=True)))
     assert [e.job for e in effects if isinstance(e, Compute)] == [Trim(SessionId(1), 2)]
     assert only.state.kept == {1: 2}
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_account_says_whether_the_prompt_stays(busy: bool) -> None:
+    """Else the draft node would give its room to another session."""
+    only = stage()
+    (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}))))
+    effects = [] if busy else only.feed(done(job, (9,)))
+    effects += only.feed(Received(DRAFT, Close(SessionId(0), keep=True)))
+    effects += only.feed(done(job, (9,))) if busy else []
+    assert [e.kept for e in effects if isinstance(e, Report)] == [True]
+    effects = only.feed(Received(DRAFT, Close(SessionId(0))))
+    assert [e.kept for e in effects if isinstance(e, Report)] == [False]
 
 
 def test_a_prompt_that_is_kept_and_closed_is_released() -> None:

@@ -221,4 +221,34 @@ RECOVERY: tuple[Mutant, ...] = (
         "if one.tenant and not prompt.tenant:",
         "test_a_tenant_reuses_its_own_prompts_only",
     ),
+    Mutant(
+        "release-not-on-close",
+        "release = (Compute(Release(session_id)),)",
+        "release = ()",
+        "test_close_frees_everything_and_gives_account",
+    ),
+    Mutant(
+        "release-not-at-floor",
+        "released = tuple(Compute(Release(session)) for session in over)",
+        "released = tuple(Compute(Release(session)) for session in over if session in state.kept)",
+        "test_a_floor_ends_the_sessions_below_it_and_no_other",
+    ),
+    Mutant(
+        "release-not-at-source",
+        "effects.append(Compute(Release(session)))",
+        "effects[:] = effects",
+        "test_the_end_of_a_session",
+    ),
+    Mutant(
+        "release-not-of-draft-cache",
+        "return (forget,)",
+        "return ()",
+        "test_trap_eos_inside_a_segment_ends_the_answer_there",
+    ),
+    Mutant(
+        "release-of-kept-prompt-told",
+        "release = (*release, report(session, kept=session_id in state.kept))",
+        "release = (*release, report(session, kept=False))",
+        "test_an_account_says_whether_the_prompt_stays",
+    ),
 )
