@@ -52,12 +52,13 @@ class Cluster:
         most_breaks: int = 10**9,
         account_seconds: float = 2.0,
         features: tuple[int, ...] = (),
+        vocab: int | None = None,
         apart: bool = False,
         record: bool = False,
         world: type[World] = World,
     ) -> None:
-        """``apart``: the token source is a node of its own for all draft nodes, unless it reads
-        features."""
+        """``vocab``: the target's, where it is not ``model``'s. ``apart``: the token source is a
+        node of its own for all draft nodes, unless it reads features."""
         self.costs = costs
         self.model = model or ToyModel()
         self.stages = stages
@@ -80,7 +81,7 @@ class Cluster:
             features=features,
             source=Rank(stages + 1) if apart and not features else None,
             sole=drafts == 1,
-            vocab=(model or ToyModel()).vocab,
+            vocab=vocab or self.model.vocab,
         )
         self.backends: dict[Rank, ToyStage] = {}
         # The token sources, where they read features.

@@ -57,7 +57,8 @@ class HFCluster(Cluster):
     def __init__(self, costs: Costs, loaded: Loaded, source: Source, **options: Any) -> None:
         self.loaded = loaded
         self.source = source
-        super().__init__(costs, features=source.features, **options)
+        vocab = loaded.checkpoint.facts.vocab_size
+        super().__init__(costs, features=source.features, vocab=vocab, **options)
 
     def draft(self, rank: Rank = DRAFT) -> Actor:
         machine = DraftMachine(self.draft_config(rank))
