@@ -28,24 +28,6 @@ MAX_LIVE_NODES = MAX_TREE_NODES
 """Nodes of a tree at most, whatever a policy asks for."""
 
 
-class Loop(Struct, frozen=True):
-    """From a new tip to the verdict of what is drafted below it, in turns of the slowest stage."""
-
-    # A segment's way there and back, the transfers of its rows left out; 0: not known yet.
-    way: float = 0.0
-    # What a row of it adds.
-    row: float = 0.0
-    # What the last tree took that was drafted below a new tip.
-    draft: float = 0.0
-
-    def turns(self, rows: int) -> float:
-        """Of a segment of so many rows."""
-        return self.draft + self.way + rows * self.row
-
-
-UNKNOWN = Loop()
-
-
 class View(Struct, frozen=True):
     """A session as a policy sees it. The root is a new token, or for those that are ``eager`` the
     prompt's last one, which has been sent or will be."""
@@ -69,8 +51,6 @@ class View(Struct, frozen=True):
     starving: bool
     # Levels below the root that can still become part of the answer.
     room: int
-    # How long a better tree takes to be verified.
-    loop: Loop = UNKNOWN
     # Rows that a segment should have at most: a row must be worth the time that it takes of passes
     # and lines (``asyncspec.core.cost_model``).
     rows: int = MAX_ROWS

@@ -8,9 +8,6 @@ from asyncspec.policy.chunked import next_piece
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
-A_TURN = 0.9
-"""Of a turn: drafting that takes so much of it leaves the first stage idle for about as long."""
-
 
 class FlowSpec(Usual, frozen=True):
     """Parameters are named as in the paper; the defaults are its own (section V-A).
@@ -36,11 +33,6 @@ class FlowSpec(Usual, frozen=True):
     d_deep: Positive = 1
     # A deeper tree than this is not worth its draft passes.
     d_most: Positive = 12
-    # Nor is one of more levels than its loop has turns. Ours: where the loop is short a better tree
-    # comes before it could be of use, and finds the first stage busy; but not where that tree is
-    # drafted for about a turn. Off, because text that is easily guessed loses by it
-    # (docs/policies.md).
-    d_loop: bool = False
     # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
     coalesce: bool = True
     # Whether what is drafted below the prompt's last token follows the prompt. Ours.
@@ -74,18 +66,12 @@ class FlowSpec(Usual, frozen=True):
     def _deeper(self, view: View) -> Growth | None:
         """Score-aware expansion: the same context, more levels, the best nodes not yet known."""
         depth = view.last_depth + self.d_deep
-        if view.unsent or not view.starving or depth > min(self._deepest(view), view.room):
+        if view.unsent or not view.starving or depth > min(self.d_most, view.room):
             return None
         known = len(view.tree) - 1
         if known >= self.most_live(view.stages):
             return None
         return self._growth(view, depth, known + self.l_deep, self.l_deep)
-
-    def _deepest(self, view: View) -> int:
-        if not self.d_loop or not view.loop.way or view.loop.draft >= A_TURN:
-            return self.d_most
-        turns = view.loop.turns(min(self.l_exp, view.rows))
-        return min(self.d_most, max(self.d_exp, int(turns)))
 
     def _growth(self, view: View, depth: int, count: int, adopt: int) -> Growth:
         return Growth(Shape(min(depth, view.room), self.k, count), adopt=adopt)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model import KEEP_UP
 from asyncspec.core.machine import Effect, Joined, Received
-from asyncspec.policy.base import MAX_ROWS, UNKNOWN, Loop
+from asyncspec.policy.base import MAX_ROWS
 from asyncspec_nodes.roles.draft.links import EXTRA, SHARE, Lines, alone, most_rows, slowest
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
@@ -76,14 +76,6 @@ def test_who_is_alone_has_rows_that_add_little_to_its_way(
     assert rows == MAX_ROWS or at(rows + 1) > bound
     assert alone(times, way * factor) >= rows
     assert alone({}, way) == MAX_ROWS
-
-
-def test_a_loop_is_a_way_in_turns_of_the_slowest_stage() -> None:
-    times = {Rank(r): PassTimes(Rank(r), (1.0,), (s,)) for r, s in ((1, 0.5), (2, 0.25))}
-    assert not Lines().told(times).loop.way
-    assert Lines(way=2.0).told({}).loop == UNKNOWN
-    times[Rank(2)] = replace(times[Rank(2)], row_seconds=0.25)
-    assert Lines(back=0.5, way=2.0).told(times).loop == Loop(way=4.0, row=1.5)
 
 
 def test_a_line_is_a_stage_too() -> None:

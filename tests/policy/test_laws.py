@@ -6,13 +6,10 @@ import copy
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from asyncspec.core.segment import connected, share
 from asyncspec.core.tree import plant
 from asyncspec.policy import POLICIES, Policy, View
-from asyncspec.policy.base import Loop
-from asyncspec.policy.flowspec import A_TURN, FlowSpec
 from asyncspec.policy.linear import Linear
 from asyncspec_protocol.ids import NodeId
 from laws import SMALL, hang
@@ -43,9 +40,6 @@ def views(draw: st.DrawFn) -> View:
         last_depth=draw(st.integers(0, 13)),
         starving=draw(st.booleans()),
         room=draw(st.integers(0, 9)),
-        loop=draw(
-            st.builds(Loop, *map(st.sampled_from, ((0.0, 2.5, 9.0), (0.0, 0.5), (0.5, 1.5))))
-        ),
         rows=draw(st.sampled_from((1, 2, 5, 4096))),
         length=draw(st.integers(0, 6)),
         begun=draw(st.integers(0, 3)),
@@ -111,20 +105,6 @@ def test_a_linear_draft_is_all_there_before_it_is_sent_and_alone_until_its_verdi
         assert policy.ahead or policy.grow(view) is None
     elif ids and policy.ahead:
         assert view.levels >= wanted or view.barren
-
-
-@given(views())
-def test_flowspec_can_go_no_deeper_than_its_loop_has_turns(view: View) -> None:
-    small = SMALL["flowspec"]
-    assert isinstance(small, FlowSpec)
-    policy, unbounded = replace(small, d_loop=True), small.grow(view)
-    deeper = unbounded is not None and view.drafts and not view.news
-    turns = view.loop.turns(min(policy.l_exp, view.rows))
-    bound = view.loop.way and view.loop.draft < A_TURN
-    if deeper and bound and unbounded.shape.depth > max(policy.d_exp, turns):
-        assert policy.grow(view) is None
-    else:
-        assert policy.grow(view) == unbounded
 
 
 @given(st.integers(0, 300), st.integers(1, 9), st.integers(1, 40))

@@ -77,19 +77,6 @@ def test_a_hit_costs_one_turn_and_a_miss_the_whole_pipeline(policy: str, stages:
     assert stats["rounds"] == pytest.approx(stats["misses"], abs=len(SEEDS))
 
 
-@pytest.mark.parametrize(("stages", "factor"), [(2, 1.05), (4, 1.03), (6, 0.98)])
-def test_depth_follows_the_loop(stages: int, factor: float) -> None:
-    """Where it is short the first stage has better to do; where it is long little is lost."""
-    anything = run("flowspec:eager=false", stages, 0.125)["decode_seconds"]
-    held = run("flowspec:eager=false,d_loop=true", stages, 0.125)["decode_seconds"]
-    assert anything >= factor * held
-
-
-def test_depth_is_not_bound_while_drafting_takes_a_turn() -> None:
-    """Five levels of a fifth of a turn each: what is sent meanwhile is in nobody's way."""
-    assert run("flowspec:d_loop=true", 4, 0.2) == run("flowspec", 4, 0.2)
-
-
 def test_one_tree_in_one_segment_pays_one_turn_for_it() -> None:
     """A drafting turn and one for each stage a round, whatever the size of the tree."""
     stats = run("chunked:pieces=1,segment=80")

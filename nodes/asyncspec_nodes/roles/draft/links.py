@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model import KEEP_UP, NEWS, Seconds, cheap_rows, interpolated
-from asyncspec.policy.base import MAX_ROWS, UNKNOWN, Loop
+from asyncspec.policy.base import MAX_ROWS
 from asyncspec_protocol.ids import Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
 
@@ -55,14 +55,11 @@ class Lines(Struct, frozen=True):
     rows: int = MAX_ROWS
     # Where the session is alone and its policy narrows.
     alone: int = MAX_ROWS
-    # The way in turns, as policies are told it.
-    loop: Loop = UNKNOWN
 
     def told(self, times: Times) -> Lines:
         """A stage has told what its passes and its line take."""
         rows = most_rows(times, self.back, self.way)
-        loop = _loop(times, self.back, self.way)
-        return replace(self, rows=rows, alone=alone(times, self.way), loop=loop)
+        return replace(self, rows=rows, alone=alone(times, self.way))
 
     def featured(self, times: Times, row_seconds: float) -> Lines:
         """The features of some rows have come, each in so many seconds; 0: who knows."""
@@ -119,11 +116,6 @@ def alone(times: Times, way: float) -> int:
 def pass_seconds(times: Times) -> float:
     """What a pass takes at the slowest stage, on the plateau; 0: no stage has said anything yet."""
     return max([told.seconds[0] for told in times.values()], default=0.0)
-
-
-def _loop(times: Times, back: float, way: float) -> Loop:
-    slowest = pass_seconds(times)
-    return Loop(way / slowest, sum(line_seconds(times, back)) / slowest) if slowest else UNKNOWN
 
 
 def line_seconds(times: Times, back: float) -> list[float]:

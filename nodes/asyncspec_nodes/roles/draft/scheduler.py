@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from asyncspec.core.cost_model import Seconds, best_width
 from asyncspec.core.machine import Compute, Effect, Emit, Send
 from asyncspec.core.segment import connected
-from asyncspec.policy.base import MAX_ROWS, Loop
+from asyncspec.policy.base import MAX_ROWS
 from asyncspec_nodes.roles.draft import admission, lifecycle, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.lifecycle import end, give_up, unserved
 from asyncspec_nodes.roles.draft.links import Opener, Times, line_seconds, slowest, stage_seconds
@@ -116,7 +116,7 @@ def shared_rows(most: int, decoding: int, prompts: int, seconds: Seconds | None)
 
 
 def next_segment(
-    session: DraftSession, *, guessing: bool, prefill_rows: int, starving: bool, loop: Loop
+    session: DraftSession, *, guessing: bool, prefill_rows: int, starving: bool
 ) -> tuple[DraftSession, Segment] | None:
     """The next piece of the prompt, or what the policy wants to send; ``guessing``: its tree may be
     sent."""
@@ -125,7 +125,7 @@ def next_segment(
     if not guessing:
         return None
     # Parents come first: what a segment has no room for waits for the next one.
-    ids = session.policy.cut(view(session, starving=starving, loop=loop))[:MAX_NODES]
+    ids = session.policy.cut(view(session, starving=starving))[:MAX_NODES]
     if not ids:
         return None
     chosen = frozenset(ids)
@@ -228,7 +228,6 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             guessing=guessing(state, session),
             prefill_rows=rows,
             starving=starving(state),
-            loop=state.lines.loop,
         )
         if cut is None:
             idle += 1

@@ -18,7 +18,7 @@ from asyncspec.core.jobs import Feed, Rows
 from asyncspec.core.machine import Request
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy import Growth, Policy, View
-from asyncspec.policy.base import MAX_ROWS, UNKNOWN, Loop, most_live
+from asyncspec.policy.base import MAX_ROWS, most_live
 from asyncspec_nodes.roles.draft.links import Opener
 from asyncspec_nodes.roles.draft.stats import Counters, TurnClock
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -168,8 +168,6 @@ class DraftSession(Struct, frozen=True):
     batch: int = 0
     source_length: int = 0
     last_depth: int = 0
-    # Turns that its last answer took which told it of new tokens; 0: not known.
-    drafting: float = 0.0
     # The last question that brought nothing: as long as the tree is the same it is not repeated.
     barren: tuple[Growth, Version, NodeId] | None = None
     # What the token source reads of the target beside the tokens; None where it wants nothing.
@@ -295,7 +293,7 @@ def keep(session: DraftSession, kept: int) -> DraftSession:
     return replace(session, before=before, committed=session.committed[: kept - len(before)])
 
 
-def view(session: DraftSession, *, starving: bool = False, loop: Loop = UNKNOWN) -> View:
+def view(session: DraftSession, *, starving: bool = False) -> View:
     """The session as its policy sees it."""
     tree = session.tree
     return View(
@@ -309,7 +307,6 @@ def view(session: DraftSession, *, starving: bool = False, loop: Loop = UNKNOWN)
         last_depth=session.last_depth,
         starving=starving,
         room=max(0, session.last_position - tree.nodes[tree.root].position),
-        loop=replace(loop, draft=session.drafting),
         rows=session.width,
         length=session.planned_length,
         begun=session.begun,

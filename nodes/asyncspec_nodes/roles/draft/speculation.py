@@ -16,7 +16,6 @@ from asyncspec.core.accept import Opinion, walk
 from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Send
 from asyncspec.policy import Growth
-from asyncspec.policy.base import Loop
 from asyncspec.source.batch import READ, admitted, batched
 from asyncspec_nodes.roles.draft import session as feature_books
 from asyncspec_nodes.roles.draft.session import Asked, DraftSession, view
@@ -52,7 +51,6 @@ def _wanted(state: DraftState, asking: dict[SessionId, DraftSession]) -> Iterato
             session,
             guessing=guessing(state, session),
             starving=starving(state),
-            loop=state.lines.loop,
         )
         if asked is not None:
             asking[session.session] = asked[0]
@@ -91,14 +89,14 @@ def feed(session: DraftSession) -> tuple[DraftSession, Feed] | None:
 
 
 def ask(
-    session: DraftSession, *, guessing: bool, starving: bool, loop: Loop
+    session: DraftSession, *, guessing: bool, starving: bool
 ) -> tuple[DraftSession, Expand] | None:
     """What the token source is to do next; None while it works or where there is nothing.
     ``guessing``: its tree may grow."""
     if session.asked is not None or not session.policy.drafts:
         return None
     if guessing and session.reach == session.length:
-        growth = session.policy.grow(view(session, starving=starving, loop=loop))
+        growth = session.policy.grow(view(session, starving=starving))
         if growth is None or session.barren == (growth, session.version, session.next_node):
             return None
     elif session.source_length >= session.reach:
@@ -175,13 +173,10 @@ def expanded(
     )
     if asked.growth is None:
         return replace(session, counters=counters)
-    clock, drafting = session.clock, session.drafting
+    clock = session.clock
     if not asked.abandoned:
         share = seconds / turn_seconds if turn_seconds else 1.0
         clock = clock.draft(asked.turn, share)
-        # Below a new tip; below the prompt's last token it has read the prompt besides.
-        if asked.job.committed and asked.length > len(session.prefix):
-            drafting = share
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),
@@ -199,7 +194,6 @@ def expanded(
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (asked.round == session.round),
         clock=clock,
-        drafting=drafting,
         counters=replace(counters, drafted=counters.drafted + len(new)),
     )
 
