@@ -19,8 +19,8 @@ WIRE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "wire-strangers-trusted",
-        "(MOST_HEADER_BYTES, MOST_TENSOR_BYTES) if self._trusted else (MOST_HELLO_BYTES, 0)",
-        "(MOST_HEADER_BYTES, MOST_TENSOR_BYTES)",
+        "if self._trusted else (",
+        "if self is not None else (",
         "test_a_stranger_gets_no_more_than_a_hello_needs",
     ),
     Mutant(
@@ -55,20 +55,20 @@ WIRE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "wire-verdict-without-tokens",
-        'len(tokens) == len(ids) <= MOST_NODES, "a verdict has one token per node")',
-        'len(tokens) <= len(ids) <= MOST_NODES, "a verdict has one token per node")',
+        "len(tokens) == len(ids) <= ",
+        "len(tokens) <= len(ids) <= ",
         "test_what_types_cannot_say",
     ),
     Mutant(
         "wire-counts-overflow",
-        '_require(max(numbers) <= MOST_COUNT, "a number is too large")',
-        '_require(max(numbers) <= 2**64, "a number is too large")',
+        "_require(max(numbers) <= ",
+        "_require(min(numbers) <= ",
         "test_what_types_cannot_say",
     ),
     Mutant(
         "wire-times-of-nan",
-        "fine = all(0 <= time <= MOST_SECONDS for time in times)",
-        "fine = not any(time < 0 or time > MOST_SECONDS for time in times)",
+        "fine = all(0 <= time <= ",
+        "fine = all(not time < 0 and not time > ",
         "test_what_types_cannot_say",
     ),
     Mutant(
