@@ -62,9 +62,10 @@ def test_facts(tiny: MakeTiny) -> None:
 def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from asyncspec.backend.hf import families, hub, inspect, threads, trie, vocab, weights\n"
-        f"inspect.inspect_checkpoint(Path({str(mine)!r}))\n"
-        f"weights.list_tensors(Path({str(mine)!r}))\n"
+        "from asyncspec.backend.hf import checkpoint_files, draft_trie, families, process\n"
+        "from asyncspec.backend.hf import repository, tokenizer\n"
+        f"families.inspect_checkpoint(Path({str(mine)!r}))\n"
+        f"checkpoint_files.list_tensors(Path({str(mine)!r}))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
