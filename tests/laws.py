@@ -58,9 +58,9 @@ SMALL: dict[str, Policy] = {
 }
 
 
-def hang(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
+def add_child(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
     """A tree with one node more, whose token is new below ``parent``."""
-    start = trees.stem(tree, [parent])
+    start = trees.paths_to(tree, [parent])
     parents, tokens, scores = start.known
     grown = (*parents, *start.frontier), (*tokens, token), (*scores, score)
     return trees.merge(tree, grown, node)[0]
@@ -173,7 +173,10 @@ def check_tenants(state: Any, effects: Sequence[Effect], tenants: dict[int, str]
     for effect in effects:
         if isinstance(effect, Send) and isinstance(opened := effect.message, Open):
             tenants[opened.session] = state.sessions[opened.session].request.tenant
-            assert opened.like < 0 or tenants[opened.like] == tenants[opened.session]
+            assert (
+                opened.parent_session < 0
+                or tenants[opened.parent_session] == tenants[opened.session]
+            )
 
 
 def check_node(cluster: Cluster, rank: Rank) -> None:
@@ -190,9 +193,9 @@ def check_node(cluster: Cluster, rank: Rank) -> None:
 def check_stage(state: Any) -> None:
     """A stage keeps nothing of the dead, and no queue grows past its bound."""
     for session in state.sessions.values():
-        assert all(session.liveness.alive(node) for node in session.slots.tail)
-        assert session.slots.used == session.slots.committed + len(session.slots.tail)
-        assert set(session.slots.seats) == set(session.slots.tail)
+        assert all(session.liveness.alive(node) for node in session.slots.speculative_nodes)
+        assert session.slots.used == session.slots.committed + len(session.slots.speculative_nodes)
+        assert set(session.slots.speculative) == set(session.slots.speculative_nodes)
     for waiting in (*state.queue, *state.parked):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
@@ -254,7 +257,7 @@ def check_prune_applied(state: Any, event: Input) -> None:
         return
     named = {*prune.accepted, *prune.keep}
     assert session.liveness.version >= prune.version
-    assert all(n in named or n >= prune.horizon for n in session.slots.tail)
+    assert all(n in named or n >= prune.horizon for n in session.slots.speculative_nodes)
 
 
 def newest_prune_wins(prunes: list[PruneIndices], liveness: Liveness) -> None:
@@ -275,7 +278,7 @@ def check_draft(state: Any) -> None:
         tree = session.tree
         assert session.sent <= set(tree.nodes)
         assert session.unsent == tuple(n for n in tree.nodes if n not in session.sent)
-        assert set(session.judged) <= session.sent
+        assert set(session.verified) <= session.sent
         assert all(node < session.next_node for node in tree.nodes)
         assert len(session.given) < session.request.max_new_tokens
         check_features(session)
@@ -285,11 +288,11 @@ def check_draft(state: Any) -> None:
 
 
 def check_features(session: Any) -> None:
-    """Features are held of judged live nodes and of nothing else; the source has all others."""
+    """Features are held of verified live nodes and of nothing else; the source has all others."""
     features = session.features
     if features is None:
         return
-    assert features.held.keys() == session.judged.keys()
+    assert features.held.keys() == session.verified.keys()
     assert features.fed == features.known
     assert not features.ready
     if session.answering:

@@ -91,7 +91,9 @@ def segments(draw: st.DrawFn, session: int) -> Segment:
     ids = draw(st.lists(nodes, min_size=1, max_size=4, unique=True))
     parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
     tokens = tuple(n % 8 for n in ids)
-    return Segment(session, 0, draw(small), tuple(ids), parents, tokens, more=draw(mores))  # type: ignore[arg-type]
+    return Segment(
+        session, 0, draw(small), tuple(ids), parents, tokens, batch_remaining=draw(mores)
+    )  # type: ignore[arg-type]
 
 
 @st.composite
@@ -99,18 +101,18 @@ def chains(draw: st.DrawFn, session: int) -> Segment:
     """Two nodes that follow what an honest draft node would have sent before."""
     start = draw(st.sampled_from((0, 0, 2, 4)))
     ids, parents = (start, start + 1), (start - 1, start)
-    return Segment(session, start, 0, ids, parents, (1, 2), more=draw(mores))  # type: ignore[arg-type]
+    return Segment(session, start, 0, ids, parents, (1, 2), batch_remaining=draw(mores))  # type: ignore[arg-type]
 
 
 def opening(session: int, like: int = -1) -> Open:
     """A session that begins as it should, or like another one that may not be its draft node's."""
     shared = 2 if like >= 0 else 0
-    return Open(session, 1 + shared, 20, 0, 0.0, 0, 1.0, like=like, shared=shared)  # type: ignore[arg-type]
+    return Open(session, 1 + shared, 20, 0, 0.0, 0, 1.0, parent_session=like, common_prefix=shared)  # type: ignore[arg-type]
 
 
 def narrow(opened: Open) -> Open:
     """The same for a few tokens and a small tree, so that there are soon too many nodes."""
-    return replace(opened, capacity=opened.prompt_length + 2, tree=2)
+    return replace(opened, capacity=opened.prompt_length + 2, max_tree_nodes=2)
 
 
 @st.composite

@@ -1,8 +1,8 @@
-"""Sample-and-match: which path of a tree the target has confirmed (design, section 6).
+"""Sample-and-match acceptance: the path that the target confirms (design, section 6).
 
-The last stage draws the target's next token for every judged node by the request's sampling
-settings. The draft node walks the tree along those tokens. For a tree of fixed candidates this is
-exact in distribution, greedy or sampled, and it accepts as much as any exact scheme can.
+The last stage samples the target's next token for every verified node; the draft node walks the
+tree along those tokens. For a tree of fixed candidates this is exact in distribution, greedy or
+sampled, and accepts as much as any exact scheme can.
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ from asyncspec_protocol.ids import NodeId
 
 
 class Walk(Struct, frozen=True):
-    """What verdicts say about a tree: the accepted nodes, then where the walk ended."""
+    """The accepted nodes of a tree, and how the walk ended."""
 
     # Nodes below the root on the path of the target's tokens, top down.
     accepted: tuple[NodeId, ...]
-    # The target's token after the last of them where no node carries it: a miss. None means the
-    # walk ended at a node whose verdict is still to come: the round goes on.
+    # The target's token after the last of them where no node carries it: a miss. None: the walk
+    # ended at a node whose verdict is still to come, and the round continues.
     bonus: int | None
 
 
-class Opinion(Struct, frozen=True):
-    """What the target said of a node's successor."""
+class TargetOutput(Struct, frozen=True):
+    """What the target said about the successor of one node."""
 
-    # The token that was drawn by the request's sampling settings.
-    drawn: int
-    # The likeliest tokens, best first, and their log-probabilities (nats) before any such setting;
-    # empty where the policy does not ask for them.
-    tokens: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
-    # The drawn token's own, where the user asks for it.
+    # Sampled by the request's settings.
+    token: int
+    # The likeliest tokens, best first, and their log-probabilities (nats) before any sampling
+    # setting; empty where neither the policy nor the user asks for them.
+    top_tokens: tuple[int, ...] = ()
+    top_log_probs: tuple[float, ...] = ()
+    # Log-probability of ``token``, where the user asks for it.
     log_prob: float | None = None
 
-    def of(self, token: int) -> float | None:
-        """The log-probability of a token that was chosen; None where it is not known."""
-        if token == self.drawn:
+    def log_prob_of(self, token: int) -> float | None:
+        """The log-probability of the token that was chosen; None where it is not known."""
+        if token == self.token:
             return self.log_prob
-        known = dict(zip(self.tokens, self.log_probs, strict=True))
+        known = dict(zip(self.top_tokens, self.top_log_probs, strict=True))
         return known.get(token)
 
 
-Choose = Callable[[TokenTree, NodeId, Opinion], int]
-"""The token that counts. Of a lossless policy it is the drawn one."""
+Choose = Callable[[TokenTree, NodeId, TargetOutput], int]
+"""The token that follows a node. A lossless policy takes the sampled one."""
 
 
-def drawn(tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+def sampled(tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
     """The lossless choice."""
-    return opinion.drawn
+    return output.token
 
 
-def walk(tree: TokenTree, judged: Mapping[NodeId, Opinion], choose: Choose = drawn) -> Walk:
+def walk(
+    tree: TokenTree, verified: Mapping[NodeId, TargetOutput], choose: Choose = sampled
+) -> Walk:
     """Follow the chosen tokens from the root downwards."""
     accepted: list[NodeId] = []
     node = tree.root
-    while (opinion := judged.get(node)) is not None:
-        token = choose(tree, node, opinion)
+    while (output := verified.get(node)) is not None:
+        token = choose(tree, node, output)
         below = trees.child(tree, node, token)
         if below is None:
             return Walk(tuple(accepted), token)

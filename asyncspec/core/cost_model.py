@@ -320,7 +320,7 @@ def kind_of(job: Job) -> Kind:
             size = job.row_count
         case Compact(keep=keep):
             size = len(keep)
-        case Admit(shared=size) | Trim(slots=size):
+        case Admit(common_prefix=size) | Trim(slots=size):
             pass
         case Expand() | Drafting():
             size = sum([one.count + len(one.committed) for one in drafts(job)])

@@ -31,13 +31,13 @@ class Admit(Struct, frozen=True):
     # What the token source reads of the target, as in ``Open.features``.
     features: tuple[int, ...] = ()
     # Likeliest tokens that are given beside the drawn one, as in ``Open.tops``.
-    tops: int = 0
+    top_logprobs: int = 0
     # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
     log_probs: bool = False
     # Slots [0, shared) begin with what they hold in the cache of the session ``like``. Never where
     # sampling penalises tokens.
-    like: SessionId = SessionId(-1)
-    shared: int = 0
+    parent_session: SessionId = SessionId(-1)
+    common_prefix: int = 0
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -56,13 +56,14 @@ class Forward(Struct, frozen=True):
     """One pass over a segment: write keys and values to the rows' slots, attend, go on.
 
     The first stage needs ``tokens``, later ones ``hidden``; the last one needs both where the
-    session's sampling penalises tokens of a row's path. ``judge`` names the rows (indices into
-    ``rows``) whose next token the last stage has to draw, for position ``row.position + 1``; it is
+    session's sampling penalises tokens of a row's path. ``sampled_rows`` names the rows (indices
+    into ``rows``) whose next token the last stage samples, for position ``row.position + 1``; it is
     empty elsewhere. The result is a handle to hidden states [n, H], or on the last stage a tuple of
-    one token per judged row.
+    one token per sampled row.
 
     In a session with features a stage adds the depths it computes to what came with each row, low
-    to high: a row of a handle is then [1 + taps, H], and the last stage's result is a ``Judged``.
+    to high: a row of a handle is then [1 + taps, H], and the last stage's result is a
+    ``SamplerOutput``.
     """
 
     session: SessionId
@@ -72,7 +73,7 @@ class Forward(Struct, frozen=True):
     rows: tuple[Row, ...]
     tokens: tuple[int, ...] = ()
     hidden: Rows | None = None
-    judge: tuple[int, ...] = ()
+    sampled_rows: tuple[int, ...] = ()
 
     @property
     def row_count(self) -> int:
@@ -95,17 +96,17 @@ class Batch(Struct, frozen=True):
         return sum([len(one.rows) for one in self.passes])
 
 
-class Judged(Struct, frozen=True):
+class SamplerOutput(Struct, frozen=True):
     """What the last stage makes of a pass in a session that wants more than tokens."""
 
-    # One per judged row.
+    # One per verified row.
     tokens: tuple[int, ...]
     # Handle to the features [n, F] of all rows, where the session has features.
     features: object | None = None
-    # The likeliest tokens of each judged row and their log-probabilities, where they are wanted.
-    likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+    # The likeliest tokens of each sampled row and their log-probabilities, where they are wanted.
+    top_tokens: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probability of each token, where it is wanted.
-    drawn: tuple[float, ...] = ()
+    token_log_probs: tuple[float, ...] = ()
 
 
 class Compact(Struct, frozen=True):

@@ -1,12 +1,13 @@
-"""Who sits where in a tree cache: one slot per live node, the committed path first.
+"""Slot assignment of a tree KV cache: one slot per live node, the committed path first.
 
-Slots ``[0, committed)`` hold the committed path and there slot == position; the tail holds live
-nodes below the tip, every parent before its children. Committing moves nothing; pruning moves at
-most the tail. Attention only needs to know which tail slots a row may see, so no mask is stored:
-it is derived from the parents when a pass is planned.
+Slots ``[0, committed)`` hold the committed path, and there slot == position. The slots from
+``committed`` on are the speculative region: live nodes below the tip, every parent before its
+children. Committing moves nothing; pruning moves at most the speculative region. No attention mask
+is stored: the slots that a row sees are derived from the parents when a pass is planned.
 
-Law of this file: the committed path costs nothing. A prune costs a look at each node of the tail; a
-pass its rows and, where slots have moved since the last one, their ancestors in the tail.
+Cost: a prune looks at each node of the speculative region once. A pass costs its rows and, where
+slots have moved since the last one, their ancestors in that region. The committed path costs
+nothing.
 """
 
 from __future__ import annotations
@@ -20,110 +21,123 @@ from msgspec import Struct
 from asyncspec.core.jobs import Row
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
-Holds = Callable[[NodeId], bool]
-Line = tuple[int, ...]
+NodePredicate = Callable[[NodeId], bool]
+AncestorSlots = tuple[int, ...]
 
 
-class Seat(Struct, frozen=True, gc=False):
-    """Where a tail node sits, and what its children see."""
+class CacheSlot(Struct, frozen=True, gc=False):
+    """A speculative node's slot: its parent, and the slots that its children see."""
 
     parent: NodeId
     # Slots of its ancestors and its own, ascending; the first ones may have been committed since.
-    # Empty where slots have moved: it is made again when a child needs it.
-    line: Line = ()
+    # Empty where slots have moved: recomputed when a child needs it.
+    ancestor_slots: AncestorSlots = ()
 
 
-class Slots(Struct, frozen=True):
-    """The table of one session's cache."""
+class SlotTable(Struct, frozen=True):
+    """The slots of one session's cache."""
 
     committed: int = 0
     # The last node of the committed path that is in this cache.
     tip: NodeId = NO_PARENT
-    # The tail in the order of its slots, from slot ``committed`` on.
-    seats: dict[NodeId, Seat] = {}
+    # The speculative region in the order of its slots, from slot ``committed`` on.
+    speculative: dict[NodeId, CacheSlot] = {}
 
     @property
-    def tail(self) -> tuple[NodeId, ...]:
-        """``tail[i]`` sits in slot ``committed + i``."""
-        return tuple(self.seats)
+    def speculative_nodes(self) -> tuple[NodeId, ...]:
+        """The ``i``-th node is in slot ``committed + i``."""
+        return tuple(self.speculative)
 
     @property
     def used(self) -> int:
         """Number of slots in use."""
-        return self.committed + len(self.seats)
+        return self.committed + len(self.speculative)
 
 
-def place(
-    slots: Slots, ids: Sequence[NodeId], parents: Sequence[NodeId], committed: Holds
-) -> tuple[Slots, tuple[Row, ...]]:
+def allocate(
+    slots: SlotTable, ids: Sequence[NodeId], parents: Sequence[NodeId], committed: NodePredicate
+) -> tuple[SlotTable, tuple[Row, ...]]:
     """Give slots to new nodes, in order, and plan their rows for ``Forward``.
 
     Visible slots are counted from ``slots.committed`` as it was before this call. Raises
-    ``ValueError`` for a node whose parent is neither the tip, nor in the tail, nor placed before.
+    ``ValueError`` for a node whose parent is neither the tip, nor speculative, nor an earlier one
+    of ``ids``, and for a node that is in the cache already.
     """
-    start, tip, seats, slot = slots.committed, slots.tip, slots.seats.copy(), slots.used
+    start, tip, speculative, slot = (
+        slots.committed,
+        slots.tip,
+        slots.speculative.copy(),
+        slots.used,
+    )
     rows: list[Row] = []
     slot_of: dict[NodeId, int] = {}
     for node, parent in zip(ids, parents, strict=True):
-        above = seats.get(parent)
+        above = speculative.get(parent)
         if above is not None:
-            line = above.line or _line(slots, parent, seats, slot_of)
-            if line[0] < start:
-                line = line[bisect_left(line, start) :]
-            line = line + (slot,)  # noqa: RUF005 (twice as fast)
+            visible = above.ancestor_slots or _recomputed(slots, parent, speculative, slot_of)
+            if visible[0] < start:
+                visible = visible[bisect_left(visible, start) :]
+            visible = visible + (slot,)  # noqa: RUF005 (twice as fast)
         elif parent == tip:
-            line = (slot,)
+            visible = (slot,)
         else:
             raise ValueError(f"node {node} has no parent {parent} in the cache")
-        seats[node] = Seat(parent, line)
-        rows.append(Row(slot, start + len(line) - 1, line))
+        speculative[node] = CacheSlot(parent, visible)
+        rows.append(Row(slot, start + len(visible) - 1, visible))
         slot += 1
-    if start + len(seats) != slot:
+    if start + len(speculative) != slot:
         raise ValueError("a node is in the cache already")
-    return _commit(Slots(start, tip, seats), committed), tuple(rows)
+    return _commit(SlotTable(start, tip, speculative), committed), tuple(rows)
 
 
-def settle(slots: Slots, committed: Holds, alive: Holds) -> tuple[Slots, tuple[int, ...] | None]:
-    """Free the slots of the dead and move the frontier of the committed path on.
+def reclaim(
+    slots: SlotTable, committed: NodePredicate, alive: NodePredicate
+) -> tuple[SlotTable, tuple[int, ...] | None]:
+    """Free the slots of dead nodes and extend the committed path.
 
     Returns the new table and the slots that stay, ascending, for ``Compact(start=committed)`` with
-    the *old* ``committed``; None where nothing moves or is freed.
+    the *old* ``committed``; None where no slot is freed.
     """
-    old = slots.seats
+    old = slots.speculative
     stays = list(map(alive, old))
     if all(stays):
         return _commit(slots, committed), None
-    seats = {n: Seat(s.parent) if s.line else s for n, s in compress(old.items(), stays)}
+    kept = {
+        n: CacheSlot(s.parent) if s.ancestor_slots else s for n, s in compress(old.items(), stays)
+    }
     stay = tuple(compress(count(slots.committed), stays))
-    return _commit(Slots(slots.committed, slots.tip, seats), committed), stay
+    return _commit(SlotTable(slots.committed, slots.tip, kept), committed), stay
 
 
-def _line(
-    slots: Slots, node: NodeId, seats: dict[NodeId, Seat], slot_of: dict[NodeId, int]
-) -> Line:
-    """Make the line of a tail node again, and those above it that are missing: each goes to
-    ``seats``, so that no line is made twice. ``slot_of`` is filled when it is needed first."""
+def _recomputed(
+    slots: SlotTable,
+    node: NodeId,
+    speculative: dict[NodeId, CacheSlot],
+    slot_of: dict[NodeId, int],
+) -> AncestorSlots:
+    """The ancestor slots of a node. Those of its ancestors that are missing are entered in
+    ``speculative`` as well, so that each is computed once. ``slot_of`` is filled on first use."""
     if not slot_of:
-        slot_of.update(zip(slots.seats, count(slots.committed), strict=False))
+        slot_of.update(zip(slots.speculative, count(slots.committed), strict=False))
     missing: list[NodeId] = []
-    while (seat := seats.get(node)) is not None and not seat.line:
+    while (entry := speculative.get(node)) is not None and not entry.ancestor_slots:
         missing.append(node)
-        node = seat.parent
-    line = () if seat is None else seat.line
+        node = entry.parent
+    visible = () if entry is None else entry.ancestor_slots
     for below in reversed(missing):
-        line = line + (slot_of[below],)  # noqa: RUF005
-        seats[below] = Seat(seats[below].parent, line)
-    return line
+        visible = visible + (slot_of[below],)  # noqa: RUF005
+        speculative[below] = CacheSlot(speculative[below].parent, visible)
+    return visible
 
 
-def _commit(slots: Slots, committed: Holds) -> Slots:
-    """Count leading tail nodes that continue the committed path as committed."""
+def _commit(slots: SlotTable, committed: NodePredicate) -> SlotTable:
+    """Count leading speculative nodes that continue the committed path as committed."""
     tip, passed = slots.tip, 0
-    for node, seat in slots.seats.items():
-        if seat.parent != tip or not committed(node):
+    for node, entry in slots.speculative.items():
+        if entry.parent != tip or not committed(node):
             break
         tip, passed = node, passed + 1
     if not passed:
         return slots
-    left = dict(islice(slots.seats.items(), passed, None))
-    return Slots(slots.committed + passed, tip, left)
+    left = dict(islice(slots.speculative.items(), passed, None))
+    return SlotTable(slots.committed + passed, tip, left)

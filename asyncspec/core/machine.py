@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.jobs import Job, Rows
 from asyncspec.core.sampling import Sampling
 from asyncspec.dipsd.decide import Decision, Planning
@@ -31,7 +31,7 @@ class Request(Struct, frozen=True):
     policy: str
     # Tokens come with their log-probabilities, and with so many of the likeliest in their place.
     log_probs: bool = False
-    tops: int = 0
+    top_logprobs: int = 0
     # An opaque name: only requests of the same tenant share prompt prefixes. Requests without one
     # share among themselves.
     tenant: str = ""
@@ -153,7 +153,7 @@ class Emit(Struct, frozen=True):
     hits: int = 0
     session: SessionId = SessionId(-1)
     # What the target said in the place of each token, where the request asks for it.
-    opinions: tuple[Opinion, ...] = ()
+    outputs: tuple[TargetOutput, ...] = ()
 
 
 class Finish(Struct, frozen=True):

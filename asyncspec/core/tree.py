@@ -1,11 +1,11 @@
-"""The token tree of one session, and everything that can happen to it.
+"""The token tree of one session.
 
-Law of this file: a tree is a value. Every operation returns a new tree and leaves its inputs as
-they were; nodes are named by node id and never by their place in an array, so that prune, verdict
-and segment commute (docs/protocol.md).
+A tree is a value: every operation returns a new tree and leaves its inputs unchanged. Nodes are
+named by node id and never by their place in an array, so that prune, verdict and segment commute
+(docs/protocol.md).
 
-The root is the tip of the committed path. Below it hangs the draft tree. A node's score is its
-cumulative log-probability from the root by the draft (FlowSpec eq. 1); no child scores above its
+The root is the tip of the committed path, with the draft tree below it. A node's score is its
+cumulative log-probability from the root by the draft (FlowSpec eq. 1). No child scores above its
 parent, which makes descending score order a topological order (FlowSpec III-B).
 """
 
@@ -47,8 +47,8 @@ class TokenTree(Struct, frozen=True):
         return len(self.nodes)
 
 
-def plant(root: NodeId, token: int, position: int) -> TokenTree:
-    """A tree of one node: the start of a round."""
+def new_tree(root: NodeId, token: int, position: int) -> TokenTree:
+    """A tree of one node, the start of a round."""
     node = Node(parent=NO_PARENT, token=token, position=position, score=0.0)
     return TokenTree(root, {root: node}, {}, bottom=position)
 
@@ -59,17 +59,17 @@ def child(tree: TokenTree, node: NodeId, token: int) -> NodeId | None:
 
 
 def children(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
-    """The nodes right below ``node``, oldest first."""
+    """The children of ``node``, oldest first."""
     return tuple(n for n, data in tree.nodes.items() if data.parent == node)
 
 
 def ancestors(tree: TokenTree, node: NodeId) -> tuple[NodeId, ...]:
     """The nodes above ``node``, nearest first, the root last."""
-    line: list[NodeId] = []
+    path: list[NodeId] = []
     while node != tree.root:
         node = tree.nodes[node].parent
-        line.append(node)
-    return tuple(line)
+        path.append(node)
+    return tuple(path)
 
 
 def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
@@ -96,18 +96,18 @@ def merge(
     at_most: int | None = None,
     max_position: int | None = None,
 ) -> tuple[TokenTree, tuple[NodeId, ...]]:
-    """Add a freshly drafted tree: of its paths, those that are new (FlowSpec III-D, Fig. 4).
+    """Add the paths of a drafted tree that are new (FlowSpec III-D, Fig. 4).
 
-    ``grown`` hangs from where the tip was when it was asked for; ``walked`` are the tokens
-    committed since, and what does not lie below them is left out. New nodes get consecutive ids
-    from ``first_id`` on, in the order of ``grown``; at most ``at_most`` of them, and none deeper
-    than ``max_position``. Nodes the tree already has keep their ids and scores.
+    ``grown`` starts from the tip at the time of the draft request; ``walked`` are the tokens
+    committed since, and candidates not below them are left out. New nodes get consecutive ids
+    from ``first_id`` on, in the order of ``grown``: at most ``at_most`` of them, none deeper than
+    ``max_position``. Existing nodes keep their ids and scores. Returns the tree and the new ids.
     """
     nodes = dict(tree.nodes)
     index = dict(tree.index)
     limit = len(grown[0]) if at_most is None else at_most
     at_root = len(walked)
-    # Where each candidate lies: a step of the walk from the old tip, or a node of the tree.
+    # Each candidate is either a step of the walk from the old tip, or a node of the tree.
     steps: dict[int, int] = {TIP: 0}
     place: dict[int, NodeId] = {TIP: tree.root} if at_root == 0 else {}
     base = 0.0
@@ -140,8 +140,8 @@ def merge(
     return TokenTree(tree.root, nodes, index, bottom), tuple(new)
 
 
-def stem(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
-    """What a token source must know to grow on from some nodes: the paths that lead to them."""
+def paths_to(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
+    """The paths from the root to some nodes, which a token source needs to grow below them."""
     frontier = tuple(nodes)
     wanted = {above for node in frontier for above in (node, *ancestors(tree, node))}
     order = [n for n in tree.nodes if n in wanted and n != tree.root]

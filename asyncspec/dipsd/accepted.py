@@ -38,7 +38,7 @@ class Chance(NamedTuple):
 
 
 class Acceptance(Struct, frozen=True):
-    """Of the k-th token of drafts (from 0): how often it was judged with all before it accepted,
+    """Of the k-th token of drafts (from 0): how often it was verified with all before it accepted,
     and how often it was accepted itself."""
 
     tried: tuple[float, ...] = ()
@@ -67,7 +67,7 @@ class Acceptance(Struct, frozen=True):
 
     @property
     def rounds(self) -> float:
-        """Drafts: of each the first token was judged."""
+        """Drafts: of each the first token was verified."""
         return self.tried[0] if self.tried else 0.0
 
     @property

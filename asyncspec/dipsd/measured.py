@@ -73,7 +73,7 @@ class Measured(Struct, frozen=True):
     links_off: Deviation = Deviation()
 
     def with_round(self, user: SessionId, drafted: int, accepted: int) -> Measured:
-        """A round's draft was judged."""
+        """A round's draft was verified."""
         own = self.users.get(user, NOTHING).with_round(drafted, accepted)
         return replace(self, users={**self.users, user: own})
 

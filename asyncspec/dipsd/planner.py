@@ -3,7 +3,7 @@
 A handful of users is enumerated: every association with its exact lengths, so on one stage the plan
 is the optimum. More of them are searched (``search``): first an outline of every batch count, then
 the counts that look best, as long as the work that is allowed lasts. On several stages all go by
-the two terms of the period, and what they find is then put in its best order and judged by its
+the two terms of the period, and what they find is then put in its best order and verified by its
 exact period.
 """
 

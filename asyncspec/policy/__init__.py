@@ -30,7 +30,7 @@ POLICIES = Catalogue(
     }
 )
 
-LOSSLESS = tuple(name for name, policy in POLICIES.items() if not policy.tops)
+LOSSLESS = tuple(name for name, policy in POLICIES.items() if not policy.top_logprobs)
 """Names of the policies that write what the target alone would have written."""
 
 __all__ = ["LOSSLESS", "POLICIES", "Growth", "Policy", "View"]

@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
@@ -102,7 +102,7 @@ class Usual(Struct, frozen=True):
         return True
 
     @property
-    def tops(self) -> int:
+    def top_logprobs(self) -> int:
         return 0
 
     @property
@@ -124,8 +124,8 @@ class Usual(Struct, frozen=True):
     def accepts(self, view: View) -> bool:
         return True
 
-    def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
-        return opinion.drawn
+    def choose(self, tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
+        return output.token
 
 
 class Policy(Protocol):
@@ -136,7 +136,7 @@ class Policy(Protocol):
         """False where no token source is needed."""
 
     @property
-    def tops(self) -> int:
+    def top_logprobs(self) -> int:
         """Likeliest tokens wanted with every verdict. Lossless policies want none: 0."""
 
     @property
@@ -163,7 +163,7 @@ class Policy(Protocol):
         """Nodes of a session's tree at most, its root not counted: what a pipeline of so many
         stages may have to hold beside prompt and answer. A tree that is full grows no more."""
 
-    def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+    def choose(self, tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
         """The token after ``node``. Of lossless policies it is the drawn one."""
 
     def accepts(self, view: View) -> bool:

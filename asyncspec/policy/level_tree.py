@@ -7,7 +7,7 @@ They differ in their parameters and in the systems around them.
 
 from __future__ import annotations
 
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, by_score
 from asyncspec.policy.base import Count, Growth, Positive, Share, Usual, View
 from asyncspec.policy.lossy import TOPS, Lossy, relaxed, within_top_p
@@ -45,15 +45,15 @@ class Levels(Usual, frozen=True):
         return True
 
     @property
-    def tops(self) -> int:
+    def top_logprobs(self) -> int:
         return TOPS if self.lossy else 0
 
-    def choose(self, tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+    def choose(self, tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
         if self.lossy == "relaxed":
-            return relaxed(tree, node, opinion)
+            return relaxed(tree, node, output)
         if self.lossy == "top-p":
-            return within_top_p(tree, node, opinion, self.top_p)
-        return opinion.drawn
+            return within_top_p(tree, node, output, self.top_p)
+        return output.token
 
     def most_live(self, stages: int) -> int:
         """Every level is as wide as it may be, but for the first ones, which have not enough

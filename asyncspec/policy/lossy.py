@@ -10,7 +10,7 @@ import math
 from typing import Literal
 
 from asyncspec.core import tree as trees
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 
@@ -21,27 +21,27 @@ TOPS = 64
 """Likeliest tokens that come with a verdict: more candidates than a node has children."""
 
 
-def relaxed(tree: TokenTree, node: NodeId, opinion: Opinion) -> int:
+def relaxed(tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
     """The child the target finds likeliest, so that there is no miss where there is a child.
 
     Children the target does not list are behind all that it lists, best score first.
     """
     children = by_score(tree, trees.children(tree, node))
     if not children:
-        return opinion.drawn
-    ranks = {token: rank for rank, token in enumerate(opinion.tokens)}
+        return output.token
+    ranks = {token: rank for rank, token in enumerate(output.top_tokens)}
     tokens = [tree.nodes[child].token for child in children]
     return min(tokens, key=lambda token: ranks.get(token, len(ranks)))
 
 
-def within_top_p(tree: TokenTree, node: NodeId, opinion: Opinion, top_p: float) -> int:
+def within_top_p(tree: TokenTree, node: NodeId, output: TargetOutput, top_p: float) -> int:
     """Of the children in the target's top-p set the one the draft finds likeliest, else the
     target's token."""
     allowed, mass = set[int](), 0.0
-    for token, log_prob in zip(opinion.tokens, opinion.log_probs, strict=True):
+    for token, log_prob in zip(output.top_tokens, output.top_log_probs, strict=True):
         if mass >= top_p:
             break
         allowed.add(token)
         mass += math.exp(log_prob)
     inside = [c for c in trees.children(tree, node) if tree.nodes[c].token in allowed]
-    return tree.nodes[by_score(tree, inside)[0]].token if inside else opinion.drawn
+    return tree.nodes[by_score(tree, inside)[0]].token if inside else output.token

@@ -24,8 +24,8 @@ class Catalogue(Mapping[str, Policy]):
         name, _, changes = spec.partition(":")
         policy = self._named[name]
         changed = _changed(name, policy, changes) if changes else policy
-        if bool(changed.tops) != bool(policy.tops):
-            kind = "lossy" if policy.tops else "lossless"
+        if bool(changed.top_logprobs) != bool(policy.top_logprobs):
+            kind = "lossy" if policy.top_logprobs else "lossless"
             raise UserError(
                 f"policy {name} is {kind} and stays so; asyncspec policies lists others"
             )

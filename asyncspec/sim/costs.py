@@ -35,8 +35,8 @@ class Sizes:
             tensor = None
             if isinstance(message, Segment) and not message.tokens:
                 tensor = TensorSpec("float16", (len(message.ids), self._width))
-            elif isinstance(message, Verdict) and message.featured:
-                tensor = TensorSpec("float16", (len(message.featured), self._width))
+            elif isinstance(message, Verdict) and message.feature_ids:
+                tensor = TensorSpec("float16", (len(message.feature_ids), self._width))
             self._last, self._bytes = message, frame_bytes(message, tensor)
         return self._bytes
 

@@ -16,10 +16,10 @@ from asyncspec.core.jobs import (
     Drafted,
     Drafting,
     Forward,
-    Judged,
     Release,
     Row,
     Rows,
+    SamplerOutput,
     SourceJob,
     StageJob,
     Trim,
@@ -60,10 +60,10 @@ class PathStage:
             case Compact(session, start, keep):
                 cache = self._caches[session]
                 cache[start:] = [cache[slot] for slot in keep]
-            case Admit(session, like=like, shared=shared):
+            case Admit(session, parent_session=like, common_prefix=shared):
                 self._caches[session] = self._caches[like][:shared] if shared else []
-                if job.tops:
-                    self._tops[session] = job.tops
+                if job.top_logprobs:
+                    self._tops[session] = job.top_logprobs
             case Trim(session, slots):
                 del self._caches[session][slots:]
             case Release(session):
@@ -76,13 +76,13 @@ class PathStage:
         hidden = self._read(job, cache) if job.hidden is None else _check(job, job.hidden, cache)
         if not self._last:
             return hidden
-        tokens = tuple([self._language.truth(hidden[i][1]) for i in job.judge])
+        tokens = tuple([self._language.truth(hidden[i][1]) for i in job.sampled_rows])
         tops = self._tops.get(job.session)
         if tops is None:
             return tokens
-        judged = [(hidden[i][1], job.rows[i].position + 1) for i in job.judge]
-        best = [likely(self._language, path, length, tops) for path, length in judged]
-        return Judged(tokens, likely=tuple((tuple(t), tuple(p)) for t, p in best))
+        verified = [(hidden[i][1], job.rows[i].position + 1) for i in job.sampled_rows]
+        best = [likely(self._language, path, length, tops) for path, length in verified]
+        return SamplerOutput(tokens, top_tokens=tuple((tuple(t), tuple(p)) for t, p in best))
 
     def _read(self, job: Forward, cache: list[int]) -> Sequence[Hidden]:
         """The first stage: rows are tokens."""
@@ -185,7 +185,7 @@ class _LanguageGrower:
         self._places = {TIP: (tip, 0)}
         self._candidates: list[tuple[int, int]] = []
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         self._candidates.append((parent, token))
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:

@@ -67,7 +67,7 @@ FROM_TIP = Start()
 class Grower(Protocol):
     """What a token source does for one tree: nodes are hung, and some are asked about."""
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         """A further candidate: it gets the next index, from 0. Costs nothing yet."""
 
     def propose(self, nodes: Sequence[int], width: int) -> Sequence[Proposal]:
@@ -81,7 +81,7 @@ class PathGrower:
         self._successors = successors
         self._paths: list[tuple[int, ...]] = []
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         """See ``Grower``."""
         self._paths.append((*self._path(parent), token))
 
@@ -121,9 +121,9 @@ def growing(grower: Grower, shape: Shape, start: Start, prepare: Prepare[W]) -> 
         return (), (), ()
     parents, tokens, scores = list(start.known[0]), list(start.known[1]), list(start.known[2])
     for parent, token in zip(parents, tokens, strict=True):
-        grower.hang(parent, token)
+        grower.add_child(parent, token)
     candidates = list(range(len(tokens))) if start.compete else []
-    frontier, hang = list(start.frontier), grower.hang
+    frontier, add_child = list(start.frontier), grower.add_child
     for level in range(shape.depth):
         born: list[int] = []
         yield from prepare(frontier)
@@ -137,7 +137,7 @@ def growing(grower: Grower, shape: Shape, start: Start, prepare: Prepare[W]) -> 
                     parents.append(node)
                     tokens.append(token)
                     scores.append(base + log_prob if log_prob < 0.0 else base)
-                    hang(node, token)
+                    add_child(node, token)
         frontier = _best(born, scores, shape.beam or shape.width)
         candidates += frontier if shape.fixed_width else born
         if not frontier:

@@ -185,12 +185,12 @@ class _Mixer:
         self._base = base
         self._paths: dict[int, Path] = {TIP: ()}
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         """See ``Grower``."""
         for part in self._asides:
-            part.hang(parent, token)
+            part.add_child(parent, token)
         if self._base is not None:
-            self._base.hang(parent, token)
+            self._base.add_child(parent, token)
         self._paths[len(self._paths) - 1] = (*self._paths[parent], token)
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:

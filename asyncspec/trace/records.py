@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core import machine
-from asyncspec.core.jobs import Batch, Drafting, Feed, Forward, Job, Judged
+from asyncspec.core.jobs import Batch, Drafting, Feed, Forward, Job, SamplerOutput
 from asyncspec.core.machine import Request
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -74,7 +74,7 @@ class Computed(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     tokens: tuple[int, ...] | None = None
     expanded: Expanded | None = None
     featured: bool = False
-    # Likeliest tokens of each judged row with their log-probabilities, where they were wanted.
+    # Likeliest tokens of each verified row with their log-probabilities, where they were wanted.
     likely: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probabilities of the tokens, where they were wanted.
     drawn: tuple[float, ...] = ()
@@ -365,9 +365,11 @@ def _computed(event: machine.Computed, job: int) -> Computed:
 def _result(result: object, job: int, seconds: float) -> Computed:
     if isinstance(result, Expanded):
         return Computed(job, seconds, expanded=result)
-    if isinstance(result, Judged):
+    if isinstance(result, SamplerOutput):
         featured = result.features is not None
-        return Computed(job, seconds, result.tokens, None, featured, result.likely, result.drawn)
+        return Computed(
+            job, seconds, result.tokens, None, featured, result.top_tokens, result.token_log_probs
+        )
     # Drawn tokens; toy stages have tuples as handles too.
     plain = isinstance(result, tuple) and all(type(token) is int for token in result)
     return Computed(job, seconds, tokens=result if plain else None)  # type: ignore[arg-type]
@@ -479,4 +481,4 @@ def _without_handles(job: Job) -> object:
     if not isinstance(job, Forward):
         return job
     hidden = None if job.hidden is None else job.hidden.rows
-    return (job.session, job.segment, job.committed, job.rows, job.tokens, hidden, job.judge)
+    return (job.session, job.segment, job.committed, job.rows, job.tokens, hidden, job.sampled_rows)

@@ -91,7 +91,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     if header.tensor is not None:
         _check_tensor(header.message, header.tensor)
     elif isinstance(header.message, Verdict):
-        _require(not header.message.featured, "featured nodes have their features in a tensor")
+        _require(not header.message.feature_ids, "featured nodes have their features in a tensor")
     return header
 
 
@@ -103,7 +103,7 @@ def _check_message(message: Message) -> None:
             _check_seconds(spent)
             _require(0 <= more < MAX_COBATCHED, "a pass has at most 4096 verdicts")
             _require(len(tokens) == len(ids) <= MAX_NODES, "a verdict has one token per node")
-            _check_counts(applied, message.turn, *ids, *tokens, *featured)
+            _check_counts(applied, message.pass_number, *ids, *tokens, *featured)
             _require(len(set(featured)) == len(featured) <= MAX_NODES, "a node is featured once")
             _require(max((*tokens, *likely), default=0) <= MAX_TOKEN, "a token is out of bounds")
             _check_likely(len(ids), likely, log_probs)
@@ -130,19 +130,27 @@ def _check_message(message: Message) -> None:
             _require(math.isfinite(temperature) and temperature >= 0, "temperature is 0 or more")
             _require(top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1, "a share is in 0..1")
             _check_penalties(opened)
-            _require(0 <= opened.given < length, "what was given comes after the user's prompt")
-            _require(0 <= opened.shared < length, "a prompt's last token is never shared")
-            older = 0 <= opened.like < session if opened.shared else opened.like == -1
+            _require(
+                0 <= opened.resumed_tokens < length, "what was given comes after the user's prompt"
+            )
+            _require(0 <= opened.common_prefix < length, "a prompt's last token is never shared")
+            older = (
+                0 <= opened.parent_session < session
+                if opened.common_prefix
+                else opened.parent_session == -1
+            )
             _require(older, "a session begins like an older one, or like none")
             features = opened.features
             ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
             _require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
             _require(len(features) <= MAX_FEATURES, "a row has at most 64 features")
             _require(
-                -1 <= opened.tree <= MAX_TREE_NODES, "a tree has 0 to 8192 nodes, or -1: not said"
+                -1 <= opened.max_tree_nodes <= MAX_TREE_NODES,
+                "a tree has 0 to 8192 nodes, or -1: not said",
             )
             _require(
-                0 <= opened.tops <= MAX_TOP_LOGPROBS, "a verdict has at most 256 likeliest tokens"
+                0 <= opened.top_logprobs <= MAX_TOP_LOGPROBS,
+                "a verdict has at most 256 likeliest tokens",
             )
         case PassTimes(_, rows, seconds, row_seconds, jitter):
             _require(0 < len(rows) == len(seconds) <= 32, "every number of rows has its seconds")
@@ -214,17 +222,17 @@ def _check_segment(segment: Segment) -> None:
         rule = "a node stands once in a segment"
     elif min(parents) < -1 or not all(map(lt, parents, ids)):
         rule = "a parent is older than its child"
-    elif segment.applied < 0 or segment.turn < 0 or (tokens and min(tokens) < 0):
+    elif segment.applied < 0 or segment.pass_number < 0 or (tokens and min(tokens) < 0):
         rule = "numbers do not go below 0"
-    elif max(segment.segment, segment.applied, segment.turn, *ids) > MAX_COUNT:
+    elif max(segment.segment, segment.applied, segment.pass_number, *ids) > MAX_COUNT:
         rule = "a number is too large"
     elif not 0 <= segment.taps <= MAX_FEATURES:
         rule = "a row has at most 64 features"
     elif tokens and max(tokens) > MAX_TOKEN:
         rule = "a token is out of bounds"
-    elif not 0 <= segment.more < MAX_COBATCHED:
+    elif not 0 <= segment.batch_remaining < MAX_COBATCHED:
         rule = "a pass has at most 4096 segments"
-    elif not 0 <= segment.spent <= MAX_SECONDS:
+    elif not 0 <= segment.stage_seconds <= MAX_SECONDS:
         rule = "time does not go back"
     else:
         return
@@ -301,7 +309,7 @@ def _check_tensor(message: Message, tensor: TensorSpec) -> None:
             _require(shape[0] == len(ids), "a segment's tensor has a row per node")
             widths = (1 + taps,) if taps else ()
             _require(shape[1:-1] == widths, "a segment's tensor has its taps beside each row")
-        case Verdict(featured=featured):
+        case Verdict(feature_ids=featured):
             rows = shape[0] if len(shape) == 2 else 0
             _require(0 < rows == len(featured), "a verdict's tensor has a row per feature")
         case Events():

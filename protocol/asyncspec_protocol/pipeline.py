@@ -33,19 +33,19 @@ class Segment(Struct, array_like=True, frozen=True, tag="segment", gc=False):
     waited: bool = False
     # So many segments of the same pass follow at once on this link: an idle receiver that did not
     # wait for them would need another pass for them, at every stage anew.
-    more: int = 0
+    batch_remaining: int = 0
     # Seconds it was at the stages before, waiting or computed, of a session that has told its
     # ``Rates``: what is left of its way is drafting and links. 0: nobody wants to know.
-    spent: float = 0.0
+    stage_seconds: float = 0.0
     # In which of its session's passes at the first stage it was, those that were given up not
     # counted, from 1 on. 0: it was in none yet.
-    turn: int = 0
+    pass_number: int = 0
 
 
 class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     """For each surviving node of a segment, the token the target says comes next.
 
-    Tensor: features [len(featured), F], where the session wants some.
+    Tensor: features [len(feature_ids), F], where the session wants some.
     """
 
     session: SessionId
@@ -56,20 +56,20 @@ class Verdict(Struct, array_like=True, frozen=True, tag="verdict", gc=False):
     # Drawn at the last stage, which holds the head: logits do not cross the network.
     tokens: tuple[int, ...]
     # Whose features the tensor's rows are: all surviving nodes, those that need no verdict too.
-    featured: tuple[NodeId, ...] = ()
+    feature_ids: tuple[NodeId, ...] = ()
     # ``Open.tops`` likeliest tokens for each of ``ids``, best first, one node after the other, and
     # their log-probabilities in nats, before any sampling setting.
-    likely: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
+    top_tokens: tuple[int, ...] = ()
+    top_token_log_probs: tuple[float, ...] = ()
     # Those of ``tokens`` themselves, where ``Open.log_probs`` asks for them: a drawn token need not
     # be one of the likeliest.
-    drawn: tuple[float, ...] = ()
+    token_log_probs: tuple[float, ...] = ()
     # So many verdicts of the same pass follow at once: what they allow to send goes out together.
-    more: int = 0
+    batch_remaining: int = 0
     # As in ``Segment``, all stages together.
-    spent: float = 0.0
+    stage_seconds: float = 0.0
     # As in ``Segment``.
-    turn: int = 0
+    pass_number: int = 0
 
 
 class PruneIndices(Struct, array_like=True, frozen=True, tag="prune", gc=False):

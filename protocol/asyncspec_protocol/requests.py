@@ -33,7 +33,7 @@ class Submit(Struct, array_like=True, frozen=True, tag="submit"):
     chat: str = ""
     # Every token of the answer comes with its log-probability, and with so many of the likeliest.
     log_probs: bool = False
-    tops: int = 0
+    top_logprobs: int = 0
     # Refused where the context has no room for ``max_new_tokens`` behind the prompt; else they are
     # cut to what there is.
     must_fit: bool = False
@@ -53,12 +53,12 @@ class Output(Struct, array_like=True, frozen=True, tag="output"):
     text: str
     # Where ``Submit.log_probs`` asks for them, of each of ``token_ids``, in nats, before any
     # sampling setting; and ``Submit.tops`` likeliest tokens with theirs, one token after the other.
-    log_probs: tuple[float, ...] = ()
-    likely: tuple[int, ...] = ()
-    likely_log_probs: tuple[float, ...] = ()
+    token_log_probs: tuple[float, ...] = ()
+    top_tokens: tuple[int, ...] = ()
+    top_token_log_probs: tuple[float, ...] = ()
     # The bytes that those tokens mean, of ``token_ids`` and then of ``likely``: a client has no
     # tokenizer.
-    spelled: tuple[bytes, ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 BREAKS = "breaks"

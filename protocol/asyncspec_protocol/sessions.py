@@ -35,23 +35,23 @@ class Open(Struct, array_like=True, frozen=True, tag="open"):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     # Tokens at the end of the prompt that are answer, of an earlier session of the same request.
-    given: int = 0
+    resumed_tokens: int = 0
     # What the token source reads of the target, for every node: the residual stream after so many
     # layers, ascending, or ``FINAL`` alone. Empty: nothing, and nothing travels.
     features: tuple[int, ...] = ()
     # Of every verdict so many of the target's likeliest tokens come with their probabilities, for
     # policies that do not always take the one that was drawn. 0: none do.
-    tops: int = 0
+    top_logprobs: int = 0
     # The log-probability of every drawn token comes with it, for users who ask for it.
     log_probs: bool = False
     # Its first ``shared`` prompt nodes are those of the session ``like``, whose prompt every stage
     # has computed and still holds: they are taken over from there and never sent. -1: of none.
-    like: SessionId = SessionId(-1)
-    shared: int = 0
+    parent_session: SessionId = SessionId(-1)
+    common_prefix: int = 0
     # Segments of it that wait at a stage may share a pass, where that costs less than one for each.
     coalesce: bool = False
     # Nodes of its tree at most: its cache may come to ``capacity`` and these. -1: not said.
-    tree: int = -1
+    max_tree_nodes: int = -1
 
 
 class Close(Struct, array_like=True, frozen=True, tag="close"):

@@ -102,7 +102,7 @@ def test_a_fixed_shape_has_all_its_nodes(widths: list[int], seed: int) -> None:
 class Never:
     """Must not be asked."""
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         raise AssertionError("a node was hung")
 
     def propose(self, nodes: Sequence[int], width: int) -> Sequence[Proposal]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import seen
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Version
@@ -30,7 +30,7 @@ def test_a_rows_counts_are_those_of_its_path(
         parents[node] = PROMPT - 1 + where % (node - PROMPT + 1)
     tokens, liveness = SlotTokens(PROMPT), Liveness(PROMPT)
     ids = list(map(NodeId, words))
-    slots, rows = place(Slots(), ids, [NodeId(parents[n]) for n in ids], liveness.committed)
+    slots, rows = allocate(SlotTable(), ids, [NodeId(parents[n]) for n in ids], liveness.committed)
     tokens.write(0, rows, [words[n] for n in ids])
     for node, row in zip(ids, rows, strict=True):
         assert tokens.own(row) == seen(path(parents, words, node), PROMPT)
@@ -38,12 +38,12 @@ def test_a_rows_counts_are_those_of_its_path(
     line = [NodeId(n) for n in chain(parents, tip) if n >= PROMPT]
     prune = PruneIndices(0, Version(1), NodeId(len(ids)), tuple(line), ())  # type: ignore[arg-type]
     liveness, start = liveness.apply(prune), slots.committed
-    slots, stay = settle(slots, liveness.committed, liveness.alive)
+    slots, stay = reclaim(slots, liveness.committed, liveness.alive)
     if stay is not None:
         tokens.compact(start, stay)
     child, committed = NodeId(len(ids)), slots.committed
     words[child], parents[child] = 1, tip
-    slots, rows = place(slots, [child], [tip], liveness.committed)
+    slots, rows = allocate(slots, [child], [tip], liveness.committed)
     tokens.write(committed, rows, [1])
     counts = {**tokens.counts, **tokens.own(rows[0])}
     assert counts == seen(path(parents, words, child), PROMPT)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Version
 from asyncspec_protocol.messages import PruneIndices
@@ -19,11 +19,11 @@ PROMPT = 3
 def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
     """Place, accept and prune at random; a naive cache of node ids follows the same jobs."""
     liveness = Liveness(prompt_length=PROMPT)
-    slots, parent_of = Slots(), {}
+    slots, parent_of = SlotTable(), {}
     cache: dict[int, NodeId] = {}
     prompt = [NodeId(i) for i in range(PROMPT)]
     parents = [NodeId(i - 1) if i else NO_PARENT for i in range(PROMPT)]
-    slots, rows = place(slots, prompt, parents, liveness.committed)
+    slots, rows = allocate(slots, prompt, parents, liveness.committed)
     for node, parent, row in zip(prompt, parents, rows, strict=True):
         parent_of[node], cache[row.slot] = parent, node
     path, next_id = list(prompt), PROMPT
@@ -35,12 +35,12 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
         return line
 
     for _ in range(data.draw(st.integers(1, 6))):
-        live = [path[-1], *slots.tail]
+        live = [path[-1], *slots.speculative_nodes]
         ids = [NodeId(next_id + i) for i in range(data.draw(st.integers(1, 4)))]
         next_id += len(ids)
         chosen = [data.draw(st.sampled_from(live + ids[:i])) for i in range(len(ids))]
         committed = slots.committed
-        slots, rows = place(slots, ids, chosen, liveness.committed)
+        slots, rows = allocate(slots, ids, chosen, liveness.committed)
         for node, parent, row in zip(ids, chosen, rows, strict=True):
             parent_of[node], cache[row.slot] = parent, node
         for node, row in zip(ids, rows, strict=True):
@@ -50,7 +50,7 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
             assert list(row.visible) == sorted(row.visible)
         tip = data.draw(st.sampled_from(live + ids))
         walk = [n for n in sorted(ancestors(tip)) if n not in path]
-        keep = [n for n in slots.tail if tip in ancestors(n) and n != tip]
+        keep = [n for n in slots.speculative_nodes if tip in ancestors(n) and n != tip]
         path += walk
         prune = PruneIndices(
             session=0, version=Version(liveness.version + 1), horizon=NodeId(next_id),
@@ -58,7 +58,7 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
         )  # fmt: skip
         liveness = liveness.apply(prune)
         start = slots.committed
-        slots, stay = settle(slots, liveness.committed, liveness.alive)
+        slots, stay = reclaim(slots, liveness.committed, liveness.alive)
         if stay is not None:
             moved = [cache[s] for s in stay]
             cache = {s: n for s, n in cache.items() if s < start}
@@ -73,9 +73,9 @@ def test_place_refuses_what_hangs_from_nothing_and_what_is_there(node: int, pare
     """Of a committed path only the tip has room below it."""
     committed = Liveness(prompt_length=PROMPT).committed
     ids = [NodeId(i) for i in range(5)]
-    slots, _ = place(Slots(), ids, [NO_PARENT, *ids[:-1]], committed)
+    slots, _ = allocate(SlotTable(), ids, [NO_PARENT, *ids[:-1]], committed)
     with pytest.raises(ValueError, match="in the cache"):
-        place(slots, [NodeId(node)], [NodeId(parent)], committed)
+        allocate(slots, [NodeId(node)], [NodeId(parent)], committed)
 
 
 @given(
@@ -116,16 +116,16 @@ def test_fig_3_accepted_and_retained_indices() -> None:
     ids = [NodeId(i) for i in range(1, 9)]
     parents = [NodeId(p) for p in (0, 1, 1, 2, 2, 3, 4, 4)]
     liveness = Liveness(prompt_length=1)
-    slots, _ = place(Slots(), [NodeId(0)], [NO_PARENT], liveness.committed)
-    slots, _ = place(slots, ids, parents, liveness.committed)
+    slots, _ = allocate(SlotTable(), [NodeId(0)], [NO_PARENT], liveness.committed)
+    slots, _ = allocate(slots, ids, parents, liveness.committed)
     prune = PruneIndices(
         0, Version(1), NodeId(9), (NodeId(1), NodeId(2)), tuple(map(NodeId, (4, 7, 8)))
     )
     liveness = liveness.apply(prune)
-    slots, stay = settle(slots, liveness.committed, liveness.alive)
+    slots, stay = reclaim(slots, liveness.committed, liveness.alive)
     assert stay == (1, 2, 4, 7, 8)
     assert slots.committed == 3
-    assert slots.tail == (4, 7, 8)
+    assert slots.speculative_nodes == (4, 7, 8)
 
 
 class Counted(int):
@@ -143,15 +143,15 @@ def looks(context: int, live: int, rows: int) -> tuple[int, int]:
     and with ``live`` others in the tail, which has been moved once."""
     ids = [NodeId(Counted(i)) for i in range(context + 2 * live + rows)]
     path, dead, kept = ids[:context], ids[context : context + live], ids[context + live : -rows]
-    slots, _ = place(Slots(), path, [NO_PARENT, *path[:-1]], set(path).__contains__)
+    slots, _ = allocate(SlotTable(), path, [NO_PARENT, *path[:-1]], set(path).__contains__)
     nobody: frozenset[NodeId] = frozenset()
-    slots, _ = place(slots, [*dead, *kept], [path[-1]] * (2 * live), nobody.__contains__)
+    slots, _ = allocate(slots, [*dead, *kept], [path[-1]] * (2 * live), nobody.__contains__)
     alive = set(kept)
     Counted.asked = 0
-    slots, stay = settle(slots, nobody.__contains__, alive.__contains__)
+    slots, stay = reclaim(slots, nobody.__contains__, alive.__contains__)
     assert stay is not None
     pruned, Counted.asked = Counted.asked, 0
-    place(slots, ids[-rows:], kept[:rows], nobody.__contains__)
+    allocate(slots, ids[-rows:], kept[:rows], nobody.__contains__)
     return Counted.asked, pruned
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncspec.core import tree as trees
-from asyncspec.core.tree import TokenTree, plant
+from asyncspec.core.tree import TokenTree, new_tree
 from asyncspec.source.expand import TIP, Grown
 from asyncspec_protocol.ids import NodeId
-from laws import hang
+from laws import add_child
 
 tokens = st.integers(0, 4)
 # From a few values, so that scores collide.
@@ -71,7 +71,7 @@ class TreeMachine(RuleBasedStateMachine):
     @initialize(token=tokens)
     def start(self, token: int) -> None:
         self.next_id = 1
-        self.tree = plant(NodeId(0), token, 7)
+        self.tree = new_tree(NodeId(0), token, 7)
         self.model: set[tuple[int, ...]] = set()
         self.depth = 7
 
@@ -94,7 +94,7 @@ class TreeMachine(RuleBasedStateMachine):
         }
         token = data.draw(st.sampled_from([*sorted(set(range(20)) - taken)]))
         new = NodeId(self.next_id)
-        self.tree = unmodified(hang, self.tree, new, parent, token, -0.3)
+        self.tree = unmodified(add_child, self.tree, new, parent, token, -0.3)
         assert self.tree.nodes[new].score == min(-0.3, self.tree.nodes[parent].score)
         self.next_id += 1
         self.model.add(paths(self.tree)[new])
@@ -153,7 +153,7 @@ TestTree = TreeMachine.TestCase
 def test_a_stale_draft_is_merged_below_where_the_tip_has_gone(
     first: Grown, stale: Grown, walked: list[int]
 ) -> None:
-    tree, new = trees.merge(plant(NodeId(0), 1, 0), first, NodeId(1))
+    tree, new = trees.merge(new_tree(NodeId(0), 1, 0), first, NodeId(1))
     merged, more = trees.merge(tree, stale, NodeId(1 + len(new)), walked=walked)
     at = tuple(walked)
     below = {p[len(at) :] for p in draft_paths(stale) if p[: len(at)] == at} - {()}
@@ -170,7 +170,7 @@ def test_a_stale_draft_is_merged_below_where_the_tip_has_gone(
 @given(drafts(), st.integers(0, 5), st.integers(0, 4))
 def test_merge_keeps_to_its_bounds(grown: Grown, at_most: int, deepest: int) -> None:
     tree, new = trees.merge(
-        plant(NodeId(0), 1, 0), grown, NodeId(1), at_most=at_most, max_position=deepest
+        new_tree(NodeId(0), 1, 0), grown, NodeId(1), at_most=at_most, max_position=deepest
     )
     assert len(new) <= at_most
     assert all(tree.nodes[n].position <= deepest for n in new)
@@ -179,7 +179,7 @@ def test_merge_keeps_to_its_bounds(grown: Grown, at_most: int, deepest: int) -> 
 def test_equal_scores_of_parent_and_child_keep_their_order() -> None:
     """Trap: log p = 0 gives a child its parent's score; the order must not turn them round."""
     grown: Grown = ((-1, 0, 1), (3, 4, 2), (0.0, 0.0, 0.0))
-    tree, new = trees.merge(plant(NodeId(0), 1, 0), grown, NodeId(1))
+    tree, new = trees.merge(new_tree(NodeId(0), 1, 0), grown, NodeId(1))
     assert trees.by_score(tree, reversed(new)) == new
 
 
@@ -187,7 +187,7 @@ def test_fig_4_appends_only_what_is_new_in_the_fresh_trees_order() -> None:
     """FlowSpec Fig. 4: of the fresh tree only unknown paths are appended, as one segment."""
     old: Grown = ((-1, -1, 0), (1, 2, 3), (-0.1, -0.9, -0.3))
     fresh: Grown = ((-1, 0, 0, 2, -1), (1, 3, 4, 2, 0), (-0.2, -0.4, -0.6, -0.7, -2.0))
-    tree, first = trees.merge(plant(NodeId(9), 7, 0), old, NodeId(10))
+    tree, first = trees.merge(new_tree(NodeId(9), 7, 0), old, NodeId(10))
     merged, new = trees.merge(tree, fresh, NodeId(20))
     assert [paths(merged)[n] for n in new] == [(1, 4), (1, 4, 2), (0,)]
     assert set(first) < set(merged.nodes)

@@ -16,8 +16,18 @@ import pytest
 
 from asyncspec.backend import row_compression
 from asyncspec.backend.base import StageBackend
-from asyncspec.core.jobs import Admit, Batch, Compact, Forward, Judged, Release, Row, Rows, Trim
-from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Forward,
+    Release,
+    Row,
+    Rows,
+    SamplerOutput,
+    Trim,
+)
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 
@@ -39,7 +49,7 @@ CHUNK = 64
 class Knowledge:
     """What one stage knows of one session."""
 
-    slots: Slots = field(default_factory=Slots)
+    slots: SlotTable = field(default_factory=SlotTable)
     committed: frozenset[NodeId] = frozenset()
 
 
@@ -107,7 +117,7 @@ class Pipeline:
         self._penalises = sampling.penalises
         self.stages = stages
         self.session = session
-        begun = Slots(shared, NodeId(shared - 1))
+        begun = SlotTable(shared, NodeId(shared - 1))
         self.known = [Knowledge(begun, frozenset(map(NodeId, range(shared)))) for _ in stages]
         # Features that came back, by node.
         self.featured: dict[NodeId, Any] = {}
@@ -120,8 +130,8 @@ class Pipeline:
                     sampling,
                     prompt_length,
                     features,
-                    like=SessionId(like),
-                    shared=shared,
+                    parent_session=SessionId(like),
+                    common_prefix=shared,
                 )
             )
 
@@ -132,7 +142,7 @@ class Pipeline:
         tokens: Sequence[int],
         judge: Sequence[int],
     ) -> tuple[int, ...]:
-        """One segment through all stages; the token drawn for each row in ``judge``."""
+        """One segment through all stages; the token drawn for each row in ``sampled_rows``."""
         return alone(self.stages, self.steps(ids, parents, tokens, judge))
 
     def send_cut(
@@ -163,7 +173,7 @@ class Pipeline:
         result: object = None
         for i, (stage, known) in enumerate(zip(self.stages, self.known, strict=True)):
             committed = known.slots.committed
-            known.slots, rows = place(known.slots, ids, parents, known.committed.__contains__)
+            known.slots, rows = allocate(known.slots, ids, parents, known.committed.__contains__)
             last = i == len(self.stages) - 1
             job = Forward(
                 session=self.session,
@@ -172,7 +182,7 @@ class Pipeline:
                 rows=rows,
                 tokens=tuple(tokens) if i == 0 or (last and self._penalises) else (),
                 hidden=hidden,
-                judge=tuple(judge) if last else (),
+                sampled_rows=tuple(judge) if last else (),
             )
             result = yield i, job
             if not last:
@@ -180,21 +190,21 @@ class Pipeline:
                 if self._segment % 2:  # lines pack in the midst of a session, and cease to
                     wire = row_compression.unpack(row_compression.pack(wire))
                 hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
-        if isinstance(result, Judged):
+        if isinstance(result, SamplerOutput):
             features = cast("Sequence[Any]", result.features)
             self.featured |= dict(zip(ids, features, strict=True))
             result = result.tokens
         assert isinstance(result, tuple)
         return cast("tuple[int, ...]", result)
 
-    def settle(
+    def reclaim(
         self, stage: int, committed: frozenset[NodeId], alive: frozenset[NodeId], horizon: int
     ) -> None:
         """Apply a prune on one stage; it says nothing of nodes from ``horizon`` on."""
         known = self.known[stage]
         start = known.slots.committed
         known.committed = committed
-        known.slots, stay = settle(
+        known.slots, stay = reclaim(
             known.slots,
             committed.__contains__,
             lambda n: n >= horizon or n in committed or n in alive,
@@ -293,15 +303,15 @@ class Walk:
             self.watch(path_rows)
             if self.coalesced and len(ids) > 1:
                 cut = self.random.randrange(1, len(ids))
-                judged = pipeline.send_cut(ids, parents, tokens, cut)
+                verified = pipeline.send_cut(ids, parents, tokens, cut)
             else:
-                judged = yield from pipeline.steps(ids, parents, tokens, range(len(ids)))
-            drawn |= {position: judged[row] for position, row in path_rows.items()}
+                verified = yield from pipeline.steps(ids, parents, tokens, range(len(ids)))
+            drawn |= {position: verified[row] for position, row in path_rows.items()}
             if self.random.random() < self.prunes:
                 pending = [self._prune()] * len(stages)
             for stage, news in enumerate(pending):
                 if news is not None and self.random.random() < 0.7:
-                    pipeline.settle(stage, *news)
+                    pipeline.reclaim(stage, *news)
                     pending[stage] = None
         pipeline.close()
         if self.features:
@@ -428,7 +438,7 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
 
 
 def check_prompt_needs_no_verdict(make: MakeStages, vocab: int) -> None:
-    """A pass without judged rows gives an empty tuple on the last stage."""
+    """A pass without verified rows gives an empty tuple on the last stage."""
     stages = make(1)
     pipeline = Pipeline(stages)
     assert pipeline.send([NodeId(0)], [NO_PARENT], [1 % vocab], []) == ()

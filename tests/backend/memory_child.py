@@ -84,7 +84,7 @@ def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
         rows,
         tokens=(1,) * 64 if embeds else (),
         hidden=None if embeds else Rows(hidden, tuple(range(64))),
-        judge=(63,) if stage.shard.judges else (),
+        sampled_rows=(63,) if stage.shard.judges else (),
     )
 
 

@@ -29,7 +29,7 @@ def passed(start: int, tokens: Sequence[int]) -> Forward:
         Row(slot, slot, tuple(range(start, slot + 1))) for slot in range(start, start + len(tokens))
     )
     judge = tuple(range(len(tokens)))
-    return Forward(SESSION, SegmentId(0), start, rows, tuple(tokens), judge=judge)
+    return Forward(SESSION, SegmentId(0), start, rows, tuple(tokens), sampled_rows=judge)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -85,14 +85,14 @@ def test_a_tree_stops_growing(tiny: Callable[..., Path], monkeypatch: pytest.Mon
 
     job = ask(0, (1, 2, 3))
     levels = 0
-    hang = Trie.hang
+    add_child = Trie.add_child
 
     def watched(self: Trie, wanted: object) -> object:
         nonlocal levels
         levels += 1
         if levels == 2:
             draft.abandon(job)
-        return hang(self, wanted)  # type: ignore[arg-type]
+        return add_child(self, wanted)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trie, "hang", watched)
     short = draft.run(job)

@@ -134,17 +134,19 @@ def test_jobs_that_cannot_be_meant(tiny: Callable[..., Path]) -> None:
         with pytest.raises(ValueError, match="token"):
             first.run(Forward(SESSION, segment, 0, (row,), tokens=tokens))
     with pytest.raises(ValueError, match="last stage"):
-        first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,), judge=(0,)))
+        first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,), sampled_rows=(0,)))
     with pytest.raises(ValueError, match="hidden"):
         last.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
     hidden = first.run(Forward(SESSION, segment, 0, (row,), tokens=(1,)))
     last.run(Release(SESSION))
     last.run(Admit(SESSION, 8, DRAWS["greedy, penalties"]))
     with pytest.raises(ValueError, match="0 tokens for 1 rows"):
-        last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), judge=(0,)))
+        last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), sampled_rows=(0,)))
     last.run(Release(SESSION))
     last.run(Admit(SESSION, 8, Sampling()))
     assert isinstance(
-        last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), judge=(0,))),
+        last.run(
+            Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), sampled_rows=(0,))
+        ),
         tuple,
     )

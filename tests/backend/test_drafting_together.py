@@ -219,14 +219,14 @@ def give_up_one(
         alone.run(feed)
         together.run(feed)
     jobs = texts.ask(depth=5, width=3, count=100)
-    hang, hung = Trie.hang, 0
+    add_child, hung = Trie.add_child, 0
 
     def watched(self: Trie, wanted: Any) -> Any:
         nonlocal hung
         hung += 1
         if hung == 4:  # every session has its second level, and the first one its third
             together.abandon(jobs[1])
-        return hang(self, wanted)
+        return add_child(self, wanted)
 
     monkeypatch.setattr(Trie, "hang", watched)
     found: Any = together.run(Drafting(jobs))

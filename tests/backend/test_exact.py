@@ -215,11 +215,11 @@ def test_trap_scattered_path_is_compacted_on_every_stage(stages: list[HFStage]) 
             path.append(NodeId(node))
             node += 1
         probe.watch(rows)
-        judged = pipeline.send(ids, parents, given_tokens, range(len(ids)))
-        drawn += [judged[row] for row in rows.values()]
+        verified = pipeline.send(ids, parents, given_tokens, range(len(ids)))
+        drawn += [verified[row] for row in rows.values()]
         for stage in range(len(stages)):
-            pipeline.settle(stage, frozenset(path), frozenset(), node)
-            assert pipeline.known[stage].slots.tail == ()
+            pipeline.reclaim(stage, frozenset(path), frozenset(), node)
+            assert pipeline.known[stage].slots.speculative_nodes == ()
             assert pipeline.known[stage].slots.committed == start + 6
     pipeline.close()
     assert drawn == want

@@ -18,7 +18,7 @@ from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
 from asyncspec.backend.hf.sampling import draw
 from asyncspec.core.jobs import Row
-from asyncspec.core.kv_slots import Slots, place
+from asyncspec.core.kv_slots import SlotTable, allocate
 from asyncspec.policy import LOSSLESS, POLICIES
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
@@ -83,10 +83,10 @@ def test_it_is_the_whole_matrix_and_everything_happened(matrix: Matrix) -> None:
 
 
 def oldest_ancestor_unseen(
-    slots: Slots, ids: Any, parents: Any, committed: Any
-) -> tuple[Slots, tuple[Row, ...]]:
+    slots: SlotTable, ids: Any, parents: Any, committed: Any
+) -> tuple[SlotTable, tuple[Row, ...]]:
     """Visible slots begin one too late."""
-    grown, rows = place(slots, ids, parents, committed)
+    grown, rows = allocate(slots, ids, parents, committed)
     return grown, tuple(replace(row, visible=row.visible[1:] or row.visible) for row in rows)
 
 

@@ -42,7 +42,7 @@ class Model:
 
     def compute(self, wanted: Wanted) -> None:
         start = self.trie.length
-        ids, rows = self.trie.hang(wanted)
+        ids, rows = self.trie.add_child(wanted)
         self._compute(start, rows, [token for _, token in wanted])
         for node, row in zip(ids, rows, strict=True):
             self.trie.learn(node, successors(self.cache[row.slot]))

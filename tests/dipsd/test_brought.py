@@ -28,7 +28,7 @@ class Run:
         self.drops: list[float] = []
 
     def cycle(self, *, changed: bool = False) -> None:
-        """Everybody has a round; then it is judged as the first stage judges."""
+        """Everybody has a round; then it is verified as the first stage judges."""
         planned = self.state.tried is not None
         self.spent[planned] += 1
         self.now += 1.0

@@ -33,7 +33,7 @@ def test_acceptance_is_a_cautious_share(drawn: list[tuple[int, int]]) -> None:
         chance = known.chance()
         assert 0 <= chance.low <= chance.mean <= chance.high <= 1
         assert chance.mean == pytest.approx(accepted / tried)
-        # The k-th token is only judged where those before it were accepted.
+        # The k-th token is only verified where those before it were accepted.
         assert all(b <= a + 1e-9 for a, b in zip(known.accepted, known.tried[1:], strict=False))
 
 

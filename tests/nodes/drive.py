@@ -161,7 +161,7 @@ def heard(driven: Driven, number: int, nodes: dict[int, int], **more: Any) -> Re
 def outcome(driven: Driven, job: Forward) -> object:
     """Of a pass: tokens that no node has, or rows."""
     last = driven.machine.config.last
-    return tuple(99 for _ in job.judge) if last else tuple(range(len(job.rows)))
+    return tuple(99 for _ in job.sampled_rows) if last else tuple(range(len(job.rows)))
 
 
 def done(job: Forward | Batch, result: object, seconds: float = 0.5) -> Computed:

@@ -177,14 +177,14 @@ def openings(draw: st.DrawFn, session: int) -> Open:
         draw(st.sampled_from([0.0, 0.5])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.0, 2.0])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 0.5])),
-        given=draw(st.integers(0, length - 1)),
+        resumed_tokens=draw(st.integers(0, length - 1)),
         features=draw(wanted),
-        tops=draw(st.sampled_from([0, 0, 5])),
+        top_logprobs=draw(st.sampled_from([0, 0, 5])),
         log_probs=draw(st.booleans()),
-        like=like,  # type: ignore[arg-type]
-        shared=shared,
+        parent_session=like,  # type: ignore[arg-type]
+        common_prefix=shared,
         coalesce=draw(st.booleans()),
-        tree=draw(st.sampled_from([-1, -1, 3, 8])),
+        max_tree_nodes=draw(st.sampled_from([-1, -1, 3, 8])),
     )
 
 
@@ -195,7 +195,7 @@ def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
     here: list[int] = [-1]
     travels, depths = False, 0
     if known is not None:
-        here = [known.slots.tip, *known.slots.seats]
+        here = [known.slots.tip, *known.slots.speculative]
         here += [n for w in state.queue if w.session == session for n in w.ids]
         travels, depths = known.tokens_travel, taps(known, state.config.first_layer)
     if draw(st.integers(0, 5)):
@@ -218,9 +218,9 @@ def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
         tuple(parents),  # type: ignore[arg-type]
         tokens if first or travels else (),
         taps=depths,
-        more=draw(st.sampled_from([0, 0, 0, 0, 0, 1])),
-        spent=draw(st.sampled_from([0.0, 1.0])),
-        turn=draw(few),
+        batch_remaining=draw(st.sampled_from([0, 0, 0, 0, 0, 1])),
+        stage_seconds=draw(st.sampled_from([0.0, 1.0])),
+        pass_number=draw(few),
     )
 
 

@@ -208,7 +208,7 @@ def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
     # Node 2 has the slot before node 3's, which sees it.
     assert batch.passes[1].rows[0].visible == (2, 3)
     verdicts = sent(last.feed(done(batch, ((6, 7), (8,)))), Verdict)
-    assert [(v.ids, v.tokens, v.more, v.turn) for v in verdicts] == [
+    assert [(v.ids, v.tokens, v.batch_remaining, v.pass_number) for v in verdicts] == [
         ((1, 2), (6, 7), 1, 2),
         ((3,), (8,), 0, 2),
     ]
@@ -236,7 +236,10 @@ def test_sessions_that_wait_share_the_next_pass_and_go_on_together() -> None:
     assert isinstance(batch, Batch)
     assert [one.session for one in batch.passes] == [1, 2]
     verdicts = sent(last.feed(done(batch, ((6,), (7,)))), Verdict)
-    assert [(v.session, v.tokens, v.more) for v in verdicts] == [(1, (6,), 1), (2, (7,), 0)]
+    assert [(v.session, v.tokens, v.batch_remaining) for v in verdicts] == [
+        (1, (6,), 1),
+        (2, (7,), 0),
+    ]
 
 
 def test_an_idle_stage_waits_for_all_of_a_pass() -> None:
@@ -252,7 +255,7 @@ def test_an_idle_stage_waits_for_all_of_a_pass() -> None:
 def test_what_goes_out_at_once_says_how_many_follow() -> None:
     names = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
     found = together([segment(n, {5: 4}, session=s) for s, n in names])
-    assert [(s.session, s.segment, s.more) for s in found] == [
+    assert [(s.session, s.segment, s.batch_remaining) for s in found] == [
         (0, 0, 2),
         (1, 0, 1),
         (2, 0, 0),
@@ -280,5 +283,5 @@ def _with_more(message: Segment, more: int) -> Segment:
         message.ids,
         message.parents,
         message.tokens,
-        more=more,
+        batch_remaining=more,
     )

@@ -54,7 +54,7 @@ TREE: dict[str, Any] = {
 
 
 def started(**changes: Any) -> Driven:
-    """One request; its prompt (a single token) was sent and judged: the first token is 5."""
+    """One request; its prompt (a single token) was sent and verified: the first token is 5."""
     driven = draft()
     fields: dict[str, Any] = {"prompt": (1,), "max_new_tokens": 20, "policy": "pruned"}
     effects = driven.feed(Submitted(ask(0, **{**fields, **changes})))
@@ -78,9 +78,9 @@ def verdict(segment: int, tokens: dict[int, int], applied: int = 0) -> Received:
     return Received(V1, message)
 
 
-def opinionated(**opinion: Any) -> Any:
+def opinionated(**output: Any) -> Any:
     """The verdict on a prompt of one token, with what is said beside it."""
-    return Verdict(0, 0, 0, (0,), (5,), **opinion)  # type: ignore[arg-type]
+    return Verdict(0, 0, 0, (0,), (5,), **output)  # type: ignore[arg-type]
 
 
 def emitted(effects: list[Any]) -> tuple[int, ...]:
@@ -293,8 +293,8 @@ def test_sessions_go_on_above_those_that_a_stage_has_heard_of() -> None:
 HANDLE = object()
 
 
-def featured(segment: int, judged: dict[int, int], featured: tuple[int, ...], handle: Any) -> Any:
-    ids, tokens = tuple(judged), tuple(judged.values())
+def featured(segment: int, verified: dict[int, int], featured: tuple[int, ...], handle: Any) -> Any:
+    ids, tokens = tuple(verified), tuple(verified.values())
     return Received(V1, Verdict(0, segment, 0, ids, tokens, featured), handle)  # type: ignore[arg-type]
 
 
@@ -398,8 +398,8 @@ def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
         (Verdict(3, 0, 0, (0,), (1,)), "never opened"),  # type: ignore[arg-type]
         (Verdict(0, 0, 0, (50,), (1,)), "never sent"),  # type: ignore[arg-type]
         (Open(0, 1, 1, 0, 0.0, 0, 1.0), "unexpected Open"),  # type: ignore[arg-type]
-        (opinionated(likely=(5, 6), log_probs=(-0.5, -1.5)), "likeliest"),
-        (opinionated(drawn=(-0.5,)), "log-probabilities"),
+        (opinionated(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "likeliest"),
+        (opinionated(token_log_probs=(-0.5,)), "log-probabilities"),
         (Verdict(0, 0, 9, (0,), (1,)), "never announced"),  # type: ignore[arg-type]
         (Ready(V1, True, 0, SessionId(2**42 - 2)), "not this draft node's"),
     ],
@@ -416,13 +416,13 @@ def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
     ("message", "text"),
     [
         (opinionated(), "likeliest"),
-        (opinionated(drawn=(-0.5,)), "likeliest"),
-        (opinionated(likely=(5, 6), log_probs=(-0.5, -1.5)), "log-probabilities"),
+        (opinionated(token_log_probs=(-0.5,)), "likeliest"),
+        (opinionated(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "log-probabilities"),
     ],
 )
 def test_what_a_user_asks_for_is_in_every_verdict(message: Any, text: str) -> None:
     driven = draft()
-    driven.feed(Submitted(ask(0, prompt=(1,), log_probs=True, tops=2)))
+    driven.feed(Submitted(ask(0, prompt=(1,), log_probs=True, top_logprobs=2)))
     with pytest.raises(RemoteProtocolError, match=text):
         driven.feed(Received(V1, message))
 
@@ -501,7 +501,7 @@ def test_whatever_a_users_policy_asks_for_messages_can_say_it(policy: str) -> No
             assert decode(encode(message)).message == message
         segments += len(sent(effects, Segment))
         session = driven.state.sessions[0]
-        if session.judged.keys() == session.sent or not sent(effects, Segment):
+        if session.verified.keys() == session.sent or not sent(effects, Segment):
             break
         effects = driven.feed(verdict(session.next_segment - 1, hits(session)))
     assert segments > 1
@@ -510,4 +510,4 @@ def test_whatever_a_users_policy_asks_for_messages_can_say_it(policy: str) -> No
 def hits(session: Any) -> dict[int, int]:
     """What a target says that takes every node's first child, and what no node has else."""
     below = {data.parent: data.token for data in reversed(session.tree.nodes.values())}
-    return {node: below.get(node, 10**6) for node in session.sent - session.judged.keys()}
+    return {node: below.get(node, 10**6) for node in session.sent - session.verified.keys()}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.kv_slots import Seat, Slots
+from asyncspec.core.kv_slots import CacheSlot, SlotTable
 from asyncspec.core.liveness import Liveness
 from asyncspec_nodes.roles.verify.batch_schedule import Rota
 from asyncspec_nodes.roles.verify.batching import Share, fair_share
@@ -26,8 +26,10 @@ def stage(stages: int, sessions: list[tuple[int, list[int]]], prompts: int = 0) 
     held, queue = {}, []
     for number, (under_way, waiting) in enumerate(sessions):
         name = SessionId(number)
-        seats = {NodeId(PROMPT + i): Seat(NO_PARENT) for i in range(under_way)}
-        held[name] = StageSession(name, Liveness(PROMPT), slots=Slots(PROMPT, seats=seats))
+        seats = {NodeId(PROMPT + i): CacheSlot(NO_PARENT) for i in range(under_way)}
+        held[name] = StageSession(
+            name, Liveness(PROMPT), slots=SlotTable(PROMPT, speculative=seats)
+        )
         for rows in waiting:
             ids = tuple(NodeId(100 + i) for i in range(rows))
             queue.append(Waiting(name, SegmentId(0), Version(0), ids, ids))

@@ -168,11 +168,11 @@ def test_only_live_nodes_are_judged_and_counted_as_sent() -> None:
     driven.feed(verdict(2, {3: 77}), verdict(1, {1: 10}))
     session = driven.state.sessions[0]
     assert session.tree.root == 2
-    assert set(session.judged) == set()
+    assert set(session.verified) == set()
     assert session.sent == {2, 4}
     # What is said of the dead comes too late.
     driven.feed(verdict(2, {3: 78}))
-    assert set(driven.state.sessions[0].judged) == set()
+    assert set(driven.state.sessions[0].verified) == set()
 
 
 def test_ids_are_never_used_again() -> None:
@@ -260,12 +260,12 @@ def test_a_prompt_that_is_shared_is_all_there() -> None:
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1}))))
     only.feed(done(job, (9, 9, 9)))
     assert only.state.sessions[0].slots.committed == 1
-    more = replace(opening(3, session=1), like=SessionId(0), shared=2)
+    more = replace(opening(3, session=1), parent_session=SessionId(0), common_prefix=2)
     with pytest.raises(RemoteProtocolError, match="shares 2 tokens with session 0, which has 1"):
         only.feed(Received(DRAFT, more))
-    only.feed(Received(DRAFT, replace(more, shared=1)))
+    only.feed(Received(DRAFT, replace(more, common_prefix=1)))
     slots = only.state.sessions[1].slots
-    assert (slots.committed, slots.tip, slots.tail) == (1, 0, ())
+    assert (slots.committed, slots.tip, slots.speculative_nodes) == (1, 0, ())
 
 
 def test_only_a_prompt_that_was_read_is_kept() -> None:
@@ -307,7 +307,7 @@ def test_a_prompt_that_is_kept_and_closed_is_released() -> None:
 
 def test_a_session_has_room_for_what_it_was_opened_for() -> None:
     """Not one node more; and what it has room for is not refused."""
-    few = replace(opening(1, session=1), capacity=3, tree=1)
+    few = replace(opening(1, session=1), capacity=3, max_tree_nodes=1)
     only = stage()
     only.feed(Received(DRAFT, few))
     only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0, 3: 0}, session=1)))

@@ -103,4 +103,4 @@ def test_turns_count_as_if_it_had_been_planned_when_it_began() -> None:
             assert [e.job for e in effects if isinstance(e, Abandon)] == [running]
         (job,) = passes(driven.feed(done(running, outcome(driven, running))))
         (verdict,) = sent(driven.feed(done(job, outcome(driven, job))), Verdict)
-        assert verdict.turn == (2 if given_up else 3)
+        assert verdict.pass_number == (2 if given_up else 3)

@@ -65,7 +65,7 @@ async def answer(client: Client, submit: Submit, at_most: int = 10**6) -> list[o
     events = client.ask(submit)
     async for event in events:
         if isinstance(event, Output):
-            said += [*zip(event.token_ids, event.log_probs or event.token_ids, strict=True)]
+            said += [*zip(event.token_ids, event.token_log_probs or event.token_ids, strict=True)]
         elif isinstance(event, Finished):
             assert event.reason in ("stop", "length")
         at_most -= 1

@@ -138,7 +138,17 @@ def test_no_token_is_given_twice_or_left_out_when_links_are_lost(policy: str) ->
     "message",
     [
         opening(1, 1),
-        Open(SessionId(THEIRS + 1), 3, 9, 0, 0.0, 0, 1.0, like=SessionId(0), shared=1),
+        Open(
+            SessionId(THEIRS + 1),
+            3,
+            9,
+            0,
+            0.0,
+            0,
+            1.0,
+            parent_session=SessionId(0),
+            common_prefix=1,
+        ),
         segment(0, {0: -1}),
         PruneIndices(SessionId(0), Version(1), 0, (), ()),  # type: ignore[arg-type]
         Close(SessionId(0)),

@@ -51,7 +51,7 @@ def test_a_session_that_penalises_tokens_shares_no_prompt(rank: int) -> None:
     penalised = replace(opening(4, session=1), presence_penalty=1.0)
     node.feed_rows(rank - 1, segment(0, {0: -1, 1: 0, 2: 1}, tokens=rank == 1))
     node.work()
-    node.hear(rank - 1, replace(penalised, like=0, shared=2))
+    node.hear(rank - 1, replace(penalised, parent_session=0, common_prefix=2))
     assert [error.peer for error in node.refused] == [rank - 1]
     assert "penal" in str(node.refused[0])
     assert 1 not in node.driven.state.sessions
@@ -92,7 +92,7 @@ def test_sessions_for_which_there_is_no_memory_are_refused() -> None:
         config = replace(node.driven.state.config, slots=100)
         node.driven.state = replace(node.driven.state, config=config)
         for session, capacity in enumerate((101, 60, 60, 40)):
-            opened = replace(opening(1, session=session), capacity=capacity, tree=0)
+            opened = replace(opening(1, session=session), capacity=capacity, max_tree_nodes=0)
             node.hear(rank - 1, opened)
         assert list(node.driven.state.sessions) == [1, 3]
         assert len(node.refused) == (2 if rank == 1 else 0)

@@ -90,7 +90,12 @@ def verdicts(draw: st.DrawFn, sent: list[Segment]) -> Verdict:
     one = draw(st.sampled_from(sent))
     words = tuple(draw(tokens) for _ in one.ids)
     return Verdict(
-        one.session, one.segment, draw(st.integers(0, 1)), one.ids, words, spent=draw(shares)
+        one.session,
+        one.segment,
+        draw(st.integers(0, 1)),
+        one.ids,
+        words,
+        stage_seconds=draw(shares),
     )
 
 

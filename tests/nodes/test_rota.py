@@ -66,7 +66,7 @@ class Stage:
         if running is None:
             return
         several = isinstance(running.job, Batch)
-        results = [(1,) * len(part.judged) for part in running.parts]
+        results = [(1,) * len(part.verified) for part in running.parts]
         self.feed(Computed(running.job, tuple(results) if several else results[0], 0.2))
 
     def fires(self) -> None:

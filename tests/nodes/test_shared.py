@@ -47,11 +47,11 @@ def shared(rank: int = 1, stages: int = 1, window: int = 8) -> Driven:
 
 
 def own(number: int, nodes: dict[int, int], more: int = 0) -> Received:
-    return Received(DRAFT, replace(segment(number, nodes), more=more))
+    return Received(DRAFT, replace(segment(number, nodes), batch_remaining=more))
 
 
 def theirs(number: int, nodes: dict[int, int], more: int = 0) -> Received:
-    return Received(OTHER, replace(segment(number, nodes, session=THEIRS), more=more))
+    return Received(OTHER, replace(segment(number, nodes, session=THEIRS), batch_remaining=more))
 
 
 def pruning(session: SessionId, horizon: int, *accepted: int) -> PruneIndices:
@@ -69,7 +69,7 @@ def sessions(effects: list[Effect]) -> list[SessionId]:
     "message",
     [
         opening(1, 1),
-        replace(opening(3, THEIRS + 1), like=SessionId(0), shared=1),
+        replace(opening(3, THEIRS + 1), parent_session=SessionId(0), common_prefix=1),
         segment(0, {0: -1}),
         pruning(SessionId(0), 5),
         Close(SessionId(0)),
@@ -96,7 +96,7 @@ def test_sessions_of_several_draft_nodes_share_a_pass_and_each_hears_of_its_own(
     assert sessions(effects) == [THEIRS, 0, 1]
     job = only.state.running.job
     verdicts = [
-        (e.to, e.message.session, e.message.more)
+        (e.to, e.message.session, e.message.batch_remaining)
         for e in only.feed(done(job, ((5,), (6,), (7,))))
         if isinstance(e, Send) and isinstance(e.message, Verdict)
     ]
@@ -198,7 +198,7 @@ def test_who_tells_stages_different_things_ends_its_session_and_no_link_between_
 
 def test_who_shares_what_only_the_first_stage_has_opens_nothing_behind_it() -> None:
     last = shared(2, 2)
-    begun = replace(opening(3, THEIRS + 1), like=THEIRS, shared=2)
+    begun = replace(opening(3, THEIRS + 1), parent_session=THEIRS, common_prefix=2)
     effects = last.feed(Received(Rank(1), begun))
     assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Fault)] == [
         OTHER

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.core.jobs import Admit, Drafting, Forward, Judged
+from asyncspec.core.jobs import Admit, Drafting, Forward, SamplerOutput
 from asyncspec.core.machine import (
     Cancelled,
     Compute,
@@ -114,9 +114,13 @@ inputs: st.SearchStrategy[Any] = st.one_of(
 def answer(job: Any, draw: Any, *, featured: bool) -> Input:
     """What a device might say to a job; ``featured``: on the last stage, in such a session."""
     if isinstance(job, Forward) and featured:
-        return Computed(job, Judged(tuple(draw(small) for _ in job.judge), "features"))
+        return Computed(
+            job, SamplerOutput(tuple(draw(small) for _ in job.sampled_rows), "features")
+        )
     if isinstance(job, Forward):
-        return Computed(job, tuple(draw(small) for _ in job.judge) if job.judge else "hidden")
+        return Computed(
+            job, tuple(draw(small) for _ in job.sampled_rows) if job.sampled_rows else "hidden"
+        )
     if isinstance(job, Drafting):
         return Computed(job, tuple(tree(one, draw) for one in job.jobs))
     return Computed(job, tree(job, draw))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Admit, Compact, Judged, Release, Rows
+from asyncspec.core.jobs import Admit, Compact, Release, Rows, SamplerOutput
 from asyncspec.core.machine import Compute, Effect, Fired, Joined, Lost, Received, Report, Send
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
@@ -29,8 +29,10 @@ def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
     last = stage()
     (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
     assert job.tokens == (0,)
-    assert job.judge == (0,)
-    assert sent(last.feed(done(job, (7,))), Verdict) == [Verdict(0, 0, 0, (0,), (7,), turn=1)]
+    assert job.sampled_rows == (0,)
+    assert sent(last.feed(done(job, (7,))), Verdict) == [
+        Verdict(0, 0, 0, (0,), (7,), pass_number=1)
+    ]
 
 
 def test_a_session_opened_by_nobody_who_is_linked() -> None:
@@ -43,15 +45,17 @@ def test_a_session_opened_by_nobody_who_is_linked() -> None:
 def test_prompt_nodes_but_the_last_need_no_verdict() -> None:
     last = stage(prompt_length=4)
     (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1, 1: 0}))))
-    assert job.judge == ()
+    assert job.sampled_rows == ()
     assert sent(last.feed(done(job, ())), Verdict) == []
     (job,) = passes(last.feed(Received(DRAFT, segment(1, {2: 1, 3: 2}))))
-    assert job.judge == (1,)
+    assert job.sampled_rows == (1,)
 
 
 def test_tokens_go_all_the_way_where_draws_depend_on_them() -> None:
     """And dead rows lose theirs on the way like their hidden states."""
-    penalties = replace(opening(1, session=1), presence_penalty=0.5, prompt_length=3, given=2)
+    penalties = replace(
+        opening(1, session=1), presence_penalty=0.5, prompt_length=3, resumed_tokens=2
+    )
     middle, last = stage(2, 3), stage(3, 3)
     for driven, before in ((middle, 1), (last, 2)):
         (admit,) = [
@@ -73,7 +77,7 @@ def test_tokens_go_all_the_way_where_draws_depend_on_them() -> None:
 def test_a_session_with_more_live_nodes_than_it_was_opened_for() -> None:
     """Three tokens and a tree of two: what waits counts, what is dead does not."""
     first = stage()
-    few = replace(opening(1, session=1), capacity=3, tree=2)
+    few = replace(opening(1, session=1), capacity=3, max_tree_nodes=2)
     first.feed(Received(DRAFT, few))
     first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0}, session=1)))
     first.feed(Received(DRAFT, segment(1, {3: 1, 4: 1}, session=1)))
@@ -99,11 +103,11 @@ def test_trap_non_contiguous_accepted_path_is_compacted_on_every_stage() -> None
         tensor = None if rank == 1 else object()
         nodes = segment(0, {0: -1, 1: 0, 2: 0, 3: 1, 4: 2, 5: 2}, tokens=rank == 1)
         (job,) = passes(middle.feed(Received(Rank(rank - 1), nodes, tensor)))
-        middle.feed(done(job, tuple(9 for _ in job.judge)))
+        middle.feed(done(job, tuple(9 for _ in job.sampled_rows)))
         effects = middle.feed(prune(1, 6, (2, 4), ()))
         assert [e.job for e in effects if isinstance(e, Compute)] == [Compact(0, 1, (2, 4))]
         slots = middle.state.sessions[0].slots
-        assert (slots.committed, slots.tip, slots.tail) == (3, 4, ())
+        assert (slots.committed, slots.tip, slots.speculative_nodes) == (3, 4, ())
 
 
 def test_trap_an_emptied_segment_vanishes_and_gives_its_place_back() -> None:
@@ -296,24 +300,26 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1, 3: 1}))))
     first.feed(prune(1, 4, (), (2,)))
     (onward,) = [e for e in first.feed(done(job, "hidden")) if isinstance(e, Send)]
-    assert onward.message == replace(segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1), turn=1)
+    assert onward.message == replace(
+        segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1), pass_number=1
+    )
     assert onward.tensor == Rows("hidden", (0, 1, 2))
     last = stage(2, 2, prompt_length=2, features=(1, 2))
     (job,) = passes(last.feed(Received(Rank(1), onward.message, "arrived")))
-    assert job.judge == (1, 2)
+    assert job.sampled_rows == (1, 2)
     last.feed(prune(2, 5, (), ()))
     (verdict,) = [
-        e for e in last.feed(done(job, Judged((7, 8), "features"))) if isinstance(e, Send)
+        e for e in last.feed(done(job, SamplerOutput((7, 8), "features"))) if isinstance(e, Send)
     ]
-    assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1), turn=1)  # type: ignore[arg-type]
+    assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1), pass_number=1)  # type: ignore[arg-type]
     assert verdict.tensor == Rows("features", (0, 1))
 
 
 def test_features_of_a_prompts_chunk_come_in_a_verdict_on_nobody() -> None:
     only = stage(prompt_length=4, features=(FINAL,))
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0}))))
-    (verdict,) = sent(only.feed(done(job, Judged((), "features"))), Verdict)
-    assert (verdict.ids, verdict.tokens, verdict.featured) == ((), (), (0, 1))
+    (verdict,) = sent(only.feed(done(job, SamplerOutput((), "features"))), Verdict)
+    assert (verdict.ids, verdict.tokens, verdict.feature_ids) == ((), (), (0, 1))
 
 
 @pytest.mark.parametrize("taps", [0, 2])
@@ -329,7 +335,7 @@ def test_a_depth_the_target_does_not_have() -> None:
         only.feed(Received(DRAFT, opening(1, session=1, features=(1, 2))))
 
 
-@pytest.mark.parametrize(("features", "result"), [((), Judged((7,), "x")), ((FINAL,), (7,))])
+@pytest.mark.parametrize(("features", "result"), [((), SamplerOutput((7,), "x")), ((FINAL,), (7,))])
 def test_a_device_that_mistakes_what_is_wanted(features: tuple[int, ...], result: object) -> None:
     only = stage(features=features)
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}))))

@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.segment import connected, share
-from asyncspec.core.tree import plant
+from asyncspec.core.tree import new_tree
 from asyncspec.policy import POLICIES, Policy, View
 from asyncspec.policy.linear import Linear
 from asyncspec_protocol.ids import NodeId
-from laws import SMALL, hang
+from laws import SMALL, add_child
 
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
     """A session in any state: an ancestor-closed part of the tree has been sent."""
-    tree, next_id = plant(NodeId(0), 1, 4), 1
+    tree, next_id = new_tree(NodeId(0), 1, 4), 1
     for _ in range(draw(st.integers(0, 12))):
         parent = draw(st.sampled_from(sorted(tree.nodes)))
         score = tree.nodes[parent].score - draw(st.sampled_from([0.0, 0.3, 1.0]))
-        tree = hang(tree, NodeId(next_id), parent, next_id, score)
+        tree = add_child(tree, NodeId(next_id), parent, next_id, score)
         next_id += 1
     sent: set[NodeId] = set()
     for node, data in tree.nodes.items():

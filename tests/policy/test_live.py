@@ -111,7 +111,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
     for request in asked:
         cluster.submit(request)
     world.run(until=BOUND)
-    if not policy.tops:
+    if not policy.top_logprobs:
         check_after(cluster, asked)
 
 

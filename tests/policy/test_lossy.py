@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.core.accept import Opinion
-from asyncspec.core.tree import TokenTree, plant
+from asyncspec.core.accept import TargetOutput
+from asyncspec.core.tree import TokenTree, new_tree
 from asyncspec.policy import LOSSLESS, POLICIES, Policy
 from asyncspec.policy.level_tree import Levels
 from asyncspec.policy.lossy import relaxed, within_top_p
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
-from laws import Shaken, check_empty, hang, watch_invariants
+from laws import Shaken, add_child, check_empty, watch_invariants
 
 ROOT = NodeId(0)
 VOCAB = 8
@@ -29,44 +29,44 @@ SMALL: dict[str, Policy] = {
 
 def below(scores: dict[int, float]) -> TokenTree:
     """A root with children by token."""
-    tree = plant(ROOT, 0, 3)
+    tree = new_tree(ROOT, 0, 3)
     for i, (token, score) in enumerate(scores.items()):
-        tree = hang(tree, NodeId(i + 1), ROOT, token, score)
+        tree = add_child(tree, NodeId(i + 1), ROOT, token, score)
     return tree
 
 
 @st.composite
-def opinions(draw: st.DrawFn) -> Opinion:
+def outputs(draw: st.DrawFn) -> TargetOutput:
     tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=VOCAB, unique=True))
     weights = sorted((draw(st.floats(0.01, 1)) for _ in tokens), reverse=True)
     log_probs = tuple(math.log(w / (sum(weights) + draw(st.floats(0, 1)))) for w in weights)
-    return Opinion(draw(st.sampled_from(tokens)), tuple(tokens), log_probs)
+    return TargetOutput(draw(st.sampled_from(tokens)), tuple(tokens), log_probs)
 
 
 children = st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5, 0), max_size=5)
 
 
-@given(children, opinions())
+@given(children, outputs())
 def test_relaxed_takes_the_child_the_target_likes_best(
-    scores: dict[int, float], opinion: Opinion
+    scores: dict[int, float], output: TargetOutput
 ) -> None:
-    token = relaxed(below(scores), ROOT, opinion)
+    token = relaxed(below(scores), ROOT, output)
     if not scores:
-        assert token == opinion.drawn
+        assert token == output.token
         return
-    listed = [t for t in opinion.tokens if t in scores]
+    listed = [t for t in output.top_tokens if t in scores]
     assert token == (listed[0] if listed else max(scores, key=lambda t: scores[t]))
 
 
-@given(children, opinions(), st.floats(0.05, 1))
+@given(children, outputs(), st.floats(0.05, 1))
 def test_top_p_takes_the_best_drafted_child_of_those_the_target_might_have_drawn(
-    scores: dict[int, float], opinion: Opinion, top_p: float
+    scores: dict[int, float], output: TargetOutput, top_p: float
 ) -> None:
-    token = within_top_p(below(scores), ROOT, opinion, top_p)
-    masses = [math.exp(p) for p in opinion.log_probs]
-    allowed = {t for i, t in enumerate(opinion.tokens) if sum(masses[:i]) < top_p}
+    token = within_top_p(below(scores), ROOT, output, top_p)
+    masses = [math.exp(p) for p in output.top_log_probs]
+    allowed = {t for i, t in enumerate(output.top_tokens) if sum(masses[:i]) < top_p}
     inside = {t: s for t, s in scores.items() if t in allowed}
-    assert token in inside or (token == opinion.drawn and not inside)
+    assert token in inside or (token == output.token and not inside)
     if inside:
         assert scores[token] == max(inside.values())
 
@@ -102,4 +102,4 @@ def test_lossy_policies_on_the_machines(policy: str, stages: int) -> None:
 
 def test_names_say_what_is_lossy() -> None:
     for name, policy in POLICIES.items():
-        assert name.startswith("lossy-") == bool(policy.tops) == (name not in LOSSLESS)
+        assert name.startswith("lossy-") == bool(policy.top_logprobs) == (name not in LOSSLESS)

@@ -38,7 +38,7 @@ def segments(draw: st.DrawFn) -> Segment:
     tokens = tuple(draw(count) for _ in ids) if draw(st.booleans()) else ()
     taps = draw(st.integers(0, 3))
     names = (draw(count), draw(count), draw(count))
-    return Segment(*names, tuple(ids), parents, tokens, taps, spent=draw(seconds))
+    return Segment(*names, tuple(ids), parents, tokens, taps, stage_seconds=draw(seconds))
 
 
 @st.composite
@@ -46,7 +46,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
     pairs = draw(st.lists(st.tuples(nodes, count), max_size=8))
     ids, tokens = tuple(n for n, _ in pairs), tuple(t for _, t in pairs)
     names = (draw(count), draw(count), draw(count))
-    return Verdict(*names, ids, tokens, spent=draw(seconds))
+    return Verdict(*names, ids, tokens, stage_seconds=draw(seconds))
 
 
 @st.composite
@@ -96,10 +96,10 @@ openings = st.builds(
     repetition_penalty=st.floats(0.01, 9),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
-    given=st.just(0),
-    tree=st.integers(-1, 8192),
-    like=st.just(-1),
-    shared=st.just(0),
+    resumed_tokens=st.just(0),
+    max_tree_nodes=st.integers(-1, 8192),
+    parent_session=st.just(-1),
+    common_prefix=st.just(0),
     features=st.one_of(
         st.just((FINAL,)),
         st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),
@@ -239,7 +239,7 @@ def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
     shape: tuple[int, ...]
     if isinstance(message, Verdict) and draw(st.booleans()):
         featured = tuple(draw(st.lists(nodes, min_size=1, max_size=8, unique=True)))
-        message, shape = replace(message, featured=featured), (len(featured), 3)
+        message, shape = replace(message, feature_ids=featured), (len(featured), 3)
     elif isinstance(message, Segment) and draw(st.booleans()):
         shape = (len(message.ids), *([1 + message.taps] if message.taps else []), 3)
     else:

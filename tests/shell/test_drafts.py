@@ -86,7 +86,7 @@ def frame(message: Message) -> bytes:
 
 def theirs(number: int, more: int = 0) -> Segment:
     nodes = {number: number - 1}
-    return replace(segment(number, nodes, session=THEIRS), more=more)
+    return replace(segment(number, nodes, session=THEIRS), batch_remaining=more)
 
 
 async def served(cluster: LocalCluster, first: int) -> None:

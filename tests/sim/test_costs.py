@@ -114,7 +114,7 @@ def test_sizes_are_those_of_real_frames(sent: list[Message], rows: int, width: i
     data = memoryview(bytes(2 * rows * width))
     for bearer in (
         Segment(3, 5, 1, nodes, tuple(range(-1, rows - 1))),  # hidden states
-        Verdict(3, 5, 1, nodes, nodes, featured=nodes),  # features
+        Verdict(3, 5, 1, nodes, nodes, feature_ids=nodes),  # features
     ):
         frame = write_frame(bearer, TensorSpec("float16", (rows, width)), data)
         assert sizes(bearer) == sum(memoryview(piece).nbytes for piece in frame)

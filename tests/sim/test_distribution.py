@@ -19,7 +19,7 @@ import asyncspec_nodes.roles.draft.speculation as verdicts
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core import sampling as draw
 from asyncspec.core import tree as trees
-from asyncspec.core.accept import Opinion, Walk
+from asyncspec.core.accept import TargetOutput, Walk
 from asyncspec.core.rng import gumbel
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import TokenTree
@@ -125,14 +125,14 @@ def test_the_first_tokens_have_the_targets_distribution(policy: str, settings: s
 
 
 def conditioned_on_acceptance(
-    tree: TokenTree, judged: Mapping[NodeId, Opinion], choose: Any
+    tree: TokenTree, verified: Mapping[NodeId, TargetOutput], choose: Any
 ) -> Walk:
     """Where the drawn token is no node of the tree, a node is taken in its place."""
     accepted: list[NodeId] = []
     node = tree.root
-    while (opinion := judged.get(node)) is not None:
-        token = choose(tree, node, opinion)
-        others = [n for n in judged if n in tree and tree.nodes[n].parent == node]
+    while (output := verified.get(node)) is not None:
+        token = choose(tree, node, output)
+        others = [n for n in verified if n in tree and tree.nodes[n].parent == node]
         below = trees.child(tree, node, token)
         if below is None and not others:
             return Walk(tuple(accepted), token)

@@ -22,7 +22,7 @@ import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.accept import Walk, walk
 from asyncspec.core.jobs import Compact, Rows
-from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
@@ -87,27 +87,29 @@ OUT_OF_ORDER = [
 
 
 def slot_reused_too_early(
-    slots: Slots, ids: Any, parents: Any, committed: Any
-) -> tuple[Slots, Any]:
+    slots: SlotTable, ids: Any, parents: Any, committed: Any
+) -> tuple[SlotTable, Any]:
     """The last slot in use is handed out again."""
-    grown, rows = place(slots, ids, parents, committed)
-    if slots.tail:
+    grown, rows = allocate(slots, ids, parents, committed)
+    if slots.speculative_nodes:
         rows = tuple(replace(row, slot=row.slot - 1) for row in rows)
     return grown, rows
 
 
-def one_row_unmasked(slots: Slots, ids: Any, parents: Any, committed: Any) -> tuple[Slots, Any]:
+def one_row_unmasked(
+    slots: SlotTable, ids: Any, parents: Any, committed: Any
+) -> tuple[SlotTable, Any]:
     """The released FlowSpec's bug: a segment of one row sees every slot, siblings included."""
-    grown, rows = place(slots, ids, parents, committed)
+    grown, rows = allocate(slots, ids, parents, committed)
     if len(rows) == 1:
         everything = tuple(range(slots.committed, rows[0].slot + 1))
         rows = (replace(rows[0], visible=everything),)
     return grown, rows
 
 
-def path_assumed_contiguous(slots: Slots, committed: Any, alive: Any) -> Any:
+def path_assumed_contiguous(slots: SlotTable, committed: Any, alive: Any) -> Any:
     """The accepted path is taken to be the first so many slots of the tail."""
-    settled, stay = settle(slots, committed, alive)
+    settled, stay = reclaim(slots, committed, alive)
     if stay is not None:
         stay = tuple(range(slots.committed, slots.committed + len(stay)))
     return settled, stay
@@ -124,9 +126,9 @@ def compaction_forgotten(session: Any, message: Any) -> Any:
     return session, None if isinstance(job, Compact) else job
 
 
-def bonus_taken_for_a_hit(tree: Any, judged: Any, choose: Any) -> Walk:
+def bonus_taken_for_a_hit(tree: Any, verified: Any, choose: Any) -> Walk:
     """On a miss the best child of the last accepted node is taken instead of the bonus."""
-    walked = walk(tree, judged, choose)
+    walked = walk(tree, verified, choose)
     tip = walked.accepted[-1] if walked.accepted else tree.root
     children = [n for n, data in tree.nodes.items() if data.parent == tip]
     if walked.bonus is not None and children:
@@ -184,8 +186,8 @@ MOVE = feature_books.move
 
 
 def features_by_place(features: Any, verdict: Any, handle: Any, alive: Any) -> Any:
-    """Features are taken in the order of the nodes that were judged, not of those featured."""
-    swapped = replace(verdict, featured=tuple(sorted(verdict.featured, reverse=True)))
+    """Features are taken in the order of the nodes that were verified, not of those featured."""
+    swapped = replace(verdict, feature_ids=tuple(sorted(verdict.feature_ids, reverse=True)))
     return NOTE(features, verdict if len(verdict.ids) < 2 else swapped, handle, alive)
 
 
@@ -218,9 +220,9 @@ START = passes._start
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("a prune is dropped", prunes, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
-    ("a slot is reused too early", stage_session, "place", slot_reused_too_early),
-    ("a one-row segment is masked wrongly", stage_session, "place", one_row_unmasked),
-    ("a path is taken for contiguous", stage_session, "settle", path_assumed_contiguous),
+    ("a slot is reused too early", stage_session, "allocate", slot_reused_too_early),
+    ("a one-row segment is masked wrongly", stage_session, "allocate", one_row_unmasked),
+    ("a path is taken for contiguous", stage_session, "reclaim", path_assumed_contiguous),
     ("dead rows are sent on", results, "survivors", dead_rows_sent_on),
     ("the cache is not compacted", prunes, "prune", compaction_forgotten),
     ("a bonus is taken for a hit", verdicts, "walk", bonus_taken_for_a_hit),

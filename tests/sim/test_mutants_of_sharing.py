@@ -47,7 +47,7 @@ def run(costs: Shaken, seed: int) -> None:
     cluster.drafts.add(SLOW)
     cluster.connect_all()
     slow: SessionId = first_session(SLOW)
-    for message in (opening(slow), replace(segment(0, {0: -1}, session=slow), more=1)):
+    for message in (opening(slow), replace(segment(0, {0: -1}, session=slow), batch_remaining=1)):
         world.at(3, world.lie, SLOW, Rank(1), message)  # type: ignore[attr-defined]
     served: list[Request] = []
     for number in range(2 * DRAFTS):
@@ -86,7 +86,7 @@ def counted_together(verdicts: Any) -> Any:
     """Verdicts of one pass are counted whoever gets them."""
     last = len(verdicts) - 1
     return [
-        replace(send, message=replace(send.message, more=last - i))
+        replace(send, message=replace(send.message, batch_remaining=last - i))
         for i, send in enumerate(verdicts)
     ]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.machine import Emit, Request
 from asyncspec_protocol.ids import Rank
 from cluster import Cluster
@@ -18,16 +18,16 @@ from laws import check_after, clusters, lose_links, requests
 BOUND = 100_000.0
 
 
-def listen(cluster: Cluster) -> dict[int, list[tuple[int, Opinion]]]:
+def listen(cluster: Cluster) -> dict[int, list[tuple[int, TargetOutput]]]:
     """Every emitted token with its opinion, by request, as they come."""
-    heard: dict[int, list[tuple[int, Opinion]]] = {}
+    heard: dict[int, list[tuple[int, TargetOutput]]] = {}
 
     def watch(rank: Rank, event: Any, effects: tuple[Any, ...]) -> None:
         for effect in effects:
             if isinstance(effect, Emit):
                 # Either for all of them or for none.
-                assert len(effect.opinions) in (0, len(effect.tokens))
-                pairs = zip(effect.tokens, effect.opinions, strict=False)
+                assert len(effect.outputs) in (0, len(effect.tokens))
+                pairs = zip(effect.tokens, effect.outputs, strict=False)
                 heard.setdefault(effect.request, []).extend(pairs)
 
     cluster.world.watch = watch
@@ -46,7 +46,7 @@ def test_what_is_said_of_each_token_is_what_the_target_alone_says(
 ) -> None:
     """Under any delays and losses, for requests that ask for it beside others that do not."""
     asked = [
-        replace(request, log_probs=wanted > 0, tops=max(0, wanted - 1))
+        replace(request, log_probs=wanted > 0, top_logprobs=max(0, wanted - 1))
         for request, wanted in zip(asked, tops, strict=False)
     ]
     heard = listen(cluster)
@@ -59,14 +59,14 @@ def test_what_is_said_of_each_token_is_what_the_target_alone_says(
         said = heard.get(request.request, [])
         assert len(said) == (len(cluster.world.tokens[request.request]) if request.log_probs else 0)
         state = cluster.model.read(request.prompt)
-        for token, opinion in said:
-            assert opinion.of(token) == cluster.model.log_prob(state.hidden, token)
-            likely = cluster.model.likely(state.hidden, request.tops)
-            assert (opinion.tokens, opinion.log_probs) == likely
+        for token, output in said:
+            assert output.log_prob_of(token) == cluster.model.log_prob(state.hidden, token)
+            likely = cluster.model.likely(state.hidden, request.top_logprobs)
+            assert (output.top_tokens, output.top_log_probs) == likely
             state = cluster.model.extend(state, token)
 
 
 @pytest.mark.parametrize("token", [4, 5, 9])
 def test_a_token_that_was_not_drawn(token: int) -> None:
-    opinion = Opinion(4, (5, 6), (-0.5, -1.5), -2.5)
-    assert opinion.of(token) == {4: -2.5, 5: -0.5, 9: None}[token]
+    output = TargetOutput(4, (5, 6), (-0.5, -1.5), -2.5)
+    assert output.log_prob_of(token) == {4: -2.5, 5: -0.5, 9: None}[token]

@@ -53,9 +53,9 @@ def test_what_users_got(
         assert [token.index for token in mine] == list(range(len(tokens)))
         assert all(token.journey >= 0 for token in mine)
         for token in mine:
-            judged = found.journeys[token.journey].judged
-            assert judged is not None
-            assert judged <= token.at
+            verified = found.journeys[token.journey].verified
+            assert verified is not None
+            assert verified <= token.at
     for request in found.requests:
         end = cluster.world.finished[request.request]
         assert (request.reason, request.policy) == (end.reason, policy)
@@ -241,7 +241,7 @@ def test_a_stage_that_is_lost_and_comes_back(
 def test_outcomes_of_segments() -> None:
     found = build(run(Shaken([2, 1, 3]), "flowspec", 3).trace())
     outcomes = Counter(journey.outcome for journey in found.journeys)
-    assert outcomes["judged"] > 0
+    assert outcomes["verified"] > 0
     assert outcomes["pruned"] > 0
     assert sum(journey.brought for journey in found.journeys) == len(found.tokens)
     for journey in found.journeys:

@@ -48,13 +48,13 @@ def long(count: int) -> Timeline:
                 Span(rank, "transfer", until, came + STEP, 0, number, peer=(rank + 1) % 9),
             ]
             hops.append(Hop(rank, 16, 16, 16, came, at, until, until))
-        judged = sent + STAGES * STEP
+        verified = sent + STAGES * STEP
         ids = tuple(range(16 * number, 16 * number + 16))
         journeys.append(
-            Journey(0, number, ids, ids, ids, sent, tuple(hops), judged, "judged", 2, 1)
+            Journey(0, number, ids, ids, ids, sent, tuple(hops), verified, "verified", 2, 1)
         )
-        tokens.append(Token(0, number, 7, judged, number, number % 4 > 0, text=" word"))
-        marks += [Mark(rank, judged, "prune", 0) for rank in range(STAGES + 1)]
+        tokens.append(Token(0, number, 7, verified, number, number % 4 > 0, text=" word"))
+        marks += [Mark(rank, verified, "prune", 0) for rank in range(STAGES + 1)]
     end = journeys[-1].sent + STAGES * STEP
     cuts = [end * i / 500 for i in range(501)]
     return Timeline(

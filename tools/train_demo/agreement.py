@@ -58,7 +58,7 @@ def agreement(trio: Trio, rows: torch.Tensor, counted: torch.Tensor) -> dict[str
     """Teacher-forced tallies by drafter on `rows` [rows, length].
 
     `counted` (bool, same shape) marks the positions whose next token is to be guessed; the
-    first two of a row never count, so that all drafters are judged on the same positions.
+    first two of a row never count, so that all drafters are verified on the same positions.
     """
     tallies = {"draft": Tally(), "eagle": Tally(), "eagle_depth_2": Tally()}
     weight = trio.target.lm_head.weight

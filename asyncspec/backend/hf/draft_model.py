@@ -228,7 +228,7 @@ def _part(
 
 def _hang(session: _Session, wanted: Wanted) -> ModelPass:
     committed = session.trie.length
-    ids, rows = session.trie.hang(wanted)
+    ids, rows = session.trie.add_child(wanted)
     return _part(session, committed, rows, [token for _, token in wanted], ids)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from asyncspec.core.jobs import Row
-from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.source.expand import NOTHING, TIP, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
@@ -23,7 +23,7 @@ class Trie:
     """The computed nodes of one session and where they sit in the cache."""
 
     def __init__(self) -> None:
-        self.slots = Slots()
+        self.slots = SlotTable()
         self._issued = 0
         self._children: dict[tuple[NodeId, int], NodeId] = {}
         self._memo: dict[NodeId, Proposal] = {}
@@ -76,14 +76,14 @@ class Trie:
         self._memo.clear()
         ids = self._issue(len(tokens))
         parents = [self.tip, *ids[:-1]]
-        self.slots, rows = place(self.slots, ids, parents, lambda _: True)
+        self.slots, rows = allocate(self.slots, ids, parents, lambda _: True)
         return rows
 
-    def hang(self, wanted: Wanted) -> tuple[tuple[NodeId, ...], tuple[Row, ...]]:
+    def add_child(self, wanted: Wanted) -> tuple[tuple[NodeId, ...], tuple[Row, ...]]:
         """New nodes below computed ones, and the rows of the pass that computes them."""
         ids = self._issue(len(wanted))
         parents = [parent for parent, _ in wanted]
-        self.slots, rows = place(self.slots, ids, parents, lambda _: False)
+        self.slots, rows = allocate(self.slots, ids, parents, lambda _: False)
         self._children |= dict(zip(wanted, ids, strict=True))
         return ids, rows
 
@@ -94,7 +94,7 @@ class Trie:
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the bookkeeping contradicts itself."""
-        tail = set(self.slots.tail)
+        tail = set(self.slots.speculative_nodes)
         assert set(self._children.values()) == tail
         assert self._memo.keys() <= tail | {self.tip}
         assert all(parent in tail | {self.tip} for parent, _ in self._children)
@@ -106,14 +106,14 @@ class Trie:
 
     def _below(self, top: NodeId) -> set[NodeId]:
         below: set[NodeId] = set()
-        for node, seat in self.slots.seats.items():  # parents come first
+        for node, seat in self.slots.speculative.items():  # parents come first
             if seat.parent in below or seat.parent == top:
                 below.add(node)
         return below
 
     def _keep(self, path: set[NodeId], below: set[NodeId]) -> tuple[int, ...] | None:
         alive = path | below
-        self.slots, stay = settle(self.slots, path.__contains__, alive.__contains__)
+        self.slots, stay = reclaim(self.slots, path.__contains__, alive.__contains__)
         self._children = {key: node for key, node in self._children.items() if node in below}
         held = below | {self.tip}
         self._memo = {node: memo for node, memo in self._memo.items() if node in held}
@@ -146,7 +146,7 @@ class TrieGrower:
         self._candidates: list[tuple[int, int, int]] = []
         self._nodes: dict[int, NodeId] = {TIP: trie.tip}
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         """See ``Grower``."""
         self._candidates.append((parent, token, self._level(parent) + 1))
 

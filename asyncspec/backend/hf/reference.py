@@ -84,7 +84,7 @@ def _pass(
                 rows=rows,
                 tokens=tuple(tokens) if i == 0 or last else (),
                 hidden=Rows(result, tuple(range(len(tokens)))) if i else None,
-                judge=(len(tokens) - 1,) if last and judge else (),
+                sampled_rows=(len(tokens) - 1,) if last and judge else (),
             )
         )
     return result

@@ -39,10 +39,10 @@ from asyncspec.core.jobs import (
     Batch,
     Compact,
     Forward,
-    Judged,
     Release,
     Row,
     Rows,
+    SamplerOutput,
     StageJob,
     Trim,
 )
@@ -51,7 +51,7 @@ from asyncspec_protocol.ids import SegmentId, SessionId
 from asyncspec_protocol.limits import MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
 
-Output = torch.Tensor | tuple[int, ...] | Judged
+Output = torch.Tensor | tuple[int, ...] | SamplerOutput
 """Hidden states [n, H], or on the last stage the tokens that are drawn."""
 
 
@@ -77,31 +77,30 @@ class StageSession:
         if self.tokens is not None:
             self.tokens.compact(start, keep)
 
-    def judge(self, job: Forward, logits: torch.Tensor) -> tuple[int, ...] | Judged:
-        """The tokens that are drawn from logits [len(job.judge), vocab], and the likeliest ones
-        where they are wanted."""
-        if not job.judge:
+    def judge(self, job: Forward, logits: torch.Tensor) -> tuple[int, ...] | SamplerOutput:
+        """Sample from logits [len(job.sampled_rows), vocab]; the likeliest tokens where wanted."""
+        if not job.sampled_rows:
             return ()
-        judged = [job.rows[row] for row in job.judge]
-        new = [row.position + 1 for row in judged]
+        verified = [job.rows[row] for row in job.sampled_rows]
+        new = [row.position + 1 for row in verified]
         if (seen := self.tokens) is None:
             tokens = draw(logits, new, self.sampling)
         else:
-            tokens = draw(logits, new, self.sampling, seen.counts, map(seen.own, judged))
+            tokens = draw(logits, new, self.sampling, seen.counts, map(seen.own, verified))
         if not self.tops and not self.log_probs:
             return tokens
         best = best_successors(logits, self.tops) if self.tops else []
-        return Judged(
+        return SamplerOutput(
             tokens,
-            likely=tuple((tuple(t), _finite(p)) for t, p in best),
-            drawn=_finite(log_probs_of(logits, tokens)) if self.log_probs else (),
+            top_tokens=tuple((tuple(t), _finite(p)) for t, p in best),
+            token_log_probs=_finite(log_probs_of(logits, tokens)) if self.log_probs else (),
         )
 
     def result(self, output: Output, taps: Sequence[torch.Tensor]) -> Output:
         """What a pass gives, with the tapped hidden states [n, H] of its rows, low to high."""
         if isinstance(output, tuple):
-            return Judged(output, torch.cat(list(taps), dim=1)) if self.features else output
-        if isinstance(output, Judged):
+            return SamplerOutput(output, torch.cat(list(taps), dim=1)) if self.features else output
+        if isinstance(output, SamplerOutput):
             features = torch.cat(list(taps), dim=1) if self.features else None
             return replace(output, features=features)
         return torch.stack([output, *taps], dim=1) if taps else output
@@ -191,19 +190,19 @@ class HFStage:
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:
             raise ValueError(f"session {job.session} is admitted already")
-        if job.shared and job.sampling.penalises:
+        if job.common_prefix and job.sampling.penalises:
             raise ValueError("a session that penalises tokens must read them all")
         asked = self.shard.judges and job.sampling.penalises
         cache = TreeCache(self._shape, job.capacity)
-        if job.shared:
-            cache.begin_like(self._session(job.like).cache, job.shared)
+        if job.common_prefix:
+            cache.begin_like(self._session(job.parent_session).cache, job.common_prefix)
         self._sessions[job.session] = StageSession(
             cache=cache,
             sampling=job.sampling,
             tokens=SlotTokens(job.prompt_length) if asked else None,
             features=job.features,
             depths=depths_of(self.shard, job.features),
-            tops=job.tops,
+            tops=job.top_logprobs,
             log_probs=job.log_probs,
         )
 
@@ -249,18 +248,20 @@ class HFStage:
             if session.tokens is not None:
                 session.tokens.write(one.committed, one.rows, self._tokens(one))
         starts = accumulate((len(one.rows) for one in passes), initial=0)
-        judged = [
-            start + row for one, start in zip(passes, starts, strict=False) for row in one.judge
+        verified = [
+            start + row
+            for one, start in zip(passes, starts, strict=False)
+            for row in one.sampled_rows
         ]
-        if not judged:
+        if not verified:
             hidden = self.shard.hidden(inputs, positions, tree)
             if self.shard.judges:
                 return [()] * len(passes)
             return torch.split_with_sizes(hidden, [len(one.rows) for one in passes])
         if not self.shard.judges:
             raise ValueError("only the last stage judges")
-        logits = self.shard.logits(inputs, positions, tree, torch.tensor(judged))
-        own = torch.split_with_sizes(logits, [len(one.judge) for one in passes])
+        logits = self.shard.logits(inputs, positions, tree, torch.tensor(verified))
+        own = torch.split_with_sizes(logits, [len(one.sampled_rows) for one in passes])
         parts = zip(passes, sessions, own, strict=True)
         return [session.judge(one, rows) for one, session, rows in parts]
 
@@ -376,7 +377,7 @@ def _seconds(stage: HFStage, job: Forward) -> float:
 
 
 def _chain(stage: HFStage, start: int, rows: int) -> Forward:
-    """A pass over a chain from position ``start`` on, all of it judged where there is a head."""
+    """A pass over a chain from position ``start`` on, all of it verified where there is a head."""
     shard = stage.shard
     handle = noise(rows, shard.facts.hidden_size).to(shard.dtype)
     return Forward(
@@ -388,5 +389,5 @@ def _chain(stage: HFStage, start: int, rows: int) -> Forward:
         ),
         tokens=tuple(i % shard.facts.vocab_size for i in range(rows)),
         hidden=Rows(handle, tuple(range(rows))),
-        judge=tuple(range(rows)) if shard.judges else (),
+        sampled_rows=tuple(range(rows)) if shard.judges else (),
     )

@@ -22,9 +22,9 @@ from asyncspec.core.jobs import (
     Drafted,
     Drafting,
     Forward,
-    Judged,
     Release,
     Rows,
+    SamplerOutput,
     SourceJob,
     StageJob,
     Trim,
@@ -165,8 +165,11 @@ class ToyStage:
         match job:
             case Admit(session, _, sampling, prompt_length, features, tops, log_probs):
                 caches: list[list[int]] = [[] for _ in self._layers]
-                if job.shared:
-                    caches = [cache[: job.shared] for cache in self._sessions[job.like].caches]
+                if job.common_prefix:
+                    caches = [
+                        cache[: job.common_prefix]
+                        for cache in self._sessions[job.parent_session].caches
+                    ]
                 last = self._layers.stop == self._model.layers
                 tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
                 self._sessions[session] = _Session(
@@ -206,20 +209,20 @@ class ToyStage:
             return tokens
         if FINAL in session.features:
             taps = [(model.norm(h),) for h in hidden]
-        likely = tuple(model.likely(hidden[i], session.tops) for i in job.judge)
+        likely = tuple(model.likely(hidden[i], session.tops) for i in job.sampled_rows)
         features = tuple(map(feature, taps)) if session.features else None
         drawn: tuple[float, ...] = ()
         if session.log_probs:
-            places = zip(job.judge, tokens, strict=True)
+            places = zip(job.sampled_rows, tokens, strict=True)
             drawn = tuple(model.log_prob(hidden[i], token) for i, token in places)
-        return Judged(tokens, features, likely if session.tops else (), drawn)
+        return SamplerOutput(tokens, features, likely if session.tops else (), drawn)
 
     def _draw(self, job: Forward, session: _Session, hidden: Sequence[int]) -> tuple[int, ...]:
         tokens = session.tokens
         if tokens is not None:
             tokens.write(job.committed, job.rows, job.tokens)
         drawn = []
-        for row, h in ((job.rows[i], hidden[i]) for i in job.judge):
+        for row, h in ((job.rows[i], hidden[i]) for i in job.sampled_rows):
             before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
             drawn.append(self._model.draw(h, before, row.position + 1, session.sampling))
         return tuple(drawn)
@@ -352,7 +355,7 @@ class _ToyGrower:
         self._candidates: list[tuple[int, int]] = []
         self._states = {TIP: tip}
 
-    def hang(self, parent: int, token: int) -> None:
+    def add_child(self, parent: int, token: int) -> None:
         self._candidates.append((parent, token))
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:

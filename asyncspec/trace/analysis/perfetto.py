@@ -94,8 +94,8 @@ def _flow(number: int, journey: Journey) -> Iterator[Event]:
     passes = [hop for hop in journey.hops if hop.started is not None]
     moments = [(0, "machine", journey.sent)]
     moments += [(hop.rank, "device", hop.started or 0.0) for hop in passes]
-    if journey.judged is not None:
-        moments.append((0, "machine", journey.judged))
+    if journey.verified is not None:
+        moments.append((0, "machine", journey.verified))
     if len(moments) < 2:
         return
     for i, (rank, thread, at) in enumerate(moments):

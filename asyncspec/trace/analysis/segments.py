@@ -214,25 +214,25 @@ def read_journeys(
     for view in sorted(stages, key=lambda view: view.life.rank):
         for name, visit in view.visits.items():
             visits.setdefault(name, []).append(visit)
-    sent, judged = _sent_and_judged(drafts)
+    sent, verified = _sent_and_verified(drafts)
     found = []
     for name in sent.keys() | visits.keys():
         hops = visits.get(name, [])
         at = sent.get(name)
         if at is None:
             at = hops[0].received
-        found.append(_journey(name, at, hops, judged.get(name), paths.get(name[0]), last))
+        found.append(_journey(name, at, hops, verified.get(name), paths.get(name[0]), last))
     return sorted(found, key=lambda journey: (journey.sent, journey.session, journey.segment))
 
 
-def _sent_and_judged(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[Name, float]]:
+def _sent_and_verified(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[Name, float]]:
     sent: dict[Name, float] = {}
-    judged: dict[Name, float] = {}
+    verified: dict[Name, float] = {}
     for life in drafts:
         for step in life.steps:
             match step.input:
                 case records.Received(_, Verdict() as verdict):
-                    judged[verdict.session, verdict.segment] = step.at
+                    verified[verdict.session, verdict.segment] = step.at
                 case _:
                     pass
             for effect in step.effects:
@@ -241,14 +241,14 @@ def _sent_and_judged(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[Na
                         sent[session, segment] = step.at
                     case _:
                         pass
-    return sent, judged
+    return sent, verified
 
 
 def _journey(
     name: Name,
     sent: float,
     visits: Sequence[Visit],
-    judged: float | None,
+    verified: float | None,
     path: Path | None,
     last: int,
 ) -> Journey:
@@ -261,8 +261,8 @@ def _journey(
         tokens=() if message is None else message.tokens,
         sent=sent,
         hops=tuple(_hop(visit) for visit in visits),
-        judged=judged,
-        outcome=_outcome(visits, judged, path, last),
+        verified=verified,
+        outcome=_outcome(visits, verified, path, last),
         useful=0 if path is None else sum(map(path.useful, ids)),
     )
 
@@ -280,10 +280,10 @@ def _hop(visit: Visit) -> Hop:
     )
 
 
-def _outcome(visits: Sequence[Visit], judged: float | None, path: Path | None, last: int) -> str:
+def _outcome(visits: Sequence[Visit], verified: float | None, path: Path | None, last: int) -> str:
     """What became of a segment. Closing a session prunes what is still on its way."""
-    if judged is not None:
-        return "judged"
+    if verified is not None:
+        return "verified"
     if not visits or path is None:
         return "lost"
     ids, end = visits[0].message.ids, visits[-1]

@@ -126,7 +126,7 @@ def _visit(visit: Visit, path: Path | None) -> Iterator[Span]:
 def _transfers(journey: Journey) -> Iterator[Span]:
     """From hand to hand. Where clocks are off by more than it took, it took no time."""
     ends = [(0, journey.sent, None), *((h.rank, h.sent, h.received) for h in journey.hops)]
-    ends.append((0, None, journey.judged))
+    ends.append((0, None, journey.verified))
     name = (journey.session, journey.segment)
     for (rank, sent, _), (peer, _, received) in pairwise(ends):
         if sent is not None and received is not None:

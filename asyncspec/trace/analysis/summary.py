@@ -41,7 +41,7 @@ class Summary(Struct, frozen=True):
     misses: int
     tokens_per_round: float
     hit_rate: float
-    # Mean number of rows between being sent and being judged, pruned or lost.
+    # Mean number of rows between being sent and being verified, pruned or lost.
     rows_in_flight: float
     devices: tuple[Share, ...]
     requests: tuple[Account, ...]
@@ -114,7 +114,7 @@ def _rows_in_flight(timeline: Timeline) -> float:
         moments = [journey.sent]
         for hop in journey.hops:
             moments += [t for t in (hop.received, hop.ended, hop.sent) if t is not None]
-        end = max(moments) if journey.judged is None else journey.judged
+        end = max(moments) if journey.verified is None else journey.verified
         rows += len(journey.ids) * (end - journey.sent)
     starts = [request.submitted for request in timeline.requests]
     ends = [request.finished or timeline.duration for request in timeline.requests]

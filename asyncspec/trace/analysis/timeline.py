@@ -60,7 +60,7 @@ class Hop(Struct, frozen=True):
     """A segment's visit to a stage. ``None``: it did not get that far, or nobody saw it."""
 
     rank: int
-    # Rows that came in, that were computed, and that went on (on the last stage: were judged).
+    # Rows that came in, that were computed, and that went on (on the last stage: were verified).
     came: int
     computed: int
     went: int
@@ -74,7 +74,7 @@ class Hop(Struct, frozen=True):
 class Journey(Struct, frozen=True):
     """A segment's life, from the draft node through all stages and back.
 
-    ``outcome``: "judged" (a verdict came back), "pruned" (all of its nodes died on the way),
+    ``outcome``: "verified" (a verdict came back), "pruned" (all of its nodes died on the way),
     "lost" (the session or a link ended before), "prompt" (prompt nodes without a verdict).
     """
 
@@ -85,7 +85,7 @@ class Journey(Struct, frozen=True):
     tokens: tuple[int, ...]
     sent: float
     hops: tuple[Hop, ...] = ()
-    judged: float | None = None
+    verified: float | None = None
     outcome: str = "lost"
     # Nodes of it that ended on the committed path, and tokens of the answer its verdict brought.
     useful: int = 0
@@ -103,7 +103,7 @@ class Token(Struct, frozen=True):
     journey: int = -1
     # True where it was a node of the tree when the target chose it.
     hit: bool = False
-    # Depth below the tip at which the node that it follows was judged: 0 for a bonus after the tip.
+    # Levels below the tip at which its parent was verified: 0 for a bonus after the tip.
     depth: int = 0
     text: str = ""
 

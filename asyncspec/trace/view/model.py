@@ -137,7 +137,7 @@ def _journeys(journeys: Sequence[Journey], lanes: dict[int, int]) -> Columns:
         "useful": [j.useful for j in journeys],
         "brought": [j.brought for j in journeys],
         "sent": [micro(j.sent) for j in journeys],
-        "judged": [_moment(j.judged) for j in journeys],
+        "verified": [_moment(j.verified) for j in journeys],
         "outcome": [j.outcome for j in journeys],
         # Of every stage it came to: lane; received, started, ended, sent; rows that came, were
         # computed, went on.

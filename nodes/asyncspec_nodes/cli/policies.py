@@ -30,4 +30,4 @@ def _first_line(policy: Policy) -> str:
 
 
 def _warning(policy: Policy) -> str:
-    return "; lossy: not what the target alone would write" if policy.tops else ""
+    return "; lossy: not what the target alone would write" if policy.top_logprobs else ""

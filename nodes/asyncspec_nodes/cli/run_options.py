@@ -164,7 +164,7 @@ def _local(arguments: argparse.Namespace) -> Config:
     config = local_options.read_arguments(
         arguments, sessions=arguments.concurrency, traced=arguments.trace is not None
     )
-    if arguments.check and POLICIES[config.draft.policy].tops:
+    if arguments.check and POLICIES[config.draft.policy].top_logprobs:
         raise UserError(
             f"policy {config.draft.policy} is lossy: it has nothing to --check against; leave one "
             "out"

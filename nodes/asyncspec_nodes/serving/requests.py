@@ -175,7 +175,7 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         stop_tokens=frozenset() if submit.ignore_eos else rules.eos,
         policy=policy,
         log_probs=submit.log_probs,
-        tops=submit.tops,
+        top_logprobs=submit.top_logprobs,
         tenant=submit.tenant,
     )
 
@@ -205,9 +205,9 @@ def _prompt(submit: Submit, rules: Rules, encoder: Encoder) -> tuple[int, ...] |
 
 
 def _tops_problem(submit: Submit) -> str | None:
-    if not 0 <= submit.tops <= MAX_TOP_LOGPROBS:
-        return f"top-log-probs is {submit.tops}; it must be 0 to {MAX_TOP_LOGPROBS}"
-    if submit.tops and not submit.log_probs:
+    if not 0 <= submit.top_logprobs <= MAX_TOP_LOGPROBS:
+        return f"top-log-probs is {submit.top_logprobs}; it must be 0 to {MAX_TOP_LOGPROBS}"
+    if submit.top_logprobs and not submit.log_probs:
         return "top-log-probs is given without log-probs"
     return None
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.prompts import Aside, Asked, Client, Reading
 from asyncspec_nodes.serving.requests import Encoder, Refusal, Rules
@@ -32,22 +32,22 @@ def output(
     request: int,
     tokens: tuple[int, ...],
     text: str,
-    opinions: Sequence[Opinion],
+    outputs: Sequence[TargetOutput],
     tops: int,
     speller: Speller,
 ) -> Output:
-    """New tokens for a client, with their log-probabilities where ``opinions`` has them, and with
+    """New tokens for a client, with their log-probabilities where ``outputs`` has them, and with
     the ``tops`` likeliest in the place of each (fewer only where the vocabulary ends)."""
-    if not opinions:
+    if not outputs:
         return Output(request, tokens, text)
-    likely = tuple(t for said in opinions for t in said.tokens[:tops])
+    likely = tuple(t for said in outputs for t in said.top_tokens[:tops])
     return Output(
         request,
         tokens,
         text,
-        tuple(_shown(said.of(token)) for said, token in zip(opinions, tokens, strict=True)),
+        tuple(_shown(said.log_prob_of(token)) for said, token in zip(outputs, tokens, strict=True)),
         likely,
-        tuple(_shown(p) for said in opinions for p in said.log_probs[:tops]),
+        tuple(_shown(p) for said in outputs for p in said.top_log_probs[:tops]),
         tuple(map(speller.spell, (*tokens, *likely))),
     )
 
@@ -73,7 +73,7 @@ class _Answer:
         # The number the client gave it.
         self.number = submit.request
         self.text = answer_text(codec, submit, prompt)
-        self.tops = submit.tops
+        self.tops = submit.top_logprobs
         # Tokens the client was given, and whether a stop string has ended them.
         self.tokens = 0
         self.stopped = False
@@ -129,9 +129,9 @@ class TextService:
             return ""  # the machine was at work on what follows before it could be told
         piece = answer.text.push(effect.tokens)
         answer.tokens += piece.tokens
-        tokens, opinions = effect.tokens[: piece.tokens], effect.opinions[: piece.tokens]
+        tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
         answer.client.send(
-            output(answer.number, tokens, piece.text, opinions, answer.tops, self._codec)
+            output(answer.number, tokens, piece.text, outputs, answer.tops, self._codec)
         )
         if piece.stopped:
             answer.stopped = True

@@ -96,7 +96,7 @@ def simulate(
         world.run(most_steps=MAX_STEPS)
     except Stuck as error:
         raise WrongText(f"policy {policy}: {error}") from None
-    lossy = bool(policies[policy].tops)
+    lossy = bool(policies[policy].top_logprobs)
     _check(setting.language, world, requests, lossy=lossy)
     seconds = ended[0]
     return Outcome(

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncspec.core import machine
 from asyncspec.core.errors import UserError
-from asyncspec.core.jobs import Job, Judged
+from asyncspec.core.jobs import Job, SamplerOutput
 from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.trace import records
@@ -188,7 +188,7 @@ class _Player:
         if not source.featured and not source.likely and not source.drawn:
             return source.tokens
         features = self._handle() if source.featured else None
-        return Judged(source.tokens, features, source.likely, source.drawn)
+        return SamplerOutput(source.tokens, features, source.likely, source.drawn)
 
     def _handle(self) -> int:
         self._handles += 1

@@ -78,7 +78,7 @@ def _through(machine: VerifyMachine, state: VerifyState, segment: Received) -> V
 
 def _done(effects: tuple[Effect, ...]) -> Computed:
     jobs = [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward)]
-    return Computed(jobs[0], (NOTHING_SAID,) * len(jobs[0].judge))
+    return Computed(jobs[0], (NOTHING_SAID,) * len(jobs[0].sampled_rows))
 
 
 def _chunk(start: int, end: int) -> Received:

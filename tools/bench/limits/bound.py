@@ -105,7 +105,7 @@ def _loop(matrices: list[torch.Tensor]) -> None:
 
 
 def _forward(start: int, rows: int) -> Forward:
-    """The next tokens of a chain; the last one is judged."""
+    """The next tokens of a chain; the last one is verified."""
     return Forward(
         session=SESSION,
         segment=SegmentId(start),
@@ -114,7 +114,7 @@ def _forward(start: int, rows: int) -> Forward:
             Row(start + i, start + i, tuple(range(start, start + i + 1))) for i in range(rows)
         ),
         tokens=tuple(3 + (start + i) % 500 for i in range(rows)),
-        judge=(rows - 1,),
+        sampled_rows=(rows - 1,),
     )
 
 

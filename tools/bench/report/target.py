@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncspec.backend.hf.reference import CHUNK, decode
 from asyncspec.backend.hf.tokenizer import load_tokenizer
-from asyncspec.core.jobs import Admit, Forward, Judged, Release, Row
+from asyncspec.core.jobs import Admit, Forward, Release, Row, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.report.cell import Ask
@@ -56,5 +56,5 @@ class Target:
         rows = tuple(Row(at, at, tuple(range(start, at + 1))) for at in places)
         job = Forward(_SESSION, SegmentId(start), start, rows, tuple(text[start : places.stop]))
         result = self._stage.run(job)
-        assert isinstance(result, Judged)
+        assert isinstance(result, SamplerOutput)
         return result.features

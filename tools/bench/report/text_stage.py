@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncspec.core.jobs import Admit, Batch, Forward, Judged, StageJob
+from asyncspec.core.jobs import Admit, Batch, Forward, SamplerOutput, StageJob
 
 NOTHING = 0
 """What comes after the text's end: never used either."""
@@ -38,13 +38,13 @@ class TextStage:
     def _forward(self, job: Forward) -> object:
         if not self._last:
             return tuple(range(len(job.rows)))
-        tokens = tuple(self._after(job.rows[row].position) for row in job.judge)
+        tokens = tuple(self._after(job.rows[row].position) for row in job.sampled_rows)
         if not self._wanted:
             return tokens
         # Rows past the end of the text are no part of it; any feature will do.
         end = len(self._features) - 1
         places = [min(row.position, end) for row in job.rows]
-        return Judged(tokens, self._features[places])
+        return SamplerOutput(tokens, self._features[places])
 
     def _after(self, position: int) -> int:
         return self._text[position + 1] if position + 1 < len(self._text) else NOTHING

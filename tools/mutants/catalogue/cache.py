@@ -7,26 +7,26 @@ from tools.mutants.mutant import Mutant
 CACHE: tuple[Mutant, ...] = (
     Mutant(
         "slot-reused",
-        "slots.seats.copy(), slots.used",
-        "slots.seats.copy(), slots.used - bool(slots.seats)",
+        "slots.used,\n    )",
+        "slots.used - bool(slots.speculative),\n    )",
         "test_a_row_sees_its_ancestors_and_itself",
     ),
     Mutant(
         "slot-ancestor-hidden",
-        "line = line[bisect_left(line, start) :]",
-        "line = line[bisect_left(line, start) + 1 :]",
+        "visible = visible[bisect_left(visible, start) :]",
+        "visible = visible[bisect_left(visible, start) + 1 :]",
         "test_a_row_sees_its_ancestors_and_itself",
     ),
     Mutant(
         "slot-position-too-deep",
-        "rows.append(Row(slot, start + len(line) - 1, line))",
-        "rows.append(Row(slot, start + len(line), line))",
+        "rows.append(Row(slot, start + len(visible) - 1, visible))",
+        "rows.append(Row(slot, start + len(visible), visible))",
         "test_a_row_sees_its_ancestors_and_itself",
     ),
     Mutant(
         "slot-ancestors-not-moved",
-        "seats = {n: Seat(s.parent) if s.line else s for n, s in",
-        "seats = {n: s for n, s in",
+        "n: CacheSlot(s.parent) if s.ancestor_slots else s for n, s in",
+        "n: s for n, s in",
         "test_a_row_sees_its_ancestors_and_itself",
     ),
     Mutant(
@@ -37,14 +37,14 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "slot-node-twice",
-        "if start + len(seats) != slot:",
-        "if start + len(seats) > slot:",
+        "if start + len(speculative) != slot:",
+        "if start + len(speculative) > slot:",
         "test_place_refuses_what_hangs_from_nothing_and_what_is_there",
     ),
     Mutant(
         "slot-frontier-not-moved",
-        "return _commit(Slots(slots.committed, slots.tip, seats), committed), stay",
-        "return Slots(slots.committed, slots.tip, seats), stay",
+        "return _commit(SlotTable(slots.committed, slots.tip, kept), committed), stay",
+        "return SlotTable(slots.committed, slots.tip, kept), stay",
         "test_fig_3_accepted_and_retained_indices",
     ),
     Mutant(
@@ -60,7 +60,7 @@ CACHE: tuple[Mutant, ...] = (
         "test_trap_non_contiguous_accepted_path_is_compacted_on_every_stage",
     ),
     Mutant(
-        "slot-last-prompt-row-not-judged",
+        "slot-last-prompt-row-not-verified",
         "if row.position >= prompt_length - 1)",
         "if row.position >= prompt_length)",
         "test_a_segment_becomes_a_pass_and_a_verdict",
@@ -91,8 +91,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-more-than-there-is",
-        "if message.shared > held:",
-        "if message.shared > held + 1:",
+        "if message.common_prefix > held:",
+        "if message.common_prefix > held + 1:",
         "test_a_prompt_that_is_shared_is_all_there",
     ),
     Mutant(
@@ -103,8 +103,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-tip-too-high",
-        "slots=Slots(message.shared, NodeId(message.shared - 1)),",
-        "slots=Slots(message.shared, NodeId(message.shared - 2)),",
+        "slots=SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),",
+        "slots=SlotTable(message.common_prefix, NodeId(message.common_prefix - 2)),",
         "test_a_prompt_that_is_shared_is_all_there",
     ),
     Mutant(

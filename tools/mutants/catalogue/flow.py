@@ -108,15 +108,15 @@ FLOW: tuple[Mutant, ...] = (
         "test_what_waits_for_credit_is_kept_by_a_prune",
     ),
     Mutant(
-        "order-dead-nodes-judged",
-        "alive = {n: opinion for n, opinion in _opinions(session, verdict) if n in session.sent}",
-        "alive = dict(_opinions(session, verdict))",
+        "order-dead-nodes-verified",
+        "alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}",
+        "alive = dict(_target_outputs(session, verdict))",
         "test_only_live_nodes_are_judged_and_counted_as_sent",
     ),
     Mutant(
-        "order-judged-nodes-kept",
-        "judged={n: t for n, t in session.judged.items() if n in tree},",
-        "judged=session.judged,",
+        "order-verified-nodes-kept",
+        "verified={n: t for n, t in session.verified.items() if n in tree},",
+        "verified=session.verified,",
         "test_only_live_nodes_are_judged_and_counted_as_sent",
     ),
     Mutant(

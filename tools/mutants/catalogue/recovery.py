@@ -205,7 +205,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "owner-of-shared-prompt-not-checked",
-        "check_owner(message.like, peer)",
+        "check_owner(message.parent_session, peer)",
         "check_owner(message.session, peer)",
         "test_a_stage_hears_of_a_session_from_its_own_draft_node_only",
     ),

@@ -245,13 +245,13 @@ class EagleHead:
     def successors(self, guesses: torch.Tensor, most: int) -> list[Proposal]:
         """The target's tokens that come next, by guesses [n, H]. A reduced vocabulary's
         log-probabilities count only the tokens that are in it."""
-        return best_successors(self._judge(self.judged(guesses)), most, self._ids)
+        return best_successors(self._judge(self.verified(guesses)), most, self._ids)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [n] -> [n, H]."""
         return self._embedding.forward(tokens)
 
-    def judged(self, guesses: torch.Tensor) -> torch.Tensor:
+    def verified(self, guesses: torch.Tensor) -> torch.Tensor:
         """What ``lm_head`` sees of guesses [n, H]: a guessed feature is normed already."""
         return guesses
 
@@ -284,7 +284,7 @@ class Eagle3Head(EagleHead):
         residual = normed if self.geometry.norm_before_residual else features
         return self._layer.forward(x, residual, positions, tree)
 
-    def judged(self, guesses: torch.Tensor) -> torch.Tensor:
+    def verified(self, guesses: torch.Tensor) -> torch.Tensor:
         """See ``EagleHead``."""
         return self._norm_guess(guesses)
 

@@ -174,7 +174,9 @@ class HFEagle:
         for held in self._sessions.values():
             held.trie.check()
             held.cache.check(held.trie.length)
-            nodes = {held.trie.tip, *held.trie.slots.tail} if held.trie.length else set()
+            nodes = (
+                {held.trie.tip, *held.trie.slots.speculative_nodes} if held.trie.length else set()
+            )
             assert held.guesses.keys() == nodes
 
     def _feed(self, job: Feed) -> None:
@@ -254,7 +256,7 @@ class HFEagle:
 
 def _hang(held: _Session, wanted: Wanted) -> EaglePass:
     committed = held.trie.length
-    ids, rows = held.trie.hang(wanted)
+    ids, rows = held.trie.add_child(wanted)
     features = torch.stack([held.guesses[parent] for parent, _ in wanted])
     return EaglePass(held.cache, committed, rows, [t for _, t in wanted], ids, features, held)
 

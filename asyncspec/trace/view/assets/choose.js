@@ -5,7 +5,7 @@ function choose(journey, token = -1) {
   chosen.spans = journey < 0 ? [] : spansOf(journey);
   chosen.token = token >= 0 ? token : (broughtBy.get(journey)?.[0] ?? -1);
   if (journey >= 0) {
-    const moments = [journeys.sent[journey], journeys.judged[journey],
+    const moments = [journeys.sent[journey], journeys.verified[journey],
       ...journeys.hops[journey].flatMap((hop) => hop.slice(1, 5))].filter((time) => time >= 0);
     reveal(Math.min(...moments), Math.max(...moments));
   } else if (token >= 0) {

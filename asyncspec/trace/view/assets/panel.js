@@ -27,15 +27,15 @@ function rowOf(body, cells) {
 }
 
 const OUTCOMES = {
-  judged: "a verdict came back", pruned: "pruned on the way", lost: "the session ended before",
+  verified: "a verdict came back", pruned: "pruned on the way", lost: "the session ended before",
   prompt: "part of the prompt",
 };
 
 function describeJourney(journey) {
-  const sent = journeys.sent[journey], judged = journeys.judged[journey], outcome = journeys.outcome[journey];
+  const sent = journeys.sent[journey], verified = journeys.verified[journey], outcome = journeys.outcome[journey];
   const hops = journeys.hops[journey], last = hops.length ? lanes[hops[hops.length - 1][0]].name : "";
   const where = outcome === "pruned" && last ? `, last seen at ${last}` : "";
-  const after = judged < 0 ? "" : ` at ${milliseconds(judged)}, after ${milliseconds(judged - sent)}`;
+  const after = verified < 0 ? "" : ` at ${milliseconds(verified)}, after ${milliseconds(verified - sent)}`;
   const brought = broughtBy.get(journey) ?? [];
   const text = brought.map((i) => tokens.text[i]).join("");
   return [

@@ -1,7 +1,7 @@
 // A segment's way through all stages and back, over the lanes.
 function paintJourney(g, journey) {
   const points = path(journey), [endX, endY] = points[points.length - 1];
-  const ended = journeys.judged[journey] < 0 && journeys.outcome[journey] !== "prompt";
+  const ended = journeys.verified[journey] < 0 && journeys.outcome[journey] !== "prompt";
   g.lineJoin = "round";
   for (const [width, colour] of [[5, ink.panel], [2.2, ink.focus]]) {
     g.lineWidth = width;
@@ -26,7 +26,7 @@ function paintJourney(g, journey) {
   g.lineWidth = 1;
 }
 
-// Corners of a segment's way: sent, received, started, ended, sent on, ..., judged.
+// Corners of a segment's way: sent, received, started, ended, sent on, ..., verified.
 function path(journey) {
   const middle = (lane, row) => rowTop(lane, row) + rowHeight(row) / 2;
   const points = [[toX(journeys.sent[journey]), middle(0, 2)]];
@@ -36,6 +36,6 @@ function path(journey) {
     if (ended >= 0) points.push([toX(ended), middle(lane, 0)]);
     if (sent >= 0) points.push([toX(sent), middle(lane, 2)]);
   }
-  if (journeys.judged[journey] >= 0) points.push([toX(journeys.judged[journey]), middle(0, 2)]);
+  if (journeys.verified[journey] >= 0) points.push([toX(journeys.verified[journey]), middle(0, 2)]);
   return points;
 }

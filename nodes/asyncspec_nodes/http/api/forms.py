@@ -116,13 +116,13 @@ class Step(Struct, frozen=True):
 
 def steps(output: Output) -> Iterator[Step]:
     """Of every token of a piece, where log-probabilities were asked for."""
-    count = len(output.log_probs)
+    count = len(output.token_log_probs)
     if not count:
         return
-    tops = len(output.likely) // count
-    likely = tuple(map(Place, output.spelled[count:], output.likely_log_probs))
-    for i, log_prob in enumerate(output.log_probs):
-        yield Step(Place(output.spelled[i], log_prob), likely[i * tops : (i + 1) * tops])
+    tops = len(output.top_tokens) // count
+    likely = tuple(map(Place, output.token_bytes[count:], output.top_token_log_probs))
+    for i, log_prob in enumerate(output.token_log_probs):
+        yield Step(Place(output.token_bytes[i], log_prob), likely[i * tops : (i + 1) * tops])
 
 
 def chat_form(said: list[Step]) -> dict[str, object]:
@@ -248,7 +248,7 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
                 self.submit(most, seed, choice),
                 chat=chat,
                 log_probs=bool(self.logprobs),
-                tops=self.top_logprobs or 0,
+                top_logprobs=self.top_logprobs or 0,
             )
             for choice in range(self.choices)
         )
@@ -339,7 +339,7 @@ class CompletionRequest(Shared, frozen=True, kw_only=True):
             prompt=prompt if text else "",
             prompt_ids=() if text else prompt,
             log_probs=self.logprobs is not None,
-            tops=self.logprobs or 0,
+            top_logprobs=self.logprobs or 0,
         )
 
 

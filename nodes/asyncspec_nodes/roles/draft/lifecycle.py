@@ -166,7 +166,7 @@ def finish_if_complete(
         ending.ended,
         stages=session.stages,
     )
-    if session.policy.tops:
+    if session.policy.top_logprobs:
         stats["lossy"] = 1
     state = replace(state, endings={k: v for k, v in state.endings.items() if k != key})
     finish = Finish(

@@ -291,9 +291,9 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
     peer, message = event.peer, event.message
     match message:
         case Verdict() if peer == state.config.stages:
-            state = replace(state, expected=message.more)
+            state = replace(state, expected=message.batch_remaining)
             state = planning.on_the_way(state, message, event.seconds, now)
-            return _verdict(planning.judged(state, message, now), message, event.tensor), ()
+            return _verdict(planning.verified(state, message, now), message, event.tensor), ()
         case Credit(limit, room) if peer == FIRST:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
@@ -329,7 +329,7 @@ def _verdict(state: DraftState, message: Verdict, tensor: object | None) -> Draf
                 f"session {message.session} was never opened", peer=Rank(state.config.stages)
             )
         return state  # the session is over
-    if max((*message.tokens, *message.likely), default=0) >= state.config.vocab:
+    if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary")
     return put(state, speculation.judge(session, message, tensor))
 

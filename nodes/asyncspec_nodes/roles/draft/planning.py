@@ -26,20 +26,20 @@ def planned(session: DraftSession) -> bool:
     return session.policy.planned and session.answering
 
 
-def judged(state: DraftState, message: Verdict, now: float) -> DraftState:
+def verified(state: DraftState, message: Verdict, now: float) -> DraftState:
     """What of a segment's way was links, if its session wants to know."""
     session = state.sessions.get(message.session)
-    if session is None or not message.spent or not planned(session):
+    if session is None or not message.stage_seconds or not planned(session):
         return state
-    seconds = now - session.sent_at - message.spent
+    seconds = now - session.sent_at - message.stage_seconds
     return replace(state, measured=state.measured.with_link(seconds))
 
 
 def on_the_way(state: DraftState, message: Verdict, seconds: float, now: float) -> DraftState:
     """What a verdict says of the lines; those for its features took ``seconds``."""
     lines, times = state.lines, state.times
-    if message.featured:
-        lines = lines.featured(times, seconds / len(message.featured))
+    if message.feature_ids:
+        lines = lines.featured(times, seconds / len(message.feature_ids))
     session = state.sessions.get(message.session)
     opener = None if session is None else session.opener
     if session is not None and opener is not None and opener.segment <= message.segment:

@@ -94,7 +94,7 @@ def being_read(state: DraftState, prompt: Wanted) -> SessionId | None:
 def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
     """Tokens of a prompt that can be taken over from one that is held; 0 where it is not worth it.
 
-    The last token of either is not shared: the one is to be judged, and the other's feature came
+    The last token of either is not shared: the one is to be verified, and the other's feature came
     with its verdict, not with the prompt.
     """
     if one.tenant != prompt.tenant:

@@ -200,7 +200,7 @@ def together(segments: Sequence[Segment]) -> Sequence[Segment]:
     for segment in reversed(segments):
         if segment.session in after:
             after.clear()
-        found.append(replace(segment, more=len(after)) if after else segment)
+        found.append(replace(segment, batch_remaining=len(after)) if after else segment)
         after.add(segment.session)
     return found[::-1]
 
@@ -363,13 +363,13 @@ def _open(state: DraftState, job: Job, now: float) -> tuple[DraftState, Effects]
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
-        tree=session.most_live,
-        given=len(job.given),
+        max_tree_nodes=session.most_live,
+        resumed_tokens=len(job.given),
         features=features,
-        tops=session.tops,
+        top_logprobs=session.tops,
         log_probs=request.log_probs,
-        like=start.like,
-        shared=start.shared,
+        parent_session=start.like,
+        common_prefix=start.shared,
         coalesce=policy.coalesce,
         **asdict(sampling),
     )
@@ -382,7 +382,7 @@ def _advance(state: DraftState, session: DraftSession, now: float) -> tuple[Draf
     if moved is None:
         return state, ()
     request = session.request.request
-    emit = Emit(request, moved.tokens, moved.hits, session.session, moved.opinions)
+    emit = Emit(request, moved.tokens, moved.hits, session.session, moved.outputs)
     effects: Effects = (emit,)
     if moved.finish is not None:
         state, ended = end(state, moved.session, moved.finish, now)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
-from asyncspec.core.accept import Opinion
+from asyncspec.core.accept import TargetOutput
 from asyncspec.core.jobs import Feed, Rows
 from asyncspec.core.machine import Request
 from asyncspec.core.tree import TokenTree
@@ -55,15 +55,15 @@ def note(
     Raises ``RemoteProtocolError`` where the features are not those that must come.
     """
     last = features.prompt_length - 1
-    prompt = tuple(node for node in verdict.featured if node < last)
-    if handle is None or verdict.featured != prompt + verdict.ids:
+    prompt = tuple(node for node in verdict.feature_ids if node < last)
+    if handle is None or verdict.feature_ids != prompt + verdict.ids:
         raise RemoteProtocolError(f"verdict without its features in session {verdict.session}")
     # Links keep order: what comes after the prompt comes when all of it has.
     end = features.known + len(prompt)
     if prompt != tuple(range(features.known, end)) or (verdict.ids and end < last):
         raise RemoteProtocolError(f"features of the prompt out of order: {prompt}")
-    judged = enumerate(verdict.ids, len(prompt))
-    held = {node: Rows(handle, (row,)) for row, node in judged if node in alive}
+    verified = enumerate(verdict.ids, len(prompt))
+    held = {node: Rows(handle, (row,)) for row, node in verified if node in alive}
     features = replace(features, held={**features.held, **held})
     if not prompt:
         return features
@@ -155,7 +155,7 @@ class DraftSession(Struct, frozen=True):
     piece: int = 0
     # Live nodes that were sent, and the verdicts of live nodes.
     sent: frozenset[NodeId] = frozenset()
-    judged: Mapping[NodeId, Opinion] = {}
+    verified: Mapping[NodeId, TargetOutput] = {}
     next_segment: SegmentId = SegmentId(0)
     version: Version = Version(0)
     # Committed nodes that some stage may not know as such, with the version that said so.
@@ -239,7 +239,7 @@ class DraftSession(Struct, frozen=True):
     def tops(self) -> int:
         """Likeliest tokens that come with every verdict: those its policy decides by, else those
         its user asks for."""
-        return self.policy.tops or self.request.tops
+        return self.policy.top_logprobs or self.request.top_logprobs
 
     @property
     def last_position(self) -> int:
@@ -272,7 +272,7 @@ def open_session(
         stages=stages,
         prefix=prefix,
         before=given,
-        tree=trees.plant(last, prefix[-1], len(prefix) - 1),
+        tree=trees.new_tree(last, prefix[-1], len(prefix) - 1),
         unsent=(last,),
         like=like,
         root_parent=NodeId(len(prefix) - 2),
@@ -299,7 +299,7 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
     return View(
         tree=tree,
         unsent=session.unsent,
-        pending=len(session.sent) - len(session.judged),
+        pending=len(session.sent) - len(session.verified),
         stages=session.stages,
         segments=session.segments,
         drafts=session.drafts,

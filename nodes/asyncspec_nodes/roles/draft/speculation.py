@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
-from asyncspec.core.accept import Opinion, walk
+from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Send
 from asyncspec.policy import Growth
@@ -127,7 +127,7 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
         return job
     # A user may name a policy with any parameters; what a message cannot say is not asked for.
     shape, most = growth.shape, MAX_NODES
-    start = trees.stem(session.tree, growth.frontier)
+    start = trees.paths_to(session.tree, growth.frontier)
     parents, tokens, scores = start.known
     expanded = max(1, min(shape.beam or shape.width, most), len(start.frontier))
     children = max(1, min(most, MAX_CANDIDATES // expanded))
@@ -204,7 +204,7 @@ def expanded(
 def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> DraftSession:
     """Note what the target said; ``handle``: to the features that came with it. Raises
     ``RemoteProtocolError`` for nodes never sent, and for features nobody wants."""
-    named = {*verdict.ids, *verdict.featured}
+    named = {*verdict.ids, *verdict.feature_ids}
     unsent = (n for n in named if n >= session.next_node or n in session.tree)
     prompt = range(session.prefilled, len(session.prefix))
     if any(n in prompt for n in named) or any(n not in session.sent for n in unsent):
@@ -217,30 +217,37 @@ def judge(session: DraftSession, verdict: Verdict, handle: object | None) -> Dra
     features = session.features
     if features is not None:
         features = feature_books.note(features, verdict, handle, session.sent)
-    elif verdict.featured or handle is not None:
+    elif verdict.feature_ids or handle is not None:
         raise RemoteProtocolError(f"features nobody wants in session {session.session}")
-    alive = {n: opinion for n, opinion in _opinions(session, verdict) if n in session.sent}
+    alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
     return replace(
         session,
-        judged={**session.judged, **alive},
+        verified={**session.verified, **alive},
         features=features,
         acknowledged=max(session.acknowledged, verdict.applied),
-        clock=session.clock.judge(verdict.segment, session.stages, verdict.turn),
+        clock=session.clock.judge(verdict.segment, session.stages, verdict.pass_number),
         counters=replace(session.counters, passes=session.counters.passes + session.answering),
     )
 
 
-def _opinions(session: DraftSession, verdict: Verdict) -> Iterator[tuple[NodeId, Opinion]]:
+def _target_outputs(
+    session: DraftSession, verdict: Verdict
+) -> Iterator[tuple[NodeId, TargetOutput]]:
     """What a verdict says of each node, in the detail the policy asks for."""
-    tops = len(verdict.likely) // max(1, len(verdict.ids))
+    tops = len(verdict.top_tokens) // max(1, len(verdict.ids))
     if bool(tops) != bool(session.tops and verdict.ids):
         raise RemoteProtocolError(f"{tops} likeliest tokens a node in session {session.session}")
-    if bool(verdict.drawn) != bool(session.request.log_probs and verdict.ids):
+    if bool(verdict.token_log_probs) != bool(session.request.log_probs and verdict.ids):
         raise RemoteProtocolError(f"log-probabilities or none in session {session.session}")
     for i, (node, token) in enumerate(zip(verdict.ids, verdict.tokens, strict=True)):
         part = slice(i * tops, (i + 1) * tops)
-        log_prob = verdict.drawn[i] if verdict.drawn else None
-        yield node, Opinion(token, verdict.likely[part], verdict.log_probs[part], log_prob)
+        log_prob = verdict.token_log_probs[i] if verdict.token_log_probs else None
+        yield (
+            node,
+            TargetOutput(
+                token, verdict.top_tokens[part], verdict.top_token_log_probs[part], log_prob
+            ),
+        )
 
 
 class Advance(Struct, frozen=True):
@@ -253,30 +260,30 @@ class Advance(Struct, frozen=True):
     prune: PruneIndices | None
     finish: str | None
     # What was said in the place of each token, where the request asks for it.
-    opinions: tuple[Opinion, ...] = ()
+    outputs: tuple[TargetOutput, ...] = ()
 
 
 def advance(session: DraftSession, now: float) -> Advance | None:
     """Accept what verdicts allow. None where they bring nothing new, or the policy waits."""
     if session.answering and not session.policy.accepts(view(session)):
         return None
-    walked = walk(session.tree, session.judged, session.policy.choose)
+    walked = walk(session.tree, session.verified, session.policy.choose)
     if not walked.accepted and walked.bonus is None:
         return None
     path = tuple(session.tree.nodes[n].token for n in walked.accepted)
     tokens = path if walked.bonus is None else (*path, walked.bonus)
     tokens, finish = _until_end(session, tokens)
     hits = min(len(tokens), len(walked.accepted))
-    opinions: tuple[Opinion, ...] = ()
+    outputs: tuple[TargetOutput, ...] = ()
     if session.request.log_probs:
         line = (session.tree.root, *walked.accepted)
-        opinions = tuple(session.judged[node] for node in line[: len(tokens)])
+        outputs = tuple(session.verified[node] for node in line[: len(tokens)])
     session = _count(session, len(tokens), hits, now)
     moved = replace(session, committed=session.committed + tokens)
     if finish is not None:
-        return Advance(moved, tokens, hits, None, finish, opinions)
+        return Advance(moved, tokens, hits, None, finish, outputs)
     moved = _move(moved, walked.accepted, walked.bonus)
-    return Advance(moved, tokens, hits, _prune(moved), None, opinions)
+    return Advance(moved, tokens, hits, _prune(moved), None, outputs)
 
 
 def _until_end(
@@ -317,7 +324,7 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
     else:
         parent, root = tip, session.next_node
         position = session.tree.nodes[tip].position + 1
-        tree, news = trees.plant(root, bonus, position), (*accepted, root)
+        tree, news = trees.new_tree(root, bonus, position), (*accepted, root)
         fresh = replace(
             session,
             next_node=NodeId(root + 1),
@@ -344,7 +351,7 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
         version=version,
         unsent=tuple([n for n in session.unsent if n in tree]) if bonus is None else (tree.root,),
         sent=session.sent.intersection(tree.nodes),
-        judged={n: t for n, t in session.judged.items() if n in tree},
+        verified={n: t for n, t in session.verified.items() if n in tree},
         features=features,
         announced=(*known, *((n, version) for n in news)),
     )

@@ -27,8 +27,8 @@ class TurnClock(Struct, frozen=True):
     now: float = 0.0
     # When the token source's last answer was there.
     drafted: float = 0.0
-    # The first stage's slot for the segment that was judged last, and which of the session's passes
-    # there that was; pass 0: those before the next one do not count.
+    # The first stage's slot for the segment that was verified last, and which of the session's
+    # passes there that was; pass 0: those before the next one do not count.
     slot: float = 0.0
     passes: int = 0
     # The earliest slot for each segment that has no verdict yet.
@@ -60,8 +60,8 @@ class TurnClock(Struct, frozen=True):
         return replace(self, now=now, slot=slot, passes=passes, earliest=later)
 
     def _free(self, segment: SegmentId, passes: int) -> float:
-        """The first slot for a segment so many passes after the last one that was judged. The j-th
-        of those between is of the j-th segment between or a later one."""
+        """The first slot for a segment so many passes after the last verified one. The j-th of
+        those between is of the j-th segment between or a later one."""
         free, between = self.slot, max(0, passes - 1)
         before = [at for other, at in self.earliest.items() if other < segment][:between]
         for at in before:

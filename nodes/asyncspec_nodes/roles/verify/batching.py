@@ -196,7 +196,7 @@ def fair_share(state: VerifyState) -> Share | None:
             waiting += len(one.ids)
             first.setdefault(one.session, len(one.ids))
     away = [_under_way(one) for name, one in sessions.items() if name not in first]
-    seats = [len(sessions[name].slots.seats) for name in first]
+    seats = [len(sessions[name].slots.speculative) for name in first]
     even = -(-(waiting + sum(away) + sum(seats)) // config.stages)
     return Share(max(even, -(-sum(first.values()) // 2)), exempt.keys())
 
@@ -204,6 +204,6 @@ def fair_share(state: VerifyState) -> Share | None:
 def _under_way(session: StageSession) -> int:
     """Rows of a session of which nothing waits. A row whose token is known already, as the only one
     of plain decoding, is no node of its tree any more."""
-    seats = len(session.slots.seats)
+    seats = len(session.slots.speculative)
     decoding = session.slots.committed >= session.liveness.prompt_length
     return seats or int(decoding)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Admit, Release, Trim
-from asyncspec.core.kv_slots import Slots
+from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Report, Send
 from asyncspec.core.sampling import Sampling
@@ -50,11 +50,11 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         # it: that the link is down is on its way to the draft node. It opens another session when
         # the pipeline stands again.
         return state, ()
-    if message.shared and not early:
+    if message.common_prefix and not early:
         held = _held(state, message)
         if held is None:
             return state, ()  # lost with a peer, as the draft node is about to learn
-        if message.shared > held:
+        if message.common_prefix > held:
             return state, _refused(peer, session, _shares_more(message, held))
     if not early and (wrong := _no_room(state, message)):
         return state, _refused(peer, session, wrong)
@@ -64,7 +64,7 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
             f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
         )
     sampling = Sampling.of(message)
-    if message.shared and sampling.penalises:
+    if message.common_prefix and sampling.penalises:
         # Penalties count the tokens of a prompt, and those of a shared one never come here.
         raise RemoteProtocolError(
             f"session {session} shares a prompt and penalises tokens", peer=peer
@@ -73,26 +73,26 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
         session=session,
         liveness=Liveness(prompt_length=message.prompt_length),
         features=message.features,
-        tops=message.tops,
+        tops=message.top_logprobs,
         log_probs=message.log_probs,
         coalesce=message.coalesce,
         tokens_travel=sampling.penalises,
-        slots=Slots(message.shared, NodeId(message.shared - 1)),
-        most_slots=message.capacity + message.tree if message.tree >= 0 else 0,
+        slots=SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),
+        most_slots=message.capacity + message.max_tree_nodes if message.max_tree_nodes >= 0 else 0,
     )
     if early:
         return state, (*onward, report(new))
-    asked = message.prompt_length - message.given
+    asked = message.prompt_length - message.resumed_tokens
     admit = Admit(
         session,
-        message.capacity + max(0, message.tree),
+        message.capacity + max(0, message.max_tree_nodes),
         sampling,
         asked,
         features=message.features,
-        tops=message.tops,
+        top_logprobs=message.top_logprobs,
         log_probs=message.log_probs,
-        like=message.like,
-        shared=message.shared,
+        parent_session=message.parent_session,
+        common_prefix=message.common_prefix,
     )
     state, granted = grant(replace(state, sessions={**state.sessions, session: new}), (peer,))
     return state, (Compute(admit), *onward, *granted)
@@ -100,15 +100,15 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
 
 def _held(state: VerifyState, message: Open) -> int | None:
     """How long the prompt is here that a session begins with; None where it is not here."""
-    older = state.sessions.get(message.like)
-    return state.kept.get(message.like) if older is None else older.slots.committed
+    older = state.sessions.get(message.parent_session)
+    return state.kept.get(message.parent_session) if older is None else older.slots.committed
 
 
 def _shares_more(message: Open, held: int) -> str:
     """More is to be taken over than there is."""
     return (
-        f"session {message.session} shares {message.shared} tokens with session {message.like}, "
-        f"which has {held}"
+        f"session {message.session} shares {message.common_prefix} tokens with session "
+        f"{message.parent_session}, which has {held}"
     )
 
 
@@ -116,7 +116,7 @@ def _no_room(state: VerifyState, message: Open) -> str:
     """Why a session takes more memory than there is for those of its draft node, which admits no
     such session; empty where it does not."""
     slots, draft = state.config.slots, owner(message.session)
-    needed = message.capacity + max(0, message.tree)
+    needed = message.capacity + max(0, message.max_tree_nodes)
     taken = sum(one.most_slots for name, one in state.sessions.items() if owner(name) == draft)
     taken += sum(length for name, length in state.kept.items() if owner(name) == draft)
     if not slots or taken + needed <= slots:

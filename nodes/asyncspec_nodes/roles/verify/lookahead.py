@@ -179,8 +179,8 @@ def _onward(state: VerifyState, waiting: Waiting, now: float, *, waited: bool, m
         tokens=waiting.tokens,
         taps=taps(session, state.config.end_layer),
         waited=waited,
-        more=more,
-        spent=waiting.spent_by(now),
-        turn=waiting.turn,
+        batch_remaining=more,
+        stage_seconds=waiting.spent_by(now),
+        pass_number=waiting.turn,
     )
     return Send(state.config.after, message, waiting.hidden)

@@ -73,9 +73,9 @@ def arrived(
             tokens=message.tokens,
             hidden=None if first else Rows(tensor, tuple(range(len(ids)))),
             since=now,
-            spent=message.spent,
-            timed=message.spent > 0 or message.session in state.rota.members,
-            turn=message.turn,
+            spent=message.stage_seconds,
+            timed=message.stage_seconds > 0 or message.session in state.rota.members,
+            turn=message.pass_number,
         ),
     )
     if waiting is None:
@@ -105,9 +105,9 @@ def _segment_received(state: VerifyState, peer: Rank, message: Segment) -> Verif
     if inflow is None or inflow.received >= inflow.granted:
         raise RemoteProtocolError("segment without credit", peer=peer)
     received = inflow.received + 1
-    if message.more > inflow.granted - received:
+    if message.batch_remaining > inflow.granted - received:
         raise RemoteProtocolError("more segments announced than there is credit for", peer=peer)
-    return put(state, peer, replace(inflow, received=received, expected=message.more))
+    return put(state, peer, replace(inflow, received=received, expected=message.batch_remaining))
 
 
 def _has_tokens(session: StageSession | None, message: Segment, first: bool) -> bool:
@@ -207,8 +207,8 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return pruned(state, message)
         case Open() if config.fed_by(peer):
             check_owner(message.session, peer)
-            if message.shared:
-                check_owner(message.like, peer)
+            if message.common_prefix:
+                check_owner(message.parent_session, peer)
             return opened(state, peer, message)
         case Close(session) if is_draft(peer):
             check_owner(session, peer)

@@ -130,7 +130,7 @@ def consulted(state: VerifyState, question: int) -> Consulted:
     rota = state.rota
     known = [session for session in sorted(rota.members) if rota.members[session].rounds]
     told = [rota.members[session] for session in known]
-    place = {s: n for n, batch in enumerate(rota.batches, start=1) for s in batch}
+    allocate = {s: n for n, batch in enumerate(rota.batches, start=1) for s in batch}
     stages = passes(state, len(known)) or ()
     answer = Consulted(
         question=question,
@@ -149,7 +149,7 @@ def consulted(state: VerifyState, question: int) -> Consulted:
         pass_jitters=tuple([jitter for _, _, jitter in stages]),
         unknown=len(rota.members) - len(known),
         aside=sum(offence.aside for offence in rota.offences.values()),
-        batches=tuple([place.get(session, 0) for session in known]),
+        batches=tuple([allocate.get(session, 0) for session in known]),
         lengths=tuple([rota.lengths.get(session, 0) for session in known]),
         batch_rows=state.config.batch_rows,
     )
@@ -338,10 +338,10 @@ def _use(
         rota = replace(rota, batches=batches, started=started, turn=0, had=frozenset())
         armed = (deadline(rota, now),)
     lengths = decision.lengths if pays else decision.greedy_lengths
-    place = {session: n for n, batch in enumerate(batches) for session in batch}
+    allocate = {session: n for n, batch in enumerate(batches) for session in batch}
     used = {s: n for s, n in zip(planning.sessions, lengths, strict=True) if s in here}
     schedules = tuple(
-        Send(owner(s), Schedule(s, rota.version, place.get(s, 0), len(batches), length))
+        Send(owner(s), Schedule(s, rota.version, allocate.get(s, 0), len(batches), length))
         for s, length in used.items()
     )
     return replace(state, rota=replace(rota, lengths={**rota.lengths, **used})), (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Batch, Forward, Judged, Rows
+from asyncspec.core.jobs import Batch, Forward, Rows, SamplerOutput
 from asyncspec.core.machine import Effect, Send
 from asyncspec_nodes.roles.verify.flow_control import tell_costs
 from asyncspec_nodes.roles.verify.lifecycle import report
@@ -101,7 +101,9 @@ def _together(verdicts: Sequence[Send]) -> Sequence[Send]:
     behind: Counter[Rank] = Counter()
     for send in reversed(verdicts):
         more = behind[send.to]
-        found.append(replace(send, message=replace(send.message, more=more)) if more else send)
+        found.append(
+            replace(send, message=replace(send.message, batch_remaining=more)) if more else send
+        )
         behind[send.to] += 1
     return found[::-1]
 
@@ -110,33 +112,35 @@ def _verdict(
     session: StageSession, part: Part, result: object, stay: Sequence[int], now: float
 ) -> Send | None:
     """The verdict of a pass, for the rows that are still alive, with their features if wanted."""
-    tokens = result.tokens if isinstance(result, Judged) else result
-    if not isinstance(tokens, tuple) or len(tokens) != len(part.judged):
-        raise LocalProtocolError("the device judged other rows than it was asked to")
-    more = result if isinstance(result, Judged) else Judged(tokens)
+    tokens = result.tokens if isinstance(result, SamplerOutput) else result
+    if not isinstance(tokens, tuple) or len(tokens) != len(part.verified):
+        raise LocalProtocolError("the device verified other rows than it was asked to")
+    more = result if isinstance(result, SamplerOutput) else SamplerOutput(tokens)
     if (
         (more.features is not None) != bool(session.features)
-        or len(more.likely) != (len(tokens) if session.tops else 0)
-        or len(more.drawn) != (len(tokens) if session.log_probs else 0)
+        or len(more.top_tokens) != (len(tokens) if session.tops else 0)
+        or len(more.token_log_probs) != (len(tokens) if session.log_probs else 0)
     ):
         raise LocalProtocolError("the device gave something to a session that wants none, or none")
     ids = part.waiting.ids
     alive = set(stay)
-    judged = [i for i, row in enumerate(part.judged) if row in alive]
+    verified = [i for i, row in enumerate(part.verified) if row in alive]
     features = Rows(more.features, tuple(stay)) if more.features is not None and stay else None
-    if not judged and features is None:
+    if not verified and features is None:
         return None
     message = Verdict(
         session=session.session,
         segment=part.waiting.segment,
         applied=applied(session, part.waiting),
-        ids=tuple(ids[part.judged[i]] for i in judged),
-        tokens=tuple(tokens[i] for i in judged),
-        featured=tuple(ids[row] for row in stay) if features is not None else (),
-        likely=tuple(t for i in judged if more.likely for t in more.likely[i][0]),
-        log_probs=tuple(p for i in judged if more.likely for p in more.likely[i][1]),
-        drawn=tuple(more.drawn[i] for i in judged if more.drawn),
-        spent=part.waiting.spent_by(now),
-        turn=part.waiting.turn,
+        ids=tuple(ids[part.verified[i]] for i in verified),
+        tokens=tuple(tokens[i] for i in verified),
+        feature_ids=tuple(ids[row] for row in stay) if features is not None else (),
+        top_tokens=tuple(t for i in verified if more.top_tokens for t in more.top_tokens[i][0]),
+        top_token_log_probs=tuple(
+            p for i in verified if more.top_tokens for p in more.top_tokens[i][1]
+        ),
+        token_log_probs=tuple(more.token_log_probs[i] for i in verified if more.token_log_probs),
+        stage_seconds=part.waiting.spent_by(now),
+        pass_number=part.waiting.turn,
     )
     return Send(owner(session.session), message, features)

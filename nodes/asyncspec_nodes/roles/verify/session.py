@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, Compact, Forward, Row, Rows
-from asyncspec.core.kv_slots import Slots, place, settle
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
@@ -58,10 +58,10 @@ class Waiting(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """A segment in a pass. ``judged`` are the rows whose next token is drawn."""
+    """A segment in a pass. ``verified`` are the rows whose next token is drawn."""
 
     waiting: Waiting
-    judged: tuple[int, ...]
+    verified: tuple[int, ...]
     job: Forward
 
 
@@ -98,7 +98,7 @@ class StageSession(Struct, frozen=True):
     log_probs: bool = False
     # Its segments may share a pass.
     coalesce: bool = False
-    slots: Slots = Slots()
+    slots: SlotTable = SlotTable()
     # Those it may come to: prompt, answer and tree; 0: nobody said how large the tree may be.
     most_slots: int = 0
     # Tokens travel with the session's segments, because the last stage's draws depend on them.
@@ -128,8 +128,8 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     liveness = session.liveness.apply(message)
     if liveness is session.liveness:
         return session, None
-    alive = liveness.holds(session.slots.seats)
-    slots, stay = settle(session.slots, liveness.committed, alive)
+    alive = liveness.holds(session.slots.speculative)
+    slots, stay = reclaim(session.slots, liveness.committed, alive)
     job = None
     if stay is not None:
         job = Compact(session=session.session, start=session.slots.committed, keep=stay)
@@ -141,14 +141,14 @@ def plan(
 ) -> tuple[StageSession, Part]:
     """Give a segment its slots and make it part of a forward pass.
 
-    On the last stage every row is judged except prompt nodes before the last of them, whose
+    On the last stage every row is verified except prompt nodes before the last of them, whose
     successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
     """
     if first:
         waiting = replace(waiting, turn=session.turns + 1)
     liveness = session.liveness
-    slots, rows = place(session.slots, waiting.ids, waiting.parents, liveness.committed)
-    judged = _judged(rows, liveness.prompt_length) if last else ()
+    slots, rows = allocate(session.slots, waiting.ids, waiting.parents, liveness.committed)
+    verified = _verified(rows, liveness.prompt_length) if last else ()
     job = Forward(
         session=session.session,
         segment=waiting.segment,
@@ -156,12 +156,12 @@ def plan(
         rows=rows,
         tokens=waiting.tokens if last or waiting.hidden is None else (),
         hidden=waiting.hidden,
-        judge=judged,
+        sampled_rows=verified,
     )
-    return replace(session, slots=slots), Part(waiting=waiting, judged=judged, job=job)
+    return replace(session, slots=slots), Part(waiting=waiting, verified=verified, job=job)
 
 
-def _judged(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:
+def _verified(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:
     return tuple(i for i, row in enumerate(rows) if row.position >= prompt_length - 1)
 
 
@@ -210,7 +210,7 @@ def astray(
 
     A node beside a committed one would lose its parent while it waits: the tip moves past it.
     """
-    held, here = session.slots.seats, {session.slots.tip}
+    held, here = session.slots.speculative, {session.slots.tip}
     accepted, last = session.liveness.accepted, session.liveness.prompt_length - 1
     # Parents of committed nodes that wait, with the only child they may have.
     passed: dict[NodeId, NodeId] = {}

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model import PassCost
-from asyncspec.core.kv_slots import Slots
+from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.machine import Effect
 from asyncspec_nodes.roles.verify.batch_schedule import Rota
 from asyncspec_nodes.roles.verify.session import Running, StageSession, Waiting
@@ -93,7 +93,7 @@ class Following(Struct, frozen=True):
 
     running: Running
     queue: tuple[Waiting, ...]
-    slots: Mapping[SessionId, Slots]
+    slots: Mapping[SessionId, SlotTable]
 
 
 class VerifyState(Struct, frozen=True):
