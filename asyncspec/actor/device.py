@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from asyncspec.core.cost_model import ShortJobs
+from asyncspec.core.cost_model.short_jobs import ShortJobs
 from asyncspec.core.jobs import Job
 from asyncspec_protocol.errors import LocalProtocolError
 
@@ -107,7 +107,7 @@ class Device:
             return
         if self._next is job:  # said when the one before it was over already
             self._after = self._next = None
-        if not self._away and self._short.expected(job):
+        if not self._away and self._short.expects(job):
             self._here.append(job)
             return
         while self._here:
@@ -175,7 +175,7 @@ class Device:
     def _deliver(self, job: Job, result: object | None, at: float, until: float) -> None:
         if self._closed:
             return
-        self._short.took(job, until - at)
+        self._short.observe(job, until - at)
         self._ran(job, at, until)
         if result is not None:
             self._done(job, result, until - at)

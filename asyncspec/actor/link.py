@@ -15,7 +15,7 @@ from typing import cast
 from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.core.cost_model import NEVER, Gauge, packs
+from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, should_pack
 from asyncspec.core.trace_hook import Tap
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -51,7 +51,7 @@ class LinkOptions(Struct, frozen=True):
     most_unsent: int = 512 * 1024 * 1024
     # Seconds a byte that packing rows here and unpacking them there take: they are packed where
     # the line saves more (``asyncspec.core.cost_model``).
-    packing_seconds: float = NEVER
+    packing_seconds: float = NEVER_PACK
 
 
 class Link(asyncio.BufferedProtocol):
@@ -69,7 +69,7 @@ class Link(asyncio.BufferedProtocol):
         # Round trip by heartbeats, seconds; None before the first echo.
         self.rtt: float | None = None
         # Whether the line to the peer is so slow that packed rows pay.
-        self.packs = packs(False, 0.0, options.packing_seconds)
+        self.packs = should_pack(False, 0.0, options.packing_seconds)
         self.session_bytes: Counter[int] = Counter()
         # Who records this node, if anybody does: see ``record``.
         self._tap: Tap | None = None
@@ -80,7 +80,7 @@ class Link(asyncio.BufferedProtocol):
         self._received = received
         self._closed = closed
         self._reader = FrameReader(trusted=False, allocate=_uninitialised)
-        self._gauge = Gauge()
+        self._bandwidth = BandwidthEstimator()
         self._transport: asyncio.Transport | None = None
         # Pieces of frames that ``flush`` will write, short frames in one. A tensor stands alone: it
         # is not copied, and the header that is written before it wakes the peer while the tensor is
@@ -102,7 +102,7 @@ class Link(asyncio.BufferedProtocol):
     @property
     def byte_seconds(self) -> float:
         """What the line from the peer takes for a byte of a large frame; 0 before it is known."""
-        return self._gauge.byte_seconds
+        return self._bandwidth.byte_seconds
 
     @property
     def asks(self) -> bool:
@@ -122,9 +122,9 @@ class Link(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         missing = self._reader.missing
         if missing > nbytes:
-            self._gauge.look(missing - nbytes, time.monotonic())
+            self._bandwidth.on_read(missing - nbytes, time.monotonic())
         elif missing:
-            self._gauge.complete()
+            self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
         self._listen()
         try:
@@ -313,7 +313,7 @@ class Link(asyncio.BufferedProtocol):
             trip = max(0.0, now - beat.echo)
             self.rtt = trip if self.rtt is None else min(self.rtt, trip)
         self._echo, self._came = beat.sent, now
-        self.packs = packs(self.packs, beat.byte_seconds, self._options.packing_seconds)
+        self.packs = should_pack(self.packs, beat.byte_seconds, self._options.packing_seconds)
 
 
 def _uninitialised(size: int) -> memoryview:

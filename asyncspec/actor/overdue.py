@@ -8,7 +8,7 @@ node recovers the sessions, and a supervisor starts the process again.
 
 from __future__ import annotations
 
-from asyncspec.core.cost_model import kind_of
+from asyncspec.core.cost_model.short_jobs import job_kind
 from asyncspec.core.jobs import Job
 
 FLOOR_SECONDS = 60.0
@@ -52,14 +52,14 @@ class Overdue:
 
     def took(self, job: Job, seconds: float) -> None:
         """A job is over."""
-        kind, size = kind_of(job)
+        kind, size = job_kind(job)
         slowest = self._slowest.setdefault(kind, {})
         slowest[size] = max(seconds, FADING * slowest.get(size, 0.0))
         self._count[kind] = self._count.get(kind, 0) + 1
 
     def limit(self, job: Job) -> float:
         """Seconds that a job may take."""
-        kind, size = kind_of(job)
+        kind, size = job_kind(job)
         first = self._floor if self._count.get(kind, 0) >= PROOF else FIRST * self._floor
         return max(first, FACTOR * self._expected(kind, size))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model import FORGET
+from asyncspec.core.cost_model.parameters import PARAMETERS
 
 PRIOR = 16.0
 """Rounds of a user's own that the others' are worth at most."""
@@ -50,7 +50,7 @@ class Acceptance(Struct, frozen=True):
             tuple([float(k <= accepted) for k in range(drafted)]),
             tuple([float(k < accepted) for k in range(drafted)]),
         )
-        return self.scaled(1 - FORGET).plus(one)
+        return self.scaled(1 - PARAMETERS.error_weight).plus(one)
 
     def plus(self, other: Acceptance, sign: float = 1.0) -> Acceptance:
         """Both together; with ``sign`` -1 the one without the other, which is part of it."""

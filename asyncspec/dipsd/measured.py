@@ -12,7 +12,8 @@ from functools import reduce
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import FORGET, Deviation
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import Deviation
 from asyncspec.dipsd.accepted import Acceptance, Chance
 from asyncspec_protocol.ids import SessionId
 
@@ -36,7 +37,7 @@ class Affine(Struct, frozen=True):
 
     def with_point(self, x: float, y: float) -> Affine:
         """One more, and the others count a little less."""
-        keep = 1 - FORGET
+        keep = 1 - PARAMETERS.error_weight
         return Affine(
             keep * self.weight + 1,
             keep * self.x + x,
@@ -87,13 +88,13 @@ class Measured(Struct, frozen=True):
     def with_draft(self, tokens: int, seconds: float) -> Measured:
         """The source has drafted so many tokens, one after another."""
         fixed, slope = self.drafting.fit
-        off = self.drafts_off.with_time(seconds, fixed + slope * tokens)
+        off = self.drafts_off.observe(seconds, fixed + slope * tokens)
         return replace(self, drafting=self.drafting.with_point(tokens, seconds), drafts_off=off)
 
     def with_link(self, seconds: float) -> Measured:
         """What of a segment's way and its verdict's was spent at no stage."""
         seconds = max(0.0, seconds)
-        off = self.links_off.with_time(seconds, self.links.fit[1])
+        off = self.links_off.observe(seconds, self.links.fit[1])
         return replace(self, links=self.links.with_point(1.0, seconds), links_off=off)
 
     @property

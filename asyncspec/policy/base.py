@@ -12,6 +12,7 @@ from typing import Annotated, Protocol
 from msgspec import Meta, Struct
 
 from asyncspec.core.accept import TargetOutput
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.tree import TokenTree
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
@@ -20,9 +21,6 @@ from asyncspec_protocol.limits import MAX_TREE_NODES
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-
-MAX_ROWS = 4096
-"""More than any policy sends in a segment."""
 
 MAX_LIVE_NODES = MAX_TREE_NODES
 """Nodes of a tree at most, whatever a policy asks for."""
@@ -53,7 +51,7 @@ class View(Struct, frozen=True):
     room: int
     # Rows that a segment should have at most: a row must be worth the time that it takes of passes
     # and lines (``asyncspec.core.cost_model``).
-    rows: int = MAX_ROWS
+    rows: int = PARAMETERS.max_rows
     # Tokens that a plan gives its drafts; 0: there is no plan.
     length: int = 0
     # Levels that the tree below the tip had when the tip last moved.

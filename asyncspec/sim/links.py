@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model import LARGE_BYTES
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Received
 from asyncspec.sim.costs import Costs, Wires
 from asyncspec_protocol.framing import frame_bytes
@@ -142,7 +142,7 @@ class Lines:
 
     def _line_seconds(self, message: Message) -> float:
         """What a node learns of the line by a message with a tensor: something if it is large."""
-        if self._wires is None or self._wires.nbytes(message) < LARGE_BYTES:
+        if self._wires is None or self._wires.nbytes(message) < PARAMETERS.min_frame_bytes:
             return 0.0
         return self._wires.carried(message)
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec.backend.row_compression import HEAD, PACKED, WINDOW, pack, unpack
-from asyncspec.core.cost_model import packs
+from asyncspec.core.cost_model.bandwidth import should_pack
 from asyncspec_protocol.codec import TensorSpec
 
 Values = npt.NDArray[np.uint16]
@@ -236,4 +236,4 @@ def test_packing_costs_time_and_less_than_a_slow_line_saves() -> None:
     cost = packing_seconds()
     assert cost > 0
     # A line of 10 Mbit/s takes 800 ns a byte.
-    assert packs(False, 8e-7, cost)
+    assert should_pack(False, 8e-7, cost)

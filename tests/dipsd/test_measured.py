@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import affine
+from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.rng import uniform
 from asyncspec.dipsd.accepted import PRIOR, Acceptance
 from asyncspec.dipsd.decide import MARGIN, bounded, decide, measured
@@ -133,7 +133,7 @@ def test_the_line_of_a_table_is_nowhere_below_zero(
     points: list[tuple[float, float]], most: float
 ) -> None:
     rows, seconds = zip(*sorted(points), strict=True)
-    fixed, slope = affine(rows, seconds, most)
+    fixed, slope = fit_affine(rows, seconds, most)
     assert fixed >= 0
     assert slope >= 0
 

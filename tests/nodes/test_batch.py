@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import KEEP_UP
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Received, Report, Send
 from asyncspec_nodes.roles.draft.scheduler import together
-from asyncspec_nodes.roles.verify.batching import PATIENCE, WORTH, Costs, Share, gather, prompt
+from asyncspec_nodes.roles.verify.batching import Share, gather, prompt
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
@@ -60,7 +61,7 @@ def test_a_pass_is_the_heads_of_some_sessions(queue: tuple[Waiting, ...], most: 
 def test_what_was_passed_over_too_often_goes_first(queue: tuple[Waiting, ...], most: int) -> None:
     taken, left = gather(queue, SESSIONS, most)
     heads = {w.session: w for w in reversed(queue)}
-    late = [w for w in queue if heads[w.session] is w and w.passed_over >= PATIENCE]
+    late = [w for w in queue if heads[w.session] is w and w.passed_over >= PARAMETERS.max_skips]
     if late:
         assert late[0] in taken
     names = {w.segment for w in taken}
@@ -81,7 +82,7 @@ def test_nothing_waits_for_ever(most: int, sizes: list[int]) -> None:
             queue += (Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids),)
         taken, queue = gather(queue, SESSIONS, most)
         if any(w.session == 0 for w in taken):
-            assert number <= PATIENCE + 1
+            assert number <= PARAMETERS.max_skips + 1
             return
     raise AssertionError("the prompt was never served")
 
@@ -103,7 +104,7 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
     def seconds(rows: int) -> float:
         return 1.0 + slope * max(0, rows - plateau)
 
-    costs = Costs(seconds, line)
+    costs = BatchCost(seconds, line)
     heads, _ = gather(queue, COALESCING, most)
     taken, left = gather(queue, COALESCING, most, (), costs)
     assert gather(queue, SESSIONS, most, (), costs)[0] == heads
@@ -117,7 +118,7 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
     for waiting in taken:
         assert all(w.segment > waiting.segment for w in left if w.session == waiting.session)
     if joined:
-        assert rows * line <= KEEP_UP * seconds(rows)
+        assert rows * line <= PARAMETERS.link_utilization * seconds(rows)
     if slope == line == 0 and rows < most - 9:
         # Rows are free and there was room for any of them: nothing is left of a pass's sessions
         # that have read their prompts.
@@ -126,7 +127,9 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
     # Each delays all that is in the pass by then.
     rows = sum(len(w.ids) for w in heads)
     for behind, more in enumerate([len(w.ids) for w in joined], len(heads)):
-        assert behind * (seconds(rows + more) - seconds(rows)) <= WORTH * seconds(more)
+        assert behind * (seconds(rows + more) - seconds(rows)) <= PARAMETERS.join_delay * seconds(
+            more
+        )
         rows += more
 
 
@@ -134,7 +137,7 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
 def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
     queue: tuple[Waiting, ...], most: int, fair: int
 ) -> None:
-    free, dear = Costs(lambda rows: 1.0), Costs(float)
+    free, dear = BatchCost(lambda rows: 1.0), BatchCost(float)
     heads, _ = gather(queue, SESSIONS, most)
     assert gather(queue, SESSIONS, most, (), free, Share(fair))[0] == heads
     assert gather(queue, SESSIONS, most, (), dear, Share(most))[0] == heads
@@ -157,7 +160,7 @@ def test_who_is_exempt_takes_nothing_of_the_share(
     queue: tuple[Waiting, ...], fair: int, exempt: set[SessionId]
 ) -> None:
     """They go whatever they bring, and the others as if they were alone."""
-    dear = Costs(float)
+    dear = BatchCost(float)
     others = tuple(w for w in queue if w.session not in exempt)
     taken, _ = gather(queue, SESSIONS, 10_000, (), dear, Share(fair, exempt))
     heads, _ = gather(queue, SESSIONS, 10_000)
@@ -170,7 +173,7 @@ def test_who_is_exempt_takes_nothing_of_the_share(
 @given(st.integers(1, 12), st.integers(1, 8), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_nothing_waits_for_ever_for_a_fair_share(most: int, fair: int, sizes: list[int]) -> None:
     """Whoever is left behind is not overtaken by those that come again meanwhile."""
-    dear = Costs(float)
+    dear = BatchCost(float)
 
     def one(session: int, number: int, size: int) -> Waiting:
         ids = tuple(NodeId(100 + i) for i in range(size))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.actor.link import Link
-from asyncspec.core.cost_model import PassCost
+from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Submitted
 from asyncspec.dipsd.decide import decide

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import KEEP_UP
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.machine import Effect, Joined, Received
-from asyncspec.policy.base import MAX_ROWS
-from asyncspec_nodes.roles.draft.links import EXTRA, SHARE, Lines, alone, most_rows, slowest
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
@@ -27,17 +26,25 @@ tables = st.lists(st.tuples(seconds, line), min_size=1, max_size=8).map(
 )
 
 
+def most_rows(times: dict[Rank, PassTimes], back: float, way: float) -> int:
+    return PipelineCosts(times, back).with_round_trip(0, way).max_rows
+
+
+def lone_rows(times: dict[Rank, PassTimes], way: float) -> int:
+    return PipelineCosts(times).with_round_trip(0, way).max_lone_rows
+
+
 @given(tables, line, st.just(0.0) | seconds)
 def test_no_line_takes_longer_than_it_may(
     times: dict[Rank, PassTimes], back: float, way: float
 ) -> None:
     rows = most_rows(times, back, way)
     lines = [back, *(told.row_seconds for told in times.values())]
-    assert 1 <= rows <= MAX_ROWS
+    assert 1 <= rows <= PARAMETERS.max_rows
     if rows > 1:
         slowest_pass = max(told.seconds[0] for told in times.values())
-        assert rows * max(lines) <= KEEP_UP * slowest_pass * (1 + 1e-9)
-        assert not way or rows * sum(lines) <= SHARE * way * (1 + 1e-9)
+        assert rows * max(lines) <= PARAMETERS.link_utilization * slowest_pass * (1 + 1e-9)
+        assert not way or rows * sum(lines) <= PARAMETERS.transfer_share * way * (1 + 1e-9)
 
 
 @given(tables, line, seconds, st.floats(1, 100))
@@ -49,33 +56,33 @@ def test_faster_lines_and_longer_ways_never_carry_less(
     assert most_rows(faster, back / factor, way) >= rows
     assert most_rows(times, back, way * factor) >= rows
     unbound = {k: replace(t, row_seconds=0.0) for k, t in times.items()}
-    assert most_rows(unbound, 0.0, way) == MAX_ROWS
+    assert most_rows(unbound, 0.0, way) == PARAMETERS.max_rows
 
 
 @given(tables, line, st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=20))
-def test_a_way_is_what_openers_took_without_their_rows(
-    times: dict[Rank, PassTimes], back: float, openers: list[tuple[int, float]]
+def test_a_way_is_what_probes_took_without_their_rows(
+    times: dict[Rank, PassTimes], back: float, probes: list[tuple[int, float]]
 ) -> None:
-    lines = Lines(back=back)
+    costs = PipelineCosts(times, back)
     a_row = back + sum(told.row_seconds for told in times.values())
-    for rows, way in openers:
-        lines = lines.opened(times, rows, way + rows * a_row)
-    ways = [way for _, way in openers]
-    assert min(ways) * 0.999 - 1e-9 <= lines.way <= max(ways) * 1.001 + 1e-9
-    assert lines.rows == most_rows(times, back, lines.way)
+    for rows, way in probes:
+        costs = costs.with_round_trip(rows, way + rows * a_row)
+    ways = [way for _, way in probes]
+    assert min(ways) * 0.999 - 1e-9 <= costs.round_trip <= max(ways) * 1.001 + 1e-9
+    assert costs.max_rows == most_rows(times, back, costs.round_trip)
 
 
 @given(tables, st.just(0.0) | seconds, st.floats(1, 100))
 def test_who_is_alone_has_rows_that_add_little_to_its_way(
     times: dict[Rank, PassTimes], way: float, factor: float
 ) -> None:
-    rows, at = alone(times, way), slowest(times)
+    rows, at = lone_rows(times, way), PipelineCosts(times).slowest
     assert at is not None
-    bound = at(1) + EXTRA * max(at(1), way / len(times))
+    bound = at(1) + PARAMETERS.lone_session_delay * max(at(1), way / len(times))
     assert rows == 1 or at(rows) <= bound
-    assert rows == MAX_ROWS or at(rows + 1) > bound
-    assert alone(times, way * factor) >= rows
-    assert alone({}, way) == MAX_ROWS
+    assert rows == PARAMETERS.max_rows or at(rows + 1) > bound
+    assert lone_rows(times, way * factor) >= rows
+    assert lone_rows({}, way) == PARAMETERS.max_rows
 
 
 def test_a_line_is_a_stage_too() -> None:
@@ -83,7 +90,7 @@ def test_a_line_is_a_stage_too() -> None:
         Rank(1): PassTimes(Rank(1), (1.0,), (0.5,)),
         Rank(2): PassTimes(Rank(2), (1.0,), (0.25,), 0.125),
     }
-    at = slowest(times)
+    at = PipelineCosts(times).slowest
     assert at is not None
     assert [at(rows) for rows in (1, 4, 8)] == [0.5, 0.5, 1.0]
 
@@ -176,18 +183,18 @@ def test_the_way_is_timed_by_the_first_segment_of_a_round() -> None:
     driven.feed(Received(V1, PassTimes(V1, (1.0,), (9.0,), 0.25)))
     driven.feed(verdict(first.segment, {1: 10, 2: 13, 3: 99}, applied=1))
     # Three rows of .25 s are not the way's.
-    way = driven.state.lines.way
+    way = driven.state.costs.round_trip
     assert way == driven.now - at - 0.75
     driven.feed(verdict(second.segment, {5: 77}, applied=2))
-    assert driven.state.lines.way == way
+    assert driven.state.costs.round_trip == way
 
 
-def test_an_opener_without_verdict_times_nothing() -> None:
+def test_a_probe_without_verdict_times_nothing() -> None:
     driven = started()
     _, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
     driven.feed(verdict(second.segment, {4: 77}, applied=1))
-    assert driven.state.sessions[0].opener is None
-    assert driven.state.lines.way == 0
+    assert driven.state.sessions[0].probe is None
+    assert driven.state.costs.round_trip == 0
 
 
 def test_what_follows_a_prompt_before_the_first_token_times_nothing() -> None:
@@ -195,4 +202,4 @@ def test_what_follows_a_prompt_before_the_first_token_times_nothing() -> None:
     driven, effects = guessed()
     _, _, first, *_ = sent(effects, Segment)
     driven.feed(verdict(1, {64: 10}), verdict(first.segment, {65: 12}))
-    assert driven.state.lines.way == 0
+    assert driven.state.costs.round_trip == 0

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import interpolated
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import interpolate
+from asyncspec.core.cost_model.pipeline import PipelineCosts
+from asyncspec.core.cost_model.rows import chunk_rows_beside
 from asyncspec.core.machine import Received, Submitted
 from asyncspec.sim.costs import StageCost
-from asyncspec_nodes.roles.draft.scheduler import FEWEST, SLOWER, WORTH, piece_rows, shared_rows
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
 from cluster import ask
@@ -44,7 +46,7 @@ def read(pieces: list[int], times: dict[Rank, PassTimes], back: float, decoding:
         rows, at = piece + decoding, 0.0
         takes: list[float] = []
         for told in times.values():
-            takes += [told.row_seconds * rows, interpolated(told.rows, told.seconds)(rows)]
+            takes += [told.row_seconds * rows, interpolate(told.rows, told.seconds)(rows)]
         for i, taken in enumerate([*takes, back * rows]):
             at = free[i] = max(at, free[i]) + taken
     return free[-1]
@@ -59,13 +61,13 @@ def cut(length: int, rows: int) -> list[int]:
 def test_a_prompt_is_read_about_as_soon_as_can_be(
     length: int, most: int, times: dict[Rank, PassTimes], back: float, decoding: int
 ) -> None:
-    rows = piece_rows(length, most, times, back, decoding)
-    assert min(most, FEWEST) <= rows <= most
+    rows = PipelineCosts(times, back).prefill_chunk_rows(length, most, decoding)
+    assert min(most, PARAMETERS.min_chunk_rows) <= rows <= most
     soon = read(cut(length, rows), times, back, decoding)
-    for other in range(min(most, FEWEST), most + 1):
+    for other in range(min(most, PARAMETERS.min_chunk_rows), most + 1):
         if length % other == 0 or other >= length:
             other_way = read(cut(length, other), times, back, decoding)
-            assert soon <= other_way / (1 - WORTH) * (1 + 1e-9)
+            assert soon <= other_way / (1 - PARAMETERS.min_chunk_gain) * (1 + 1e-9)
 
 
 @given(st.integers(1, 400), st.integers(1, 80), seconds, st.integers(1, 8))
@@ -73,8 +75,10 @@ def test_where_rows_are_free_pieces_are_as_long_as_they_may_be(
     length: int, most: int, taken: float, count: int
 ) -> None:
     times = {Rank(r): PassTimes(Rank(r), (1.0, 64.0), (taken, taken)) for r in range(1, count + 1)}
-    assert math.ceil(length / piece_rows(length, most, times, 0.0)) == math.ceil(length / most)
-    assert piece_rows(length, most, {}, 0.0) == most
+    assert math.ceil(length / PipelineCosts(times).prefill_chunk_rows(length, most)) == math.ceil(
+        length / most
+    )
+    assert PipelineCosts().prefill_chunk_rows(length, most) == most
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_where_rows_are_dear_a_short_prompt_keeps_all_stages_at_work(
     length: int, stages: int, sooner: float
 ) -> None:
     times = {Rank(r): PassTimes(Rank(r), SIZES, DEAR) for r in range(1, stages + 1)}
-    rows = piece_rows(length, 64, times, 0.0)
+    rows = PipelineCosts(times).prefill_chunk_rows(length, 64)
     assert read(cut(length, 64), times, 0.0) > sooner * read(cut(length, rows), times, 0.0)
 
 
@@ -95,9 +99,9 @@ def test_prompts_that_are_read_at_a_time_keep_stages_at_work_for_each_other() ->
     for number in range(4):
         driven.feed(Submitted(ask(number, prompt=tuple(range(2 + number, 66 + number)))))
     sent(driven.feed(Received(Rank(1), Credit(9))), Segment)
-    together = piece_rows(4 * 64, 64, driven.state.times, 0.0)
-    assert {one.piece for one in driven.state.sessions.values()} == {together}
-    assert together > piece_rows(64, 64, driven.state.times, 0.0)
+    together = driven.state.costs.prefill_chunk_rows(4 * 64, 64)
+    assert {one.chunk_rows for one in driven.state.sessions.values()} == {together}
+    assert together > driven.state.costs.prefill_chunk_rows(64, 64)
 
 
 def test_a_prompt_beside_one_answer_is_read_in_short_pieces_and_alone_at_once() -> None:
@@ -108,7 +112,7 @@ def test_a_prompt_beside_one_answer_is_read_in_short_pieces_and_alone_at_once() 
     assert [len(piece.ids) for piece in alone] == [64]
     driven.feed(verdict(0, {63: 5}))
     beside = sent(driven.feed(Submitted(ask(1, prompt=long, policy="autoregressive"))), Segment)
-    rows = shared_rows(64, 1, 1, interpolated(SIZES, DEAR))
+    rows = chunk_rows_beside(64, 1, 1, interpolate(SIZES, DEAR))
     assert rows < 64
     assert [len(piece.ids) for piece in beside] == [rows] * (64 // rows)
 
@@ -119,7 +123,7 @@ def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:
         driven.feed(Received(Rank(rank), PassTimes(Rank(rank), SIZES, DEAR)))
     pieces = sent(driven.feed(Submitted(ask(0, prompt=tuple(range(2, 66))))), Segment)
     (rows,) = {len(piece.ids) for piece in pieces}
-    assert rows == piece_rows(64, 64, driven.state.times, 0.0) < 20
+    assert rows == driven.state.costs.prefill_chunk_rows(64, 64) < 20
     # A stage says that rows are free after all.
     driven.feed(Received(Rank(1), PassTimes(Rank(1), SIZES, (9.0, 9.0, 9.0))))
     pieces += sent(driven.feed(Received(Rank(1), Credit(9))), Segment)
@@ -135,11 +139,15 @@ def test_prompts_hold_nobody_up(
     most: int, decoding: int, prompts: int, plateau: int, row_seconds: float
 ) -> None:
     cost = StageCost(1.0, plateau, row_seconds)
-    rows = shared_rows(most, decoding, prompts, cost.seconds)
-    assert min(most, FEWEST) <= rows <= most
-    if decoding and prompts and rows > FEWEST:
-        assert cost.seconds(decoding + prompts * rows) <= SLOWER * cost.seconds(decoding)
+    rows = chunk_rows_beside(most, decoding, prompts, cost.seconds)
+    assert min(most, PARAMETERS.min_chunk_rows) <= rows <= most
+    if decoding and prompts and rows > PARAMETERS.min_chunk_rows:
+        assert cost.seconds(
+            decoding + prompts * rows
+        ) <= PARAMETERS.max_prefill_slowdown * cost.seconds(decoding)
     if not decoding or not prompts:
         assert rows == most
-    assert shared_rows(most, decoding, prompts, None) == most
-    assert shared_rows(most, decoding, prompts, replace(cost, row_seconds=0.0).seconds) == most
+    assert chunk_rows_beside(most, decoding, prompts, None) == most
+    assert (
+        chunk_rows_beside(most, decoding, prompts, replace(cost, row_seconds=0.0).seconds) == most
+    )

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.actor.device import Device
-from asyncspec.core.cost_model import MAX_PROOF, PROOF, SHORT_SECONDS, ShortJobs
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.short_jobs import ShortJobs
 from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
 
-SHORT, LONG = SHORT_SECONDS / 2, SHORT_SECONDS * 2
+SHORT, LONG = PARAMETERS.short_job_seconds / 2, PARAMETERS.short_job_seconds * 2
 
 
 def job(number: int) -> Job:
@@ -31,9 +32,9 @@ def job(number: int) -> Job:
 def test_each_time_a_job_is_longer_than_expected_takes_twice_the_proof(longs: list[bool]) -> None:
     short, in_a_row, wrong = ShortJobs(), 0, 0
     for number, long in enumerate(longs):
-        expected = short.expected(job(number))
-        assert expected == (in_a_row >= PROOF * 2**wrong)
-        short.took(job(number), LONG if long else SHORT)
+        expected = short.expects(job(number))
+        assert expected == (in_a_row >= PARAMETERS.short_job_proof * 2**wrong)
+        short.observe(job(number), LONG if long else SHORT)
         in_a_row = 0 if long else in_a_row + 1
         wrong += expected and long
 
@@ -41,20 +42,20 @@ def test_each_time_a_job_is_longer_than_expected_takes_twice_the_proof(longs: li
 def test_a_kind_gets_another_chance_at_last() -> None:
     short = ShortJobs()
     for _ in range(20):
-        for _ in range(MAX_PROOF):
-            short.took(job(0), SHORT)
-        assert short.expected(job(0))
-        short.took(job(0), LONG)
-        assert not short.expected(job(0))
+        for _ in range(PARAMETERS.max_short_job_proof):
+            short.observe(job(0), SHORT)
+        assert short.expects(job(0))
+        short.observe(job(0), LONG)
+        assert not short.expects(job(0))
 
 
 def test_sizes_are_told_apart() -> None:
     short = ShortJobs()
-    for _ in range(PROOF):
-        short.took(Compact(SessionId(0), 0, (1, 2)), SHORT)
-    assert short.expected(Compact(SessionId(1), 7, (4, 5, 6)))
-    assert not short.expected(Compact(SessionId(0), 0, (1, 2, 3, 4)))
-    assert not short.expected(job(0))
+    for _ in range(PARAMETERS.short_job_proof):
+        short.observe(Compact(SessionId(0), 0, (1, 2)), SHORT)
+    assert short.expects(Compact(SessionId(1), 7, (4, 5, 6)))
+    assert not short.expects(Compact(SessionId(0), 0, (1, 2, 3, 4)))
+    assert not short.expects(job(0))
 
 
 class Log:
@@ -116,10 +117,10 @@ def on_a_device(lengths: Sequence[float], act: Callable[[Log], Any]) -> Log:
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.0, LONG]), st.booleans()), min_size=1))
 def test_jobs_are_told_in_the_order_of_submit(jobs: list[tuple[float, bool]]) -> None:
-    lengths = [0.0] * PROOF + [length for length, _ in jobs]
+    lengths = [0.0] * PARAMETERS.short_job_proof + [length for length, _ in jobs]
 
     async def act(log: Log) -> None:
-        pauses = [True] * PROOF + [pause for _, pause in jobs]
+        pauses = [True] * PARAMETERS.short_job_proof + [pause for _, pause in jobs]
         for number, pause in enumerate(pauses):
             log.device.submit(job(number))
             if pause:
@@ -147,7 +148,7 @@ def test_short_jobs_stay_on_the_event_loop_and_long_ones_do_not() -> None:
 
     here = "MainThread"
     threads = on_a_device([0.0] * 400, act).threads
-    assert threads[:PROOF] == ["device"] * PROOF
+    assert threads[: PARAMETERS.short_job_proof] == ["device"] * PARAMETERS.short_job_proof
     assert threads.count(here) > 100
     assert here not in on_a_device([LONG] * 50, act).threads
 

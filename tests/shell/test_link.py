@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.backend.base import WireTensor
-from asyncspec.core.cost_model import FEWEST, LARGE_BYTES
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
@@ -350,8 +350,8 @@ def test_the_shortest_round_trip_counts_also_where_it_is_none(run: Runner) -> No
     run(main())
 
 
-ROWS = (Segment(0, 0, 0, (1,), (0,)), TensorSpec("uint8", (1, 8 * LARGE_BYTES)))
-LARGE = b"".join(map(bytes, write_frame(*ROWS, memoryview(bytes(8 * LARGE_BYTES)))))
+ROWS = (Segment(0, 0, 0, (1,), (0,)), TensorSpec("uint8", (1, 8 * PARAMETERS.min_frame_bytes)))
+LARGE = b"".join(map(bytes, write_frame(*ROWS, memoryview(bytes(8 * PARAMETERS.min_frame_bytes)))))
 
 
 def take(link: Link, data: memoryview) -> None:
@@ -370,12 +370,14 @@ def test_heartbeats_tell_what_the_line_brings(run: Runner) -> None:
         async with facing_bare(BRISK) as (end, bare):
             end.link.accepted(hello(1, 1))
             assert end.link.byte_seconds == 0
-            begun, stream = time.monotonic(), memoryview(LARGE * FEWEST)
-            for start in range(0, len(stream), LARGE_BYTES):
-                take(end.link, stream[start : start + LARGE_BYTES])
+            begun, stream = time.monotonic(), memoryview(LARGE * PARAMETERS.min_bandwidth_frames)
+            for start in range(0, len(stream), PARAMETERS.min_frame_bytes):
+                take(end.link, stream[start : start + PARAMETERS.min_frame_bytes])
             took = time.monotonic() - begun
-            assert [await end.message() for _ in range(FEWEST)] == [ROWS[0]] * FEWEST
-            assert 0 < end.link.byte_seconds * 6 * LARGE_BYTES < took
+            assert [await end.message() for _ in range(PARAMETERS.min_bandwidth_frames)] == [
+                ROWS[0]
+            ] * PARAMETERS.min_bandwidth_frames
+            assert 0 < end.link.byte_seconds * 6 * PARAMETERS.min_frame_bytes < took
             beats = [await bare.read() for _ in range(2)]  # the first may have been written before
             assert getattr(beats[1], "byte_seconds", 0.0) == end.link.byte_seconds
 
@@ -388,7 +390,7 @@ def test_a_read_with_room_for_less_than_has_come_is_no_look(run: Runner) -> None
 
     async def main() -> None:
         async with facing_bare() as (end, _):
-            for _ in range(FEWEST):
+            for _ in range(PARAMETERS.min_bandwidth_frames):
                 take(end.link, memoryview(LARGE)[:-1])
                 take(end.link, memoryview(LARGE)[-1:])
                 assert await end.message() == ROWS[0]

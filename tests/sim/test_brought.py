@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import Deviation
+from asyncspec.core.cost_model.passes import Deviation
 from asyncspec.core.machine import Input, Received
 from asyncspec.dipsd import brought
 from asyncspec.dipsd.brought import Comparison
@@ -39,7 +39,7 @@ class Misled(Watched):
             steady = replace(event.message, jitter=0.0, link_jitter=0.0)
             event = replace(event, message=steady)
         state, effects = super().step(state, event, now)
-        return replace(state, cost=replace(state.cost, off=Deviation())), effects
+        return replace(state, cost=replace(state.cost, deviation=Deviation())), effects
 
 
 def first_stage(trial: Trial, kind: type[Watched] = Watched) -> Watched:

@@ -6,22 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-import asyncspec_nodes.roles.draft.links as lines
-import asyncspec_nodes.roles.draft.scheduler as dispatch
-from asyncspec.policy.base import MAX_ROWS
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.sim.costs import ClusterCost, DraftCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 # Of a CPU: 64 rows take eight times as long as one.
 DEAR = StageCost(plateau=1, row_seconds=0.11)
-FREE = StageCost(plateau=MAX_ROWS)
+FREE = StageCost(plateau=PARAMETERS.max_rows)
 
 
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on nobody cares what rows cost."""
-    return lambda: monkeypatch.setattr(lines, "alone", lambda times, way: MAX_ROWS)
+    return lambda: monkeypatch.setattr(PipelineCosts, "_lone_rows", lambda _: PARAMETERS.max_rows)
 
 
 def run(policy: str, stage: StageCost, requests: int = 1) -> Outcome:
@@ -69,7 +68,7 @@ def test_prompts_are_read_in_pieces_where_rows_are_dear(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, free = run(policy, DEAR, 2), run(policy, FREE, 2)
-    monkeypatch.setattr(dispatch, "piece_rows", lambda length, most, *_: most)
+    monkeypatch.setattr(PipelineCosts, "prefill_chunk_rows", lambda _, length, most, *__: most)
     whole = run(policy, DEAR, 2)
     assert first_token(found) < first_token(whole) / 1.5
     assert free == run(policy, FREE, 2)

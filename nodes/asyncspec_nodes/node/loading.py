@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.packing_cost import packing_seconds
-from asyncspec.core.cost_model import ALWAYS, NEVER
+from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Drafted, FeatureJob
 from asyncspec.policy import POLICIES
@@ -140,7 +140,7 @@ class Loaded(Struct, frozen=True):
     abandon_job: Callable[[Any], None]
     tensors: Tensors | None = None
     # As in ``LinkOptions``.
-    packing_seconds: float = NEVER
+    packing_seconds: float = NEVER_PACK
     guarantee: str = ""
     # Stages only: how the weights are kept.
     weights: str = ""
@@ -165,10 +165,10 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
 def _packing_seconds(config: Config, loaded: Loaded) -> float:
     """What packing rows costs, for the sake of where it pays; measured where that decides."""
     if config.cluster.wire == "plain" or loaded.me.role != "verify":
-        return NEVER
+        return NEVER_PACK
     if config.cluster.wire == "packed":
-        return ALWAYS
-    return packing_seconds() if loaded.me.dtype == "bfloat16" else NEVER
+        return ALWAYS_PACK
+    return packing_seconds() if loaded.me.dtype == "bfloat16" else NEVER_PACK
 
 
 def _paced(loaded: Loaded, pace: PaceTable) -> Loaded:

@@ -35,7 +35,6 @@ from asyncspec_nodes.roles.draft.lifecycle import (
     leave_prompts,
     unserved,
 )
-from asyncspec_nodes.roles.draft.links import pass_seconds
 from asyncspec_nodes.roles.draft.scheduler import go_on
 from asyncspec_nodes.roles.draft.session import keep
 from asyncspec_nodes.roles.draft.state import (
@@ -308,8 +307,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
             down = replace(state, ready=state.ready - {peer})
             return broken(down, now, stood=state.up, echo=echo)
         case PassTimes(rank) if peer == rank:
-            times = {**state.times, peer: message}
-            state = replace(state, times=times, lines=state.lines.told(times))
+            state = replace(state, costs=state.costs.with_times(message))
             return state, planning.pass_on(state, message)
         case Schedule() if peer == FIRST:
             return planning.scheduled(state, message), ()
@@ -346,7 +344,7 @@ def _expanded(state: DraftState, answer: Expanded, seconds: float) -> DraftState
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
-    return put(state, speculation.expanded(session, answer, seconds, pass_seconds(state.times)))
+    return put(state, speculation.expanded(session, answer, seconds, state.costs.pass_seconds))
 
 
 def _answered(state: DraftState, answer: Expanded, peer: Rank) -> tuple[DraftState, Effects]:

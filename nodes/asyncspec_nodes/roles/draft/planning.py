@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Send
 from asyncspec.dipsd.accepted import Acceptance
 from asyncspec.dipsd.measured import ENOUGH, Measured
@@ -16,9 +17,6 @@ from asyncspec_nodes.roles.draft.speculation import Advance
 from asyncspec_nodes.roles.draft.state import FIRST, DraftState, Effects, put
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import PassTimes, Rates, Schedule, Verdict
-
-NEWS = 0.1
-"""A change by this share is worth telling; of a chance, of what is left to 1 or 0."""
 
 
 def planned(session: DraftSession) -> bool:
@@ -37,16 +35,16 @@ def verified(state: DraftState, message: Verdict, now: float) -> DraftState:
 
 def on_the_way(state: DraftState, message: Verdict, seconds: float, now: float) -> DraftState:
     """What a verdict says of the lines; those for its features took ``seconds``."""
-    lines, times = state.lines, state.times
+    costs = state.costs
     if message.feature_ids:
-        lines = lines.featured(times, seconds / len(message.feature_ids))
+        costs = costs.with_feature_rows(seconds / len(message.feature_ids))
     session = state.sessions.get(message.session)
-    opener = None if session is None else session.opener
-    if session is not None and opener is not None and opener.segment <= message.segment:
-        state = put(state, replace(session, opener=None))
-        if opener.segment == message.segment:
-            lines = lines.opened(times, opener.rows, now - opener.at)
-    return state if lines is state.lines else replace(state, lines=lines)
+    probe = None if session is None else session.probe
+    if session is not None and probe is not None and probe.segment <= message.segment:
+        state = put(state, replace(session, probe=None))
+        if probe.segment == message.segment:
+            costs = costs.with_round_trip(probe.rows, now - probe.sent_at)
+    return state if costs is state.costs else replace(state, costs=costs)
 
 
 def advanced(state: DraftState, session: DraftSession, moved: Advance) -> DraftState:
@@ -112,7 +110,7 @@ def tell(state: DraftState) -> tuple[DraftState, Effects]:
 
 
 def _tables(state: DraftState) -> Effects:
-    return tuple(Send(FIRST, told) for rank, told in state.times.items() if rank != FIRST)
+    return tuple(Send(FIRST, told) for rank, told in state.costs.times.items() if rank != FIRST)
 
 
 def pass_on(state: DraftState, message: PassTimes) -> Effects:
@@ -147,14 +145,15 @@ def news(told: Rates, now: Rates) -> bool:
     """Whether it has changed noticeably."""
     if bool(told.rounds) != bool(now.rounds):
         return True
-    room = max(0.02, NEWS * 2 * min(told.alpha, 1 - told.alpha))
+    change = PARAMETERS.report_change
+    room = max(0.02, change * 2 * min(told.alpha, 1 - told.alpha))
     if max(abs(now.alpha - told.alpha), abs(now.mean - told.mean)) > room:
         return True
     shaken = (now.jitter - told.jitter, now.link_jitter - told.link_jitter)
-    if max(map(abs, shaken)) > NEWS / 2:
+    if max(map(abs, shaken)) > change / 2:
         return True
     before = (told.token_seconds, told.call_seconds, told.link_seconds)
     after = (now.token_seconds, now.call_seconds, now.link_seconds)
     # What matters is a share of a whole round.
-    worth = NEWS * max(sum(before), 1e-9)
+    worth = change * max(sum(before), 1e-9)
     return any(abs(a - b) > worth for a, b in zip(after, before, strict=True))

@@ -17,14 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Rows
 from asyncspec_nodes.roles.draft.session import DraftSession
 from asyncspec_nodes.roles.draft.state import DraftState, Job, Kept
 from asyncspec_protocol.ids import SessionId
-
-PATIENCE = 2
-"""Tokens that a request waits for while another one reads them, for each that it need not read
-itself then. More than one: what only one reads takes nobody else's place in a pass."""
 
 
 class Wanted(Struct, frozen=True):
@@ -86,7 +83,7 @@ def being_read(state: DraftState, prompt: Wanted) -> SessionId | None:
     worth = [
         one.session
         for one in reading
-        if len(one.prefix) - one.prefilled < PATIENCE * (shared[one.session] - held)
+        if len(one.prefix) - one.prefilled < PARAMETERS.prefix_wait * (shared[one.session] - held)
     ]
     return max(worth, key=shared.__getitem__, default=None)
 

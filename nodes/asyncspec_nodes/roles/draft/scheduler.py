@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict, replace
 
-from asyncspec.core.cost_model import Seconds, best_width
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import PassSeconds
+from asyncspec.core.cost_model.pipeline import RoundTripProbe
+from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Compute, Effect, Emit, Send
 from asyncspec.core.segment import connected
-from asyncspec.policy.base import MAX_ROWS
 from asyncspec_nodes.roles.draft import admission, lifecycle, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.lifecycle import end, give_up, unserved
-from asyncspec_nodes.roles.draft.links import Opener, Times, line_seconds, slowest, stage_seconds
 from asyncspec_nodes.roles.draft.planning import advanced, tell
 from asyncspec_nodes.roles.draft.session import DraftSession, open_session, view
 from asyncspec_nodes.roles.draft.state import (
@@ -37,79 +38,24 @@ from asyncspec_protocol.limits import MAX_NODES
 from asyncspec_protocol.messages import Open, Segment
 
 
-def narrowed(
+def with_tree_budget(
     session: DraftSession,
     cut: Sequence[NodeId],
     sessions: int,
-    seconds: Seconds | None,
-    most: int = MAX_ROWS,
+    seconds: PassSeconds | None,
+    max_rows: int = PARAMETERS.max_rows,
 ) -> DraftSession:
-    """The session with the width of its next segment, by the nodes of the one that was just
-    ``cut``; ``sessions`` share its passes, and lines allow ``most`` rows. Where even the last of
-    them was worth its row, the next one may be twice as wide: what lies beyond is not known."""
+    """The session with the tree budget of its next segment, from the acceptance chances of the
+    nodes that were just ``cut``. ``sessions`` share its passes, and links allow ``max_rows``. Where
+    even the last node was worth its row the budget doubles: what lies beyond is not known."""
     nodes = session.tree.nodes
     chances = sorted((math.exp(nodes[n].score) for n in cut if n in nodes), reverse=True)
-    width = MAX_ROWS
+    budget = limit = PARAMETERS.max_rows
     if sessions > 1 and seconds is not None and chances:
-        width = best_width(chances, sessions, seconds)
-        if width == len(chances):
-            width = min(MAX_ROWS, 2 * max(width, min(session.width, MAX_ROWS // 2)))
-    return replace(session, width=min(width, most), rows=len(cut))
-
-
-# --- In how many rows at a time a prompt is read. Pure.
-# A prompt goes through the pipeline in pieces: while a stage reads one, the stage before it reads
-# the next. Where rows cost little a piece is as long as it may be; where each costs its time, as
-# on a CPU, a short prompt in one piece would have one stage at work and all others waiting.
-
-FEWEST = 8
-"""Rows of a piece of a prompt: fewer would read the weights too often for it."""
-
-SLOWER = 2.0
-"""Times as long as without it: a pass with pieces of prompts in it, at most."""
-
-WORTH = 0.05
-"""Of the time until a prompt is read: shorter pieces must save so much. They read weights and
-cache more often, and what passes take is measured, and not quite steady."""
-
-
-def piece_rows(length: int, most: int, times: Times, back: float, decoding: int = 0) -> int:
-    """Rows, at most ``most``, of the pieces in which so many tokens of prompts are read soonest; a
-    row's features take ``back`` seconds to the draft node, and passes have so many rows of sessions
-    with answers besides.
-
-    The first piece goes all the way, and each further one ends a turn later: what the slowest stage
-    or line takes for it. Prompts that are read at a time keep stages at work for each other.
-    """
-    if not times:
-        return most
-    stages = stage_seconds(times)
-    lines = line_seconds(times, back)
-
-    def seconds(rows: int) -> float:
-        shared = rows + decoding
-        way = [*(stage(shared) for stage in stages), *(line * shared for line in lines)]
-        return sum(way) + (math.ceil(length / rows) - 1) * max(way)
-
-    sizes = range(most, min(most, FEWEST) - 1, -1)
-    needed = [seconds(min(rows, length)) for rows in sizes]
-    bound = min(needed) / (1 - WORTH)
-    return next(rows for rows, taken in zip(sizes, needed, strict=True) if taken <= bound)
-
-
-def shared_rows(most: int, decoding: int, prompts: int, seconds: Seconds | None) -> int:
-    """Rows of a piece of a prompt, at most ``most``, beside answers. ``decoding``: rows that
-    sessions with answers have in a pass; so many ``prompts`` are read at a time.
-
-    A pass with pieces of prompts in it takes at most ``SLOWER`` times as long as without: users
-    whose answers are under way wait no longer, and prompts still get what they leave (Sarathi).
-    """
-    if not decoding or not prompts or seconds is None:
-        return most
-    bound, rows = SLOWER * seconds(decoding), most
-    while rows > FEWEST and seconds(decoding + prompts * rows) > bound:
-        rows = max(FEWEST, rows // 2)
-    return rows
+        budget = best_tree_budget(chances, sessions, seconds)
+        if budget == len(chances):
+            budget = min(limit, 2 * max(budget, min(session.tree_budget, limit // 2)))
+    return replace(session, tree_budget=min(budget, max_rows), rows=len(cut))
 
 
 # --- What of a session's prompt and tree goes to the first stage next.
@@ -121,7 +67,7 @@ def next_segment(
     """The next piece of the prompt, or what the policy wants to send; ``guessing``: its tree may be
     sent."""
     if session.prefilled < len(session.prefix):
-        return _prefill(session, min(session.piece, prefill_rows))
+        return _prefill(session, min(session.chunk_rows, prefill_rows))
     if not guessing:
         return None
     # Parents come first: what a segment has no room for waits for the next one.
@@ -215,12 +161,12 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         return (state if state.dry else replace(state, dry=True)), ()
     segments: list[Segment] = []
     # The prompt of who is alone is in nobody's way.
-    idle, seconds = 0, slowest(state.times) if len(state.sessions) > 1 else None
+    idle, seconds = 0, state.costs.slowest if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.answering]
     busy = sum([session.rows for session in decoding])
-    state = _pieced(state, busy)
+    state = _with_chunk_rows(state, busy)
     prompts = len(state.sessions) - len(decoding)
-    rows = shared_rows(state.config.prefill_rows, busy, prompts, seconds)
+    rows = chunk_rows_beside(state.config.prefill_rows, busy, prompts, seconds)
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
         cut = next_segment(
@@ -235,12 +181,12 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             idle = 0
             session, message = cut
             if session.segments == 1 and session.answering:
-                opener = Opener(message.segment, now, len(message.ids))
-                session = replace(session, opener=opener)
-            most = state.lines.rows
+                probe = RoundTripProbe(message.segment, now, len(message.ids))
+                session = replace(session, probe=probe)
+            most = state.costs.max_rows
             if len(decoding) <= 1 and session.policy.narrows:
-                most = min(most, state.lines.alone)
-            session = narrowed(session, message.ids, len(decoding), seconds, most)
+                most = min(most, state.costs.max_lone_rows)
+            session = with_tree_budget(session, message.ids, len(decoding), seconds, most)
             if session.policy.planned:
                 session = replace(session, sent_at=now)
             state = replace(state, sent=state.sent + 1)
@@ -251,17 +197,16 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return state, tuple(Send(FIRST, segment) for segment in together(segments))
 
 
-def _pieced(state: DraftState, busy: int) -> DraftState:
-    """Sessions whose prompts are new, once and for all with the rows of their pieces; ``busy``:
-    rows of sessions that are further on."""
-    new = [one for one in state.sessions.values() if not (one.piece or one.answering)]
+def _with_chunk_rows(state: DraftState, busy: int) -> DraftState:
+    """Set the chunk rows of sessions whose prompts are new, once and for all; ``busy``: rows of
+    sessions that are further on."""
+    new = [one for one in state.sessions.values() if not (one.chunk_rows or one.answering)]
     if not new:
         return state
     left = sum(len(one.prefix) - one.prefilled for one in state.sessions.values())
-    most = state.config.prefill_rows
-    piece = piece_rows(left, most, state.times, state.lines.back, busy)
+    rows = state.costs.prefill_chunk_rows(left, state.config.prefill_rows, busy)
     for one in new:
-        state = put(state, replace(one, piece=piece))
+        state = put(state, replace(one, chunk_rows=rows))
     return state
 
 

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.pipeline import RoundTripProbe
 from asyncspec.core.jobs import Feed, Rows
 from asyncspec.core.machine import Request
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy import Growth, Policy, View
-from asyncspec.policy.base import MAX_ROWS, most_live
-from asyncspec_nodes.roles.draft.links import Opener
+from asyncspec.policy.base import most_live
 from asyncspec_nodes.roles.draft.stats import Counters, TurnClock
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
@@ -151,8 +152,8 @@ class DraftSession(Struct, frozen=True):
     committed: tuple[int, ...] = ()
     # Prompt nodes sent so far.
     prefilled: int = 0
-    # Rows that they are sent in at most; 0: not known yet.
-    piece: int = 0
+    # Rows of their chunks; 0: not known yet.
+    chunk_rows: int = 0
     # Live nodes that were sent, and the verdicts of live nodes.
     sent: frozenset[NodeId] = frozenset()
     verified: Mapping[NodeId, TargetOutput] = {}
@@ -180,10 +181,10 @@ class DraftSession(Struct, frozen=True):
     # Levels below the tip when it last moved.
     begun: int = 0
     # The first of these segments, while its verdict has not come.
-    opener: Opener | None = None
+    probe: RoundTripProbe | None = None
     clock: TurnClock = TurnClock()
-    # Rows its segments should have at most, and those of the last one.
-    width: int = MAX_ROWS
+    # Rows its next segment should have at most, and those of the last one.
+    tree_budget: int = PARAMETERS.max_rows
     rows: int = 0
     # Tokens of its drafts by the first stage's plan; 0: there is none. What of it the first stage
     # was told last, and when its last segment went out (``measuring``).
@@ -307,7 +308,7 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         last_depth=session.last_depth,
         starving=starving,
         room=max(0, session.last_position - tree.nodes[tree.root].position),
-        rows=session.width,
+        rows=session.tree_budget,
         length=session.planned_length,
         begun=session.begun,
         barren=session.barren is not None

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.jobs import Rows
 from asyncspec.core.machine import Effect, Request
 from asyncspec.dipsd.measured import Measured
 from asyncspec.policy import POLICIES, Policy
-from asyncspec_nodes.roles.draft.links import Lines
 from asyncspec_nodes.roles.draft.session import DraftSession
 from asyncspec_nodes.roles.draft.stats import Counters
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import PassTimes
 
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
@@ -123,10 +122,8 @@ class DraftState(Struct, frozen=True):
     slots: Mapping[Rank, int] = {}
     # Stages that answer a ``Floor``, and so say what is free there.
     telling: frozenset[Rank] = frozenset()
-    # What passes take, as the stages have told.
-    times: Mapping[Rank, PassTimes] = {}
-    # What lines add to the way of a segment.
-    lines: Lines = Lines()
+    # What passes take as the stages have reported, and the links' part in a round trip.
+    costs: PipelineCosts = PipelineCosts()
     # What this node is, by the sessions whose policy may be planned.
     measured: Measured = Measured()
     # Segments the first stage allows in all on this link, and those sent.

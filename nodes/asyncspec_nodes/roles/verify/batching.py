@@ -15,20 +15,11 @@ from operator import itemgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import KEEP_UP, Seconds
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting
 from asyncspec_nodes.roles.verify.state import VerifyState
 from asyncspec_protocol.ids import SessionId
-
-PATIENCE = 2
-"""A segment that so many passes have gone without goes before all that came later."""
-
-WORTH = 0.25
-"""What joins a pass may delay all that is in it, together, by so much of a pass of its own."""
-
-SHARED = 0.5
-"""The same for another session's segment, where the pass has its fair share of rows without it:
-there it waits once, and from then on with others."""
 
 Queue = tuple[Waiting, ...]
 
@@ -41,33 +32,12 @@ class Share(Struct, frozen=True):
     exempt: Collection[SessionId] = ()
 
 
-class Costs(Struct, frozen=True):
-    """What passes are measured to take, and the line onward."""
-
-    seconds: Seconds
-    # 0: there is no such line, or nothing is known of it.
-    line_row_seconds: float = 0.0
-
-    def cheap(self, segments: int, rows: int, more: int, share: float) -> bool:
-        """Whether so many ``segments``, with ``rows``, wait for ``more`` of them, all together, for
-        no longer than that ``share`` of what a pass of these alone takes."""
-        delay = segments * (self.seconds(rows + more) - self.seconds(rows))
-        return delay <= share * self.seconds(more)
-
-    def joins(self, segments: int, rows: int, more: int, share: float = WORTH) -> bool:
-        """Whether ``more`` rows of a session join its ``segments``: where they are ``cheap``, and
-        the line onward carries them all."""
-        together = rows + more
-        carried = together * self.line_row_seconds <= KEEP_UP * self.seconds(together)
-        return carried and self.cheap(segments, rows, more, share)
-
-
 def gather(
     queue: Queue,
     sessions: Mapping[SessionId, StageSession],
     most_rows: int,
     held: Collection[SessionId] = (),
-    costs: Costs | None = None,
+    costs: BatchCost | None = None,
     fair: Share | None = None,
 ) -> tuple[Queue, Queue]:
     """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
@@ -99,7 +69,7 @@ def _sharing(
     sessions: Mapping[SessionId, StageSession],
     heads: Sequence[int],
     most_rows: int,
-    costs: Costs | None,
+    costs: BatchCost | None,
     fair: Share | None,
 ) -> set[int]:
     """Which of the sessions' ``heads``, in this order, share a pass. A prompt's pieces are short,
@@ -113,7 +83,7 @@ def _sharing(
         shares = fair is not None and waiting.session not in fair.exempt
         if shared and costs is not None and fair is not None and shares:
             over = shared + more > fair.rows and not prompt(waiting, sessions[waiting.session])
-            if over and not costs.cheap(len(taken), rows, more, SHARED):
+            if over and not costs.is_cheap(len(taken), rows, more, PARAMETERS.oversize_delay):
                 continue
         taken.add(i)
         rows += more
@@ -126,7 +96,7 @@ def _joining(
     sessions: Mapping[SessionId, StageSession],
     heads: Collection[int],
     most_rows: int,
-    costs: Costs,
+    costs: BatchCost,
 ) -> set[int]:
     """What of a queue joins the ``heads``: of each session that wants it the next ones without a
     gap, as far as the line onward carries them. Nothing joins a prompt: it is read in pieces so
@@ -156,7 +126,7 @@ def _joining(
 
 def _urgency(waiting: Waiting, sessions: Mapping[SessionId, StageSession]) -> int:
     """Smaller goes first; of equals, what came first."""
-    if waiting.passed_over >= PATIENCE:
+    if waiting.passed_over >= PARAMETERS.max_skips:
         return 0
     return 2 if prompt(waiting, sessions[waiting.session]) else 1
 

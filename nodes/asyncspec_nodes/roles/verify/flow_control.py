@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import NEWS
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Abandon, Compute, Send
 from asyncspec_nodes.roles.verify.session import Waiting, astray, prune, survivors, thin
 from asyncspec_nodes.roles.verify.state import Effects, Inflow, VerifyState, check_known
@@ -81,22 +81,19 @@ def give_back(state: VerifyState, started: Iterable[SessionId]) -> tuple[VerifyS
 
 # --- Draft nodes are told what passes and the line take.
 
-TINY_SHARE = 0.005
-"""Of a pass: a line that takes less for a row bounds no segment, however fast it is."""
-
 
 def tell_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
     """What the draft nodes do not know yet, if there is any."""
     if not state.drafts or not state.cost.sizes:
         return state, ()
-    news = state.cost.news()
+    news = state.cost.report()
     if news is None and not _line_changed(state):
         return state, ()
     cost = news or state.cost
     state = replace(state, cost=cost, row_seconds_told=state.row_seconds)
     # A slow line is told of at once, with what is known of passes: segments queue before it.
-    table = cost.table() if cost.told else cost.averages()
-    times = PassTimes(state.config.rank, *table, state.row_seconds, cost.off.relative)
+    table = cost.table() if cost.reported else cost.averages()
+    times = PassTimes(state.config.rank, *table, state.row_seconds, cost.deviation.relative)
     return state, tuple([Send(draft, times) for draft in state.drafts])
 
 
@@ -104,7 +101,8 @@ def _line_changed(state: VerifyState) -> bool:
     """Whether draft nodes should hear of the line now."""
     told = state.row_seconds_told
     change = abs(state.row_seconds - told)
-    return change > NEWS * told and change > TINY_SHARE * min(state.cost.averages()[1])
+    least = PARAMETERS.min_link_share * min(state.cost.averages()[1])
+    return change > PARAMETERS.report_change * told and change > least
 
 
 # --- Prunes: what waits loses its dead rows at once; a pass on nothing but dead rows is given up.

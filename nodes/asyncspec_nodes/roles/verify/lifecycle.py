@@ -229,7 +229,7 @@ def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         news = state.drafts if config.slots else (peer,)  # all shares are smaller now
         effects.extend(ready(state, draft) for draft in news)
         # Told once more, to all of them: it is little, and this one knows nothing yet.
-        state, told = tell_costs(replace(state, cost=state.cost.untold()))
+        state, told = tell_costs(replace(state, cost=state.cost.unreported()))
         effects.extend(told)
     elif peer == config.after and not config.last:
         state = replace(state, allowed=0, sent=0)

@@ -11,10 +11,11 @@ from operator import is_
 
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import interpolated
+from asyncspec.core.cost_model.passes import interpolate
+from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Compute, Next, Send
-from asyncspec_nodes.roles.verify.batching import Costs, fair_share, gather
+from asyncspec_nodes.roles.verify.batching import fair_share, gather
 from asyncspec_nodes.roles.verify.flow_control import give_back
 from asyncspec_nodes.roles.verify.planning import taken
 from asyncspec_nodes.roles.verify.session import (
@@ -59,7 +60,7 @@ def planned(state: VerifyState) -> Following | None:
         return None
     costs = fair = None
     if len(queue) > 1 and state.cost.sizes:
-        costs = Costs(interpolated(*state.cost.averages()), state.onward_row_seconds)
+        costs = BatchCost(interpolate(*state.cost.averages()), state.onward_row_seconds)
         fair = fair_share(state)
     chosen, left = gather(queue, state.sessions, config.batch_rows, held, costs, fair)
     sessions = {waiting.session: state.sessions[waiting.session] for waiting in chosen}

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import PassCost
+from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.jobs import Batch, Forward, Rows
 from asyncspec.core.machine import (
     Cancelled,
@@ -161,7 +161,7 @@ class VerifyMachine:
     def initial(self) -> VerifyState:
         """A stage that has met nobody yet."""
         seconds = [microseconds / 1e6 for microseconds in self.config.tried_microseconds]
-        return VerifyState(self.config, cost=PassCost.tried(self.config.tried_rows, seconds))
+        return VerifyState(self.config, cost=PassCost.from_trial(self.config.tried_rows, seconds))
 
     def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import affine
+from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.machine import Arm, Plan, Send
 from asyncspec.dipsd.brought import Account
 from asyncspec.dipsd.decide import LONGEST_MS, MAX_JITTER, Decision, Planning
@@ -102,7 +102,7 @@ def passes(state: VerifyState, users: int) -> Stages | None:
     later = [_believed(state.rota, Rank(n), most) for n in range(2, state.config.stages + 1)]
     if not own[0] or None in later:
         return None
-    return ((*affine(*own, most), state.cost.off.relative), *filter(None, later))
+    return ((*fit_affine(*own, most), state.cost.deviation.relative), *filter(None, later))
 
 
 def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] | None:
@@ -118,7 +118,7 @@ def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] |
 def _line(table: PassTimes, most: int) -> tuple[float, float, float]:
     """What is said, as far as it can be so: sums of what was said may be no numbers at all."""
     seconds = [min(LONGEST, told) for told in table.seconds]
-    fixed, row = affine([min(MAX_ROWS, told) for told in table.rows], seconds, most)
+    fixed, row = fit_affine([min(MAX_ROWS, told) for told in table.rows], seconds, most)
     return min(LONGEST, fixed), min(LONGEST, row), min(MAX_JITTER, table.jitter)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model import PassCost
+from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.machine import Effect
 from asyncspec_nodes.roles.verify.batch_schedule import Rota

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.cost_model import PassCost, best_width, cheap_rows, interpolated
+from asyncspec.core.cost_model.passes import PassCost, interpolate
+from asyncspec.core.cost_model.rows import best_tree_budget, rows_within
 from asyncspec.core.rng import uniform
 from asyncspec.sim.costs import StageCost
 
@@ -24,7 +25,7 @@ def watched(measured: list[tuple[int, float]]) -> PassCost:
     cost = PassCost()
     for count, seconds in measured:
         cost = cost.observe(count, seconds)
-        cost = cost.news() or cost
+        cost = cost.report() or cost
     return cost
 
 
@@ -43,10 +44,10 @@ def test_what_is_known_is_no_news(measured: list[tuple[int, float]]) -> None:
     cost = PassCost()
     for count, seconds in measured:
         cost = cost.observe(count, seconds)
-        told = cost.news()
+        told = cost.report()
         if told is not None:
-            assert (told.table(), told.jitter_told) != (cost.table(), cost.jitter_told)
-            assert told.news() is None
+            assert (told.table(), told.reported_jitter) != (cost.table(), cost.reported_jitter)
+            assert told.report() is None
             cost = told
 
 
@@ -56,21 +57,21 @@ tried = st.dictionaries(st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0),
 @given(tried)
 def test_what_was_tried_is_told_at_once(times: dict[int, float]) -> None:
     sizes = sorted(times)
-    told = PassCost.tried(sizes, [times[size] for size in sizes]).news()
+    told = PassCost.from_trial(sizes, [times[size] for size in sizes]).report()
     assert told is not None
     assert told.table() == (tuple(map(float, sizes)), tuple(times[size] for size in sizes))
-    assert told.news() is None
-    assert PassCost.tried((), ()) == PassCost()
+    assert told.report() is None
+    assert PassCost.from_trial((), ()) == PassCost()
 
 
 @given(tried, st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0))
 def test_passes_soon_count_for_more_than_what_was_tried(
     times: dict[int, float], size: int, seconds: float
 ) -> None:
-    cost = PassCost.tried(list(times), list(times.values()))
+    cost = PassCost.from_trial(list(times), list(times.values()))
     for _ in range(8):
         cost = cost.observe(size, seconds)
-        assert cost.off.relative == 0.0, "tries say nothing of how steady passes are"
+        assert cost.deviation.relative == 0.0, "tries say nothing of how steady passes are"
     table = dict(zip(*cost.averages(), strict=True))
     first = times.get(size, seconds)
     assert abs(table[size] - seconds) <= abs(first - seconds) / 2 + 1e-9
@@ -85,19 +86,19 @@ def test_jitter_is_how_far_passes_are_from_others_as_large(
         count = 1 + int(uniform(seed, number, 0) * 40)
         cost = cost.observe(count, fixed + row * count)
     # Passes of other sizes are no jitter.
-    assert cost.off.relative < 0.12
-    assert cost.untold().news() is not None
+    assert cost.deviation.relative < 0.12
+    assert cost.unreported().report() is not None
     for number in range(600):
         cost = cost.observe(8, (fixed + 8 * row) * (1 + (share if number % 2 else -share)))
-    assert cost.off.relative == pytest.approx(share, rel=0.2, abs=0.08)
-    told = cost.news() or cost
-    assert abs(told.jitter_told - cost.off.relative) <= 0.05
+    assert cost.deviation.relative == pytest.approx(share, rel=0.2, abs=0.08)
+    told = cost.report() or cost
+    assert abs(told.reported_jitter - cost.deviation.relative) <= 0.05
 
 
 @given(passes, rows, rows)
 def test_more_rows_never_take_less(measured: list[tuple[int, float]], one: int, two: int) -> None:
     table = watched(measured * 8).table()
-    at = interpolated(*table)
+    at = interpolate(*table)
     assert at(min(one, two)) <= at(max(one, two)) * (1 + 1e-9)
 
 
@@ -106,7 +107,7 @@ def test_a_plateau_and_a_line_are_found(plateau: int, row_seconds: float) -> Non
     """Between sizes that were measured the fit is off by no more than the line rises there."""
     truth = StageCost(1.0, plateau, row_seconds)
     sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    at = interpolated(*watched([(n, truth.seconds(n)) for n in sizes] * 8).table())
+    at = interpolate(*watched([(n, truth.seconds(n)) for n in sizes] * 8).table())
     for count in sizes:
         assert abs(at(count) - truth.seconds(count)) < 1e-6
     for low, high in pairwise(sizes):
@@ -119,7 +120,7 @@ def test_what_few_rows_cost_is_told_by_more_of_them(
     fixed: float, row: float, few: int, more: int
 ) -> None:
     sizes = (few, few + more)
-    at = interpolated(sizes, [fixed + row * rows for rows in sizes])
+    at = interpolate(sizes, [fixed + row * rows for rows in sizes])
     for rows in range(1, sizes[1] + 10):
         assert at(rows) == pytest.approx(fixed + row * rows)
 
@@ -128,9 +129,9 @@ def test_what_few_rows_cost_is_told_by_more_of_them(
 def test_cheap_rows_are_the_most_that_cost_little(
     measured: list[tuple[int, float]], share: float, most: int
 ) -> None:
-    at = interpolated(*watched(measured * 8).table())
+    at = interpolate(*watched(measured * 8).table())
     bound = (1 + share) * at(1)
-    rows = cheap_rows(at, bound, most)
+    rows = rows_within(at, bound, most)
     assert 1 <= rows <= most
     assert at(rows) <= bound
     assert rows == most or at(rows + 1) > bound
@@ -142,18 +143,18 @@ def test_no_width_brings_more(
 ) -> None:
     cost = StageCost(1.0, plateau, row_seconds)
 
-    def rate(width: int) -> float:
-        return sessions * sum(falling[:width]) / cost.seconds(sessions * width)
+    def rate(budget: int) -> float:
+        return sessions * sum(falling[:budget]) / cost.seconds(sessions * budget)
 
-    width = best_width(falling, sessions, cost.seconds)
-    assert 1 <= width <= len(falling)
-    assert all(rate(other) <= rate(width) * (1 + 1e-9) for other in range(1, len(falling) + 1))
+    budget = best_tree_budget(falling, sessions, cost.seconds)
+    assert 1 <= budget <= len(falling)
+    assert all(rate(other) <= rate(budget) * (1 + 1e-9) for other in range(1, len(falling) + 1))
 
 
 @given(chances, st.integers(1, 16))
 def test_free_rows_are_all_worth_it(falling: list[float], sessions: int) -> None:
-    width = best_width(falling, sessions, lambda rows: 1.0)
-    assert sum(falling[:width]) == sum(falling)
+    budget = best_tree_budget(falling, sessions, lambda rows: 1.0)
+    assert sum(falling[:budget]) == sum(falling)
 
 
 @given(chances, st.integers(1, 15), st.floats(0.01, 0.5))
@@ -161,7 +162,7 @@ def test_more_sessions_make_narrower_trees(
     falling: list[float], sessions: int, row_seconds: float
 ) -> None:
     cost = StageCost(1.0, 16, row_seconds)
-    more = best_width(falling, sessions + 1, cost.seconds)
+    more = best_tree_budget(falling, sessions + 1, cost.seconds)
     # On the plateau's very edge a row more may fit for fewer sessions: beyond it, never.
     if sessions * more > cost.plateau:
-        assert more <= best_width(falling, sessions, cost.seconds)
+        assert more <= best_tree_budget(falling, sessions, cost.seconds)

@@ -1,0 +1,92 @@
+"""The constants of the cost model, each with its unit and reason."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class CostModelParameters(Struct, frozen=True):
+    """Defaults are what the project runs with; docs/policies.md and docs/efficiency.md have the
+    measurements behind them."""
+
+    # --- pass times of a stage ---
+
+    # Least weight of a new pass in the moving average of its size.
+    pass_weight: float = 0.1
+    # Passes of a size before its average is reported, or errors are taken against it.
+    min_passes: int = 8
+    # Share by which an estimate has to change before it is reported again.
+    report_change: float = 0.1
+    # Weight of a new sample in a mean square of relative errors, and in an acceptance rate.
+    error_weight: float = 1 / 256
+    # Largest relative error that counts: one long pause is not a habit.
+    max_error: float = 1.0
+
+    # --- links ---
+
+    # Bytes of a frame: the timing of smaller ones says more about timers and bursts.
+    min_frame_bytes: int = 16 * 1024
+    # Frames whose median counts, and those needed before there is an estimate. A sender that pauses
+    # amid a frame makes no slow link, nor the burst after a rest that a shaped link lets through a
+    # fast one.
+    bandwidth_frames: int = 31
+    min_bandwidth_frames: int = 5
+    # Times its own cost that packing has to save before it is switched on; it is switched off below
+    # once. Measured times are rough, and rows packed now and then would have times of their own.
+    packing_gain: float = 2.0
+    # Share of a tensor's bytes that packing saves (``asyncspec.backend.row_compression``).
+    packing_saving: float = 0.3
+    # Share of a pass: a link whose rows take less bounds no segment, and is not reported.
+    min_link_share: float = 0.005
+    # Share of the slowest stage's pass that a link may be busy with what the pass brings: at 1 it
+    # is as slow as that stage, and with any jitter slower.
+    link_utilization: float = 0.75
+    # Weight of a round trip that is longer than the estimate; a shorter one replaces it.
+    round_trip_weight: float = 0.125
+
+    # --- rows of a segment ---
+
+    # More rows than any policy puts in a segment.
+    max_rows: int = 4096
+    # Share of a segment's round trip that the transfers of its rows may add on all links. From .25
+    # to .5 tokens a second are almost the same (docs/efficiency.md).
+    transfer_share: float = 0.45
+    # Share of the way through a stage and on to the next, at least of a pass of one row, by which
+    # the passes of a session that is alone may be longer. From .1 to .33 tokens a second are almost
+    # the same (docs/policies.md).
+    lone_session_delay: float = 0.25
+
+    # --- batches at a stage ---
+
+    # Passes that leave a segment waiting before it goes ahead of all that came later.
+    max_skips: int = 2
+    # Share of its own pass by which a joining segment may delay all that is in a pass, summed.
+    join_delay: float = 0.25
+    # The same for another session's segment where the pass has its fair share of rows without it:
+    # there it waits once, and from then on with others.
+    oversize_delay: float = 0.5
+
+    # --- prompts ---
+
+    # Rows of a prefill chunk: shorter ones read the weights too often.
+    min_chunk_rows: int = 8
+    # Share of the time until a prompt is read that shorter chunks must save: they read weights and
+    # cache more often, and measured pass times are not quite steady.
+    min_chunk_gain: float = 0.05
+    # Times as long as without prefill chunks that a pass with answers in it may take (Sarathi).
+    max_prefill_slowdown: float = 2.0
+    # Tokens that a request waits for while another one reads them, for each that it need not read
+    # itself then. More than 1: what only one reads takes nobody else's place in a pass.
+    prefix_wait: int = 2
+
+    # --- jobs of a device ---
+
+    # Seconds: to wake a sleeping thread, and the event loop again, costs more than this.
+    short_job_seconds: float = 60e-6
+    # Short jobs in a row after which a kind counts as short; doubled by each that was long, up to
+    # the second value, so that a kind which is rarely long gets another chance.
+    short_job_proof: int = 8
+    max_short_job_proof: int = 4096
+
+
+PARAMETERS = CostModelParameters()

@@ -1,0 +1,153 @@
+"""Pass times of a stage by rows: averages of measured passes, and functions made of them.
+
+Up to a plateau rows are free, past it every row costs (SpecPipe Fig. 9).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.cost_model.parameters import PARAMETERS
+
+_TINY = 1e-9
+
+PassSeconds = Callable[[int], float]
+"""Seconds of a pass over so many rows."""
+
+
+class Deviation(Struct, frozen=True):
+    """Exponentially weighted mean square of relative errors."""
+
+    weight: float = 0.0
+    squares: float = 0.0
+
+    def observe(self, seconds: float, expected: float) -> Deviation:
+        """With one measurement more, unless nothing was expected yet."""
+        if expected <= 0:
+            return self
+        error = min(PARAMETERS.max_error, abs(seconds / expected - 1))
+        keep = 1 - PARAMETERS.error_weight
+        return Deviation(keep * self.weight + 1, keep * self.squares + error * error)
+
+    @property
+    def relative(self) -> float:
+        """Root mean square of the relative errors; 0 where nothing is known."""
+        return math.sqrt(self.squares / self.weight) if self.weight else 0.0
+
+
+class PassAverage(Struct, frozen=True):
+    """Moving averages of the rows and seconds of passes of about one size."""
+
+    passes: int = 0
+    rows: float = 0.0
+    seconds: float = 0.0
+
+    def observe(self, rows: int, seconds: float) -> PassAverage:
+        """With one pass more."""
+        passes = self.passes + 1
+        weight = max(PARAMETERS.pass_weight, 1 / passes)
+        return PassAverage(
+            passes,
+            self.rows + weight * (rows - self.rows),
+            self.seconds + weight * (seconds - self.seconds),
+        )
+
+
+class PassCost(Struct, frozen=True):
+    """What a stage's passes take, by size class: rows 1, 2, 3 to 4, 5 to 8, and so on."""
+
+    sizes: Mapping[int, PassAverage] = {}
+    # Seconds by size class as last reported to the draft nodes.
+    reported: Mapping[int, float] = {}
+    # How far passes are from what earlier ones of about as many rows say.
+    deviation: Deviation = Deviation()
+    reported_jitter: float = 0.0
+    # Passes of a size after which errors are taken against its average.
+    settled: int = PARAMETERS.min_passes
+
+    @staticmethod
+    def from_trial(rows: Sequence[int], seconds: Sequence[float]) -> PassCost:
+        """From passes tried at load: worth as much as ``min_passes`` each, and no sample of how
+        steady real ones are."""
+        passes = PARAMETERS.min_passes
+        sizes = {
+            _size_class(count): PassAverage(passes, float(count), taken)
+            for count, taken in zip(rows, seconds, strict=True)
+        }
+        return PassCost(sizes, settled=2 * passes) if sizes else PassCost()
+
+    def observe(self, rows: int, seconds: float) -> PassCost:
+        """With one pass more."""
+        size = _size_class(rows)
+        average, deviation = self.sizes.get(size, PassAverage()), self.deviation
+        if average.passes >= self.settled:
+            deviation = deviation.observe(seconds, interpolate(*self.averages())(rows))
+        sizes = {**self.sizes, size: average.observe(rows, seconds)}
+        return replace(self, sizes=sizes, deviation=deviation)
+
+    def report(self) -> PassCost | None:
+        """The same as reported now; None where nothing has changed noticeably."""
+        change, enough = PARAMETERS.report_change, PARAMETERS.min_passes
+        known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= enough}
+        moved = (abs(s - self.reported.get(n, -1.0)) > change * s for n, s in known.items())
+        jitter = self.deviation.relative
+        if abs(jitter - self.reported_jitter) <= change / 2 and not any(moved):
+            return None
+        return replace(self, reported=known, reported_jitter=jitter)
+
+    def unreported(self) -> PassCost:
+        """The same where the draft nodes have heard of nothing."""
+        return replace(self, reported={}, reported_jitter=0.0)
+
+    def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Rows, ascending, and the seconds of such a pass, as they are now."""
+        known = [self.sizes[n] for n in sorted(self.sizes)]
+        return tuple([a.rows for a in known]), tuple([a.seconds for a in known])
+
+    def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Rows, ascending, and the seconds of such a pass, as they were reported."""
+        sizes = sorted(self.reported)
+        rows = tuple(self.sizes[n].rows for n in sizes)
+        return rows, tuple(self.reported[n] for n in sizes)
+
+
+def _size_class(rows: int) -> int:
+    return (rows - 1).bit_length()
+
+
+def interpolate(rows: Sequence[float], seconds: Sequence[float]) -> PassSeconds:
+    """A table as a function that never falls: linear between its points, extrapolated with the
+    first and last slopes, and at least in proportion to the rows before the first point. ``rows``
+    ascend; a table of one point is constant."""
+    heights = list(accumulate(seconds, max))
+
+    def at(count: int) -> float:
+        if len(rows) == 1:
+            return heights[0]
+        i = min(max(1, bisect_left(rows, count)), len(rows) - 1)
+        slope = (heights[i] - heights[i - 1]) / max(_TINY, rows[i] - rows[i - 1])
+        found = heights[i - 1] + slope * (count - rows[i - 1])
+        return max(found, heights[0] * min(1.0, count / rows[0]))
+
+    return at
+
+
+def fit_affine(
+    rows: Sequence[float], seconds: Sequence[float], max_rows: float
+) -> tuple[float, float]:
+    """Least-squares (fixed seconds, seconds a row) of a table's points up to ``max_rows``; at least
+    of the first. Neither is below 0."""
+    points = [p for p in zip(rows, seconds, strict=True) if p[0] <= max_rows]
+    points = points or [(rows[0], seconds[0])]
+    mean_r = sum(r for r, _ in points) / len(points)
+    mean_s = sum(s for _, s in points) / len(points)
+    spread = sum((r - mean_r) ** 2 for r, _ in points)
+    slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(_TINY, spread)
+    slope = min(max(0.0, slope), mean_s / max(_TINY, mean_r))
+    return max(0.0, mean_s - slope * mean_r), slope

@@ -1,0 +1,128 @@
+"""What a draft node knows of its pipeline's costs, and the rows of segments that follow from it.
+
+A segment's rows travel from stage to stage, and their features back to the draft node. On slow
+links every row delays its verdict, and a link that takes longer than the slowest stage delays all
+that is behind it. Fast links bound nothing that a policy asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import PassSeconds, interpolate
+from asyncspec.core.cost_model.rows import rows_within
+from asyncspec_protocol.ids import Rank, SegmentId
+from asyncspec_protocol.messages import PassTimes
+
+
+class RoundTripProbe(Struct, frozen=True):
+    """The first segment of a round: nothing live precedes it, so its round trip samples the
+    uncongested path."""
+
+    segment: SegmentId
+    sent_at: float
+    rows: int
+
+
+class PipelineCosts(Struct, frozen=True):
+    """Pass times of the stages, and what of a segment's round trip is links."""
+
+    # As the stages have reported.
+    times: Mapping[Rank, PassTimes] = {}
+    # Seconds a row of features takes from the last stage; 0: not known, or none travel.
+    feature_row_seconds: float = 0.0
+    # Seconds of a probe's round trip without the transfers of its rows; 0: not known. Dead segments
+    # still on the way make it longer and nothing makes it shorter, so a shorter one counts at once
+    # and a longer one little by little.
+    round_trip: float = 0.0
+    # Rows that a segment should have at most, and one of a session that is alone.
+    max_rows: int = PARAMETERS.max_rows
+    max_lone_rows: int = PARAMETERS.max_rows
+
+    def with_times(self, times: PassTimes) -> PipelineCosts:
+        """A stage has reported."""
+        return replace(self, times={**self.times, times.rank: times})._bounded()
+
+    def with_feature_rows(self, row_seconds: float) -> PipelineCosts:
+        """Features have come, each row in so many seconds; 0: not known."""
+        known = self.feature_row_seconds
+        if abs(row_seconds - known) <= PARAMETERS.report_change * known or not row_seconds:
+            return self
+        return replace(self, feature_row_seconds=row_seconds)._bounded()
+
+    def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
+        """A probe of so many ``rows`` has come back after so many ``seconds``."""
+        found, known = max(0.0, seconds - rows * sum(self.link_row_seconds)), self.round_trip
+        if known and found > known:
+            found = known + PARAMETERS.round_trip_weight * (found - known)
+        return replace(self, round_trip=found)._bounded()
+
+    def _bounded(self) -> PipelineCosts:
+        return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())
+
+    @property
+    def link_row_seconds(self) -> list[float]:
+        """Seconds that each link takes for a row, the one back to the draft node first."""
+        return [self.feature_row_seconds, *(told.row_seconds for told in self.times.values())]
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds of the slowest stage's pass on its plateau; 0: no stage has reported yet."""
+        return max([told.seconds[0] for told in self.times.values()], default=0.0)
+
+    @property
+    def slowest(self) -> PassSeconds | None:
+        """Seconds that so many rows take at the slowest stage or on the slowest link; None where no
+        stage has reported yet."""
+        stages = self._stages()
+        if not stages:
+            return None
+        link = max(told.row_seconds for told in self.times.values())
+        return lambda rows: max([link * rows, *(seconds(rows) for seconds in stages)])
+
+    def prefill_chunk_rows(self, length: int, max_rows: int, decoding: int = 0) -> int:
+        """Rows, at most ``max_rows``, of the chunks in which so many tokens of prompts are read
+        soonest, where passes have ``decoding`` rows of answers besides.
+
+        The first chunk goes all the way, and each further one ends a slot of the slowest stage or
+        link later.
+        """
+        if not self.times:
+            return max_rows
+        stages, links = self._stages(), self.link_row_seconds
+
+        def seconds(rows: int) -> float:
+            shared = rows + decoding
+            way = [*(stage(shared) for stage in stages), *(link * shared for link in links)]
+            return sum(way) + (math.ceil(length / rows) - 1) * max(way)
+
+        sizes = range(max_rows, min(max_rows, PARAMETERS.min_chunk_rows) - 1, -1)
+        needed = [seconds(min(rows, length)) for rows in sizes]
+        bound = min(needed) / (1 - PARAMETERS.min_chunk_gain)
+        return next(rows for rows, taken in zip(sizes, needed, strict=True) if taken <= bound)
+
+    def _stages(self) -> list[PassSeconds]:
+        return [interpolate(told.rows, told.seconds) for told in self.times.values()]
+
+    def _segment_rows(self) -> int:
+        links = self.link_row_seconds
+        slowest, total = max(links), sum(links)
+        most = float(PARAMETERS.max_rows)
+        if slowest and self.times:
+            most = min(most, PARAMETERS.link_utilization * self.pass_seconds / slowest)
+        if total and self.round_trip:
+            most = min(most, PARAMETERS.transfer_share * self.round_trip / total)
+        return max(1, int(most))
+
+    def _lone_rows(self) -> int:
+        seconds = self.slowest
+        if seconds is None:
+            return PARAMETERS.max_rows
+        shortest = seconds(1)
+        delay = PARAMETERS.lone_session_delay * max(shortest, self.round_trip / len(self.times))
+        return rows_within(seconds, shortest + delay, PARAMETERS.max_rows)
