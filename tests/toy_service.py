@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import structlog
 
+from actor.local import QUICK, LocalCluster, hello
 from asyncspec.actor.inbound import Shell
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
@@ -28,7 +29,6 @@ from asyncspec_nodes.serving.requests import Rules
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
 from nodes.codecs import Pieces
-from shell.local import QUICK, LocalCluster, hello
 
 # Words, and characters that take two tokens.
 PIECES: tuple[bytes, ...] = (b"<end>", b" a", b"b", b"\xc3", b"\xa9", b"\n", b" the", b".")

@@ -46,7 +46,7 @@ class Shell(Protocol):
         """A link to a node came up, went down, or was refused."""
 
 
-class Courier(Protocol):
+class TraceCollector(Protocol):
     """Delivers what a node's tap has kept."""
 
     def joined(self, link: Link) -> None:
@@ -93,14 +93,14 @@ _OURS = (
 class Incoming:
     """Hears what the mesh has to tell (its ``Owner``) and gives each of it to whom it is for.
 
-    ``feed`` takes inputs of the machine. ``courier`` and ``inspector``: whoever asks for the trace,
-    or how this node is, is answered by them, where there are any.
+    ``feed`` takes inputs of the machine. ``collector`` answers requests for the trace and
+    ``inspector`` requests for the node's status, if there are any.
     """
 
     def __init__(
         self, rank: Rank, feed: Callable[[Input], None], tensors: Tensors | None, shell: Shell
     ) -> None:
-        self.courier: Courier | None = None
+        self.collector: TraceCollector | None = None
         self.inspector: Inspector | None = None
         self._rank = rank
         self._feed = feed
@@ -112,13 +112,13 @@ class Incoming:
         if link.rank >= 0:
             self._shell.changed(link.rank, True, "")
             self._feed(Joined(link.rank))
-            if self.courier is not None:
-                self.courier.joined(link)
+            if self.collector is not None:
+                self.collector.joined(link)
 
     def lost(self, link: Link, reason: str) -> None:
         """See ``Owner``."""
-        if self.courier is not None:
-            self.courier.gone(link)
+        if self.collector is not None:
+            self.collector.gone(link)
         if self.inspector is not None:
             self.inspector.gone(link)
         if link.rank < 0:
@@ -167,10 +167,10 @@ class Incoming:
         if isinstance(message, Events) == link.asks:
             raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
         if isinstance(message, Events):
-            if self.courier is not None:
-                self.courier.events(link, message, frame)
-        elif self.courier is not None:
-            self.courier.collect(link, message)
+            if self.collector is not None:
+                self.collector.events(link, message, frame)
+        elif self.collector is not None:
+            self.collector.collect(link, message)
         else:
             link.send(Events(message.collection, self._rank, True, "this node keeps no trace"))
 

@@ -10,7 +10,7 @@ REMEMBERED = 40
 """Inputs that are kept."""
 
 
-class Memo:
+class InputLog:
     """Keeps what is worth telling of the last inputs."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, should_pack
-from asyncspec.core.trace_hook import Tap
+from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
@@ -72,7 +72,7 @@ class Link(asyncio.BufferedProtocol):
         self.packs = should_pack(False, 0.0, options.packing_seconds)
         self.session_bytes: Counter[int] = Counter()
         # Who records this node, if anybody does: see ``record``.
-        self._tap: Tap | None = None
+        self._hook: TraceHook | None = None
         self._stalled: tuple[float, int] | None = None
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = self._loop.create_future()
@@ -142,9 +142,9 @@ class Link(asyncio.BufferedProtocol):
         self._stalled = (time.monotonic(), self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        if self._stalled is not None and self._tap is not None:
+        if self._stalled is not None and self._hook is not None:
             at, nbytes = self._stalled
-            self._tap.blocked(self.rank, at, time.monotonic(), nbytes)
+            self._hook.blocked(self.rank, at, time.monotonic(), nbytes)
         self._stalled = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -218,12 +218,12 @@ class Link(asyncio.BufferedProtocol):
         """Bytes that wait for the network."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def record(self, tap: Tap | None) -> None:
-        """Tell ``tap`` from now on what the network does; None tells nobody."""
-        self._tap = tap
+    def record(self, hook: TraceHook | None) -> None:
+        """Tell ``hook`` from now on what the network does; None tells nobody."""
+        self._hook = hook
 
     def ask_clock(self) -> None:
-        """The answer goes to the tap."""
+        """The answer goes to the hook."""
         self.send(Clock(asked=time.monotonic()))
 
     def expect(self, seconds: float, what: str) -> None:
@@ -286,8 +286,8 @@ class Link(asyncio.BufferedProtocol):
     def _listen(self) -> None:
         heard, self._heard = self._heard, self._loop.time()
         silence = self._heard - heard
-        if self._tap is not None and silence > MANY_BEATS * self._options.heartbeat_seconds:
-            self._tap.silent(self.rank, heard, self._heard)
+        if self._hook is not None and silence > MANY_BEATS * self._options.heartbeat_seconds:
+            self._hook.silent(self.rank, heard, self._heard)
 
     def _take(self, frame: Frame) -> None:
         """A frame has come: the link's own affairs stay here."""
@@ -303,8 +303,8 @@ class Link(asyncio.BufferedProtocol):
         now = time.monotonic()
         if not clock.answered:
             self.send(Clock(asked=clock.asked, answered=now))
-        elif self._tap is not None:
-            self._tap.probed(self.rank, clock.asked, clock.answered, now)
+        elif self._hook is not None:
+            self._hook.probed(self.rank, clock.asked, clock.answered, now)
 
     def _heartbeat(self, beat: Heartbeat) -> None:
         now = time.monotonic()

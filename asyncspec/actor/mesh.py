@@ -19,7 +19,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
-from asyncspec.core.trace_hook import Tap
+from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import HANDSHAKE, answer
@@ -88,7 +88,7 @@ class Mesh:
         self._options = options
         self._security = security
         # Who records this node, if anybody does: see ``record``.
-        self._tap: Tap | None = None
+        self._hook: TraceHook | None = None
         self._everyone: set[Link] = set()
         # What links that are gone have written for sessions whose books are still open.
         self._gone_bytes: Counter[int] = Counter()
@@ -118,11 +118,11 @@ class Mesh:
         for link in list(self._everyone):
             link.abort(reason)
 
-    def record(self, tap: Tap | None) -> None:
-        """Tell ``tap`` from now on what the links to nodes go through; None tells nobody."""
-        self._tap = tap
+    def record(self, hook: TraceHook | None) -> None:
+        """Tell ``hook`` from now on what the links to nodes go through; None tells nobody."""
+        self._hook = hook
         for link in self.links.values():
-            link.record(tap)
+            link.record(hook)
 
     @property
     def books(self) -> Mapping[int, int]:
@@ -269,7 +269,7 @@ class Mesh:
             self.refusals.pop(peer.rank, None)
             self._told = {(rank, why) for rank, why in self._told if rank != peer.rank}
             self.links[peer.rank] = link
-            link.record(self._tap)
+            link.record(self._hook)
         self._owner.joined(link)
 
     def _gone(self, link: Link, reason: str) -> None:

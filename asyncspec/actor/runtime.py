@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar, assert_never
 
 from asyncspec.actor.device import Device
-from asyncspec.actor.inbound import Courier, Incoming, Inspector, Shell
-from asyncspec.actor.input_log import Memo
+from asyncspec.actor.inbound import Incoming, Inspector, Shell, TraceCollector
+from asyncspec.actor.input_log import InputLog
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.overdue import FLOOR_SECONDS, Overdue
@@ -38,7 +38,7 @@ from asyncspec.core.machine import (
     Report,
     Send,
 )
-from asyncspec.core.trace_hook import Tap
+from asyncspec.core.trace_hook import TraceHook
 from asyncspec.dipsd.decide import Decision, Planning, decide
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
@@ -147,8 +147,8 @@ class Runtime(Generic[S]):
             me, peers, self._incoming, options or LinkOptions(), security or Security()
         )
         self._outgoing = Outgoing(self._mesh.links, tensors)
-        self._tap: Tap | None = None
-        self._memo = Memo()
+        self._hook: TraceHook | None = None
+        self._input_log = InputLog()
         self._inbox: deque[Input] = deque()
         # What the device has computed: it may have gone on by then, so this goes first.
         self._results: deque[Input] = deque()
@@ -219,11 +219,11 @@ class Runtime(Generic[S]):
         """``inspector`` says from now on how this node is."""
         self._incoming.inspector = inspector
 
-    def record(self, tap: Tap | None, courier: Courier | None) -> None:
-        """Tell ``tap`` from now on what happens here; ``courier`` answers whoever asks for it."""
-        self._tap = tap
-        self._mesh.record(tap)
-        self._incoming.courier = courier
+    def record(self, hook: TraceHook | None, collector: TraceCollector | None) -> None:
+        """Report to ``hook`` from now on; ``collector`` answers requests for the trace."""
+        self._hook = hook
+        self._mesh.record(hook)
+        self._incoming.collector = collector
 
     def feed(self, event: Input) -> None:
         """Give the machine an input; call it on the event loop only.
@@ -242,7 +242,9 @@ class Runtime(Generic[S]):
             while self._one():
                 pass
         except Exception as error:
-            error.add_note(f"the last inputs of this node, oldest first:\n{self._memo.story()}")
+            error.add_note(
+                f"the last inputs of this node, oldest first:\n{self._input_log.story()}"
+            )
             if not self._end.done():
                 self._end.set_exception(error)
         finally:
@@ -262,7 +264,7 @@ class Runtime(Generic[S]):
         return True
 
     def _step(self, event: Input) -> None:
-        self._memo.keep(event)
+        self._input_log.keep(event)
         now = time.monotonic()
         try:
             self.state, effects = self._machine.step(self.state, event, now)
@@ -275,12 +277,12 @@ class Runtime(Generic[S]):
             link = self._mesh.links.get(Rank(peer))
             if link is not None:  # else it is gone, and what it said is void
                 link.refuse(Fault("protocol", error.text))
-            if self._tap is not None:
-                self._tap.stepped(event, (), (), now, time.monotonic(), error.text)
+            if self._hook is not None:
+                self._hook.stepped(event, (), (), now, time.monotonic(), error.text)
             return
         sizes = [self._perform(effect) for effect in effects]
-        if self._tap is not None:
-            self._tap.stepped(event, effects, sizes, now, time.monotonic())
+        if self._hook is not None:
+            self._hook.stepped(event, effects, sizes, now, time.monotonic())
 
     def _perform(self, effect: Effect) -> int:
         """Bytes written."""
@@ -325,8 +327,8 @@ class Runtime(Generic[S]):
 
     def _ran(self, job: Job, at: float, until: float) -> None:
         self._overdue.took(job, until - at)
-        if self._tap is not None:
-            self._tap.ran(job, at, until)
+        if self._hook is not None:
+            self._hook.ran(job, at, until)
 
     def _computed(self, job: Job, result: object, seconds: float) -> None:
         self._results.append(Computed(job, result, seconds))

@@ -10,7 +10,7 @@ from asyncspec.core.machine import Effect, Input
 from asyncspec_protocol.ids import Rank
 
 
-class Tap(Protocol):
+class TraceHook(Protocol):
     """Listens to one node. Times are in seconds of the node's own clock; calls are cheap and
     never raise. Handles of tensors are not kept."""
 

@@ -32,7 +32,7 @@ from asyncspec.core.machine import (
     Report,
     Send,
 )
-from asyncspec.core.trace_hook import Tap
+from asyncspec.core.trace_hook import TraceHook
 from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.sim.costs import Costs, Wires
 from asyncspec.sim.links import Clock, Lines
@@ -189,7 +189,7 @@ class World:
         self,
         actors: Mapping[Rank, Actor],
         costs: Costs,
-        taps: Mapping[Rank, Tap] | None = None,
+        trace_hooks: Mapping[Rank, TraceHook] | None = None,
         wires: Wires | None = None,
         *,
         whole_levels: bool = False,
@@ -202,9 +202,9 @@ class World:
         self.steps = 0
         # What a ``Plan`` takes, in virtual time.
         self.planning_seconds = 0.0
-        self._taps = {} if taps is None else taps
+        self._trace_hooks = {} if trace_hooks is None else trace_hooks
         self._clock = Clock()
-        self._lines = Lines(self._clock, costs, wires, self.feed, self._taps)
+        self._lines = Lines(self._clock, costs, wires, self.feed, self._trace_hooks)
         self._jobs = Jobs(self._clock, costs, self._ran, whole_levels=whole_levels)
         self._timers: dict[tuple[Rank, str], int] = {}
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
@@ -249,8 +249,8 @@ class World:
             actor.keep_word(event, effects)
         perform = self._perform
         sizes = [perform[type(effect)](rank, actor, effect) for effect in effects]
-        if rank in self._taps:
-            self._taps[rank].stepped(event, effects, sizes, now, now)
+        if rank in self._trace_hooks:
+            self._trace_hooks[rank].stepped(event, effects, sizes, now, now)
 
     def watch_devices(self, floor_seconds: float, give_up: Callable[[Rank, str], None]) -> None:
         """From now on watch devices as the runtime does: ``give_up`` is told of a node whose device
@@ -364,8 +364,8 @@ class World:
             return
         if (overdue := self.actors[rank].overdue) is not None:
             overdue.took(entry.job, entry.end - entry.start)
-        if rank in self._taps:
-            self._taps[rank].ran(entry.job, entry.start, entry.end)
+        if rank in self._trace_hooks:
+            self._trace_hooks[rank].ran(entry.job, entry.start, entry.end)
         if result is not None:
             self.feed(rank, Computed(entry.job, result, entry.end - entry.start))
 

@@ -52,8 +52,8 @@ class _Collection:
         self.lost: Counter[Rank] = Counter()
 
 
-class Courier:
-    """One node's part in collecting traces. See ``asyncspec.actor.inbound.Courier``."""
+class NodeTraceCollector:
+    """One node's part in collecting traces. See ``TraceCollector`` in ``actor.inbound``."""
 
     def __init__(
         self, runtime: Runtime[Any], make: Callable[[bool], Recorder], *, always: bool
@@ -124,7 +124,7 @@ class Courier:
     # --- the runtime's side ---------------------------------------------------------------------
 
     def joined(self, link: Link) -> None:
-        """See ``Courier`` in ``actor.shell``: a new peer is asked for its clock and its lines."""
+        """See ``TraceCollector``: a new peer is asked for its clock and its lines."""
         if self._recorder is None or not is_draft(self._runtime.rank):
             return
         self._probe(BURST)
@@ -134,7 +134,7 @@ class Courier:
                 link.send(Collect(collection.inner, last=-1, follow=True))
 
     def gone(self, link: Link) -> None:
-        """See ``Courier`` in ``actor.shell``."""
+        """See ``TraceCollector``."""
         for collection in [c for c in self._collections if c.link is link]:
             self._collections.remove(collection)
             self._tell_stages(Collect(collection.inner, last=0, follow=False, stop=True))
@@ -144,7 +144,7 @@ class Courier:
         self._detach()
 
     def collect(self, link: Link, message: Collect) -> None:
-        """See ``Courier`` in ``actor.shell``."""
+        """See ``TraceCollector``."""
         known = self._find(link, message.collection)
         if known is not None:
             if message.stop:
@@ -166,7 +166,7 @@ class Courier:
             self._stop(collection)
 
     def events(self, link: Link, message: Events, frame: Frame) -> None:
-        """See ``Courier`` in ``actor.shell``: pass on a stage's lines."""
+        """See ``TraceCollector``: pass on a stage's lines."""
         for collection in list(self._collections):
             if collection.inner == message.collection:
                 if frame.data is not None:

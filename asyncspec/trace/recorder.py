@@ -22,7 +22,7 @@ MOST = 200_000
 
 
 class Recorder:
-    """Listens to one node (see ``Tap``) and keeps its latest lines, numbered from 0."""
+    """Listens to one node (see ``TraceHook``) and keeps its latest lines, numbered from 0."""
 
     def __init__(
         self, node: records.Node, *, most: int = MOST, clock: Callable[[], float] = time.monotonic
@@ -42,7 +42,7 @@ class Recorder:
         """Before the first line: so many jobs were issued that will still be heard of."""
         self._issued = jobs
 
-    # --- what happens (see ``Tap``) -------------------------------------------------------------
+    # --- what happens (see ``TraceHook``) -----------------------------------------------------
 
     def stepped(
         self,
@@ -53,7 +53,7 @@ class Recorder:
         until: float,
         error: str = "",
     ) -> None:
-        """See ``Tap``."""
+        """See ``TraceHook``."""
         short = []
         for effect, size in zip(effects, sizes, strict=True):
             short.append(effect_record(effect, self._issued, size))
@@ -64,7 +64,7 @@ class Recorder:
         self._add(step)
 
     def ran(self, job: Job, at: float, until: float) -> None:
-        """See ``Tap``."""
+        """See ``TraceHook``."""
         line = records.Ran(
             self.node.rank,
             self._ran,
@@ -78,15 +78,15 @@ class Recorder:
         self._add(line)
 
     def blocked(self, peer: Rank, at: float, until: float, nbytes: int) -> None:
-        """See ``Tap``."""
+        """See ``TraceHook``."""
         self._add(records.Blocked(self.node.rank, peer, at, until, nbytes))
 
     def probed(self, peer: Rank, asked: float, answered: float, came: float) -> None:
-        """See ``Tap``."""
+        """See ``TraceHook``."""
         self._add(records.Probe(self.node.rank, peer, asked, answered, came))
 
     def silent(self, peer: Rank, at: float, until: float) -> None:
-        """See ``Tap``."""
+        """See ``TraceHook``."""
         self._add(records.Silence(self.node.rank, peer, at, until))
 
     def said(self, request: int, tokens: tuple[int, ...], text: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from actor.local import QUICK
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
@@ -26,7 +27,6 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
-from shell.local import QUICK
 from toy_service import ENDLESS, RULES, Toy, ToyCodec, reference
 
 pytestmark = pytest.mark.asyncio

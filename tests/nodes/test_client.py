@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from actor.local import QUICK
 from asyncspec.actor.mesh import Security
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
-from shell.local import QUICK
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 

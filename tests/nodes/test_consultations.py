@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actor.local import QUICK, LocalCluster, hello
 from asyncspec.actor.link import Link
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError
@@ -26,7 +27,6 @@ from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank
 from asyncspec_protocol.messages import Consult, Consulted, PassTimes, Rates
 from cluster import ask
-from shell.local import QUICK, LocalCluster, hello
 
 SECOND = draft_rank(1)
 ROWS = VerifyConfig(Rank(1), 1).batch_rows

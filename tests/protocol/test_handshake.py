@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, replace
 
+from actor.local import hello
 from asyncspec_protocol.handshake import answer, client_hello
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Fault, Welcome
-from shell.local import hello
 
 ME = hello(2, 3)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from asyncspec.core.machine import Request
-from asyncspec.core.trace_hook import Tap
+from asyncspec.core.trace_hook import TraceHook
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.framing import frame_bytes
@@ -43,10 +43,10 @@ class Weighed(World):
     """A world with scales."""
 
     def __init__(
-        self, actors: Mapping[Rank, Actor], costs: Costs, taps: Mapping[Rank, Tap]
+        self, actors: Mapping[Rank, Actor], costs: Costs, trace_hooks: Mapping[Rank, TraceHook]
     ) -> None:
         self.scales = Scales()
-        super().__init__(actors, costs, taps, self.scales)
+        super().__init__(actors, costs, trace_hooks, self.scales)
 
 
 @settings(max_examples=150)

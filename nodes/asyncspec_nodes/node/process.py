@@ -22,7 +22,7 @@ from asyncspec.backend.hf.process import threads
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Emit, Finish, Machine
 from asyncspec.trace import records
-from asyncspec.trace.collector import Courier
+from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import MOST, Recorder
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.security import contexts
@@ -199,9 +199,11 @@ def _runtime(
         aside, most = OneThread("reading"), config.limits.requests
         shell.service = TextService(loaded.codec, loaded.rules, runtime.feed, aside, most=most)
         engine = NodeEngine(shell.service, inspector)
-    courier = Courier(runtime, partial(_recorder, config, loaded), always=config.trace.events > 0)
+    collector = NodeTraceCollector(
+        runtime, partial(_recorder, config, loaded), always=config.trace.events > 0
+    )
     if config.trace.text:
-        shell.tell = courier.said
+        shell.tell = collector.said
     return runtime, engine
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from actor.local import QUICK, LocalCluster
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.trace import collector as courier
+from asyncspec.trace import collector
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import (
     Computed,
@@ -26,7 +27,6 @@ from asyncspec_nodes.client.collect import Collector
 from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.ids import Rank
 from cluster import ask
-from shell.local import QUICK, LocalCluster
 
 
 async def client_of(cluster: LocalCluster) -> Client:
@@ -124,12 +124,12 @@ async def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
     async with LocalCluster(2, traced=False) as cluster:
         first, second = await client_of(cluster), await client_of(cluster)
         await cluster.ask(ask(0))
-        assert all(node.recorder is None for node in cluster.couriers.values())
+        assert all(node.recorder is None for node in cluster.collectors.values())
         async with Collector(first, TraceWriter(tmp_path / "1"), last=0.0):
             await cluster.ask(ask(1))
             async with Collector(second, TraceWriter(tmp_path / "2"), last=0.0):
                 await cluster.ask(ask(2))
-        assert cluster.couriers[0].recorder is None
+        assert cluster.collectors[0].recorder is None
         for client in (first, second):
             await client.close()
     one, two = read_trace(tmp_path / "1"), read_trace(tmp_path / "2")
@@ -182,17 +182,17 @@ async def test_a_client_that_leaves_ends_its_collection(tmp_path: Path) -> None:
         client = await client_of(cluster)
         client.collect(0.0, lambda events, data: None)
         await cluster.ask(ask(0))
-        assert cluster.couriers[0].recorder is not None
+        assert cluster.collectors[0].recorder is not None
         await client.close()
         await asyncio.wait_for(cluster.shells[0].gone.get(), 2.0)
-        assert cluster.couriers[0].recorder is None
+        assert cluster.collectors[0].recorder is None
 
 
 @pytest.mark.asyncio
 async def test_what_a_slow_reader_misses_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "MAX_UNSENT", -1)
+    monkeypatch.setattr(collector, "MAX_UNSENT", -1)
     async with LocalCluster(1, traced=True) as cluster:
         client = await client_of(cluster)
         async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from actor.local import QUICK, bound, hello
 from asyncspec.actor.link import Link
 from asyncspec.actor.mesh import Mesh, Security
 from asyncspec_nodes.cluster.config import SecurityTable
@@ -23,7 +24,6 @@ from asyncspec_protocol.framing import Frame, FrameReader, write_header
 from asyncspec_protocol.handshake import client_hello
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Fault, Hello
-from shell.local import QUICK, bound, hello
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 REDIALS = 3

@@ -15,7 +15,7 @@ from asyncspec.backend.base import Tensors
 from asyncspec.backend.toy.eagle import ToyEagle
 from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
 from asyncspec.core.machine import Emit, Finish, Machine, Request, Submitted
-from asyncspec.trace.collector import Courier
+from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -122,7 +122,7 @@ class LocalCluster:
         self.traced = traced
         self._device_seconds = device_seconds
         self._devices = dict(devices or {})
-        self.couriers: dict[int, Courier] = {}
+        self.collectors: dict[int, NodeTraceCollector] = {}
         self.model = model or ToyModel()
         self.shells: dict[int, RecordingShell] = {}
         self.nodes: dict[int, Runtime[Any]] = {}
@@ -200,7 +200,7 @@ class LocalCluster:
             device_seconds=self._device_seconds,
         )
         if self.traced is not None:
-            self.couriers[rank] = self._courier(rank, settings(machine.config))
+            self.collectors[rank] = self._collector(rank, settings(machine.config))
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
 
     def set_back(self) -> None:
@@ -212,20 +212,20 @@ class LocalCluster:
         self.shells[rank] = RecordingShell()
         return self.shells[rank]
 
-    def _courier(self, rank: int, config: dict[str, Any]) -> Courier:
+    def _collector(self, rank: int, config: dict[str, Any]) -> NodeTraceCollector:
         def recorder(whole: bool) -> Recorder:
             role = role_of(rank, self.stages)
             at = time.monotonic()
             return Recorder(Node(rank, at, at, role, self.stages, config=config, whole=whole))
 
-        return Courier(self.nodes[rank], recorder, always=bool(self.traced))
+        return NodeTraceCollector(self.nodes[rank], recorder, always=bool(self.traced))
 
     async def stop(self, rank: int) -> None:
         """Stop a node; its task must end cleanly."""
         node = self.nodes.pop(rank)
         await asyncio.sleep(0)
-        if rank in self.couriers:
-            self.couriers.pop(rank).close()
+        if rank in self.collectors:
+            self.collectors.pop(rank).close()
         node.stop()
         await self.tasks.pop(rank)
 

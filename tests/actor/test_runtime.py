@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from actor.local import LocalCluster
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.machine import Cancelled, Received
 from asyncspec.core.reference import decode
@@ -18,7 +19,6 @@ from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import FINAL, Verdict
 from cluster import ask
-from shell.local import LocalCluster
 
 CANCEL = Cancelled(0)
 Runner = Callable[[Coroutine[Any, Any, None]], None]

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
+from actor.local import bound, hello
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS
@@ -22,7 +23,6 @@ from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.messages import Close, Credit, Fault, Heartbeat, Message, Output, Segment
-from shell.local import bound, hello
 
 CALM = LinkOptions(heartbeat_seconds=60, timeout_seconds=60)
 BRISK = LinkOptions(heartbeat_seconds=0.02, timeout_seconds=30)

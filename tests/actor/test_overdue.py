@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actor.local import LocalCluster
 from asyncspec.actor.overdue import FACTOR, FIRST, PROOF, Overdue
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.ids import SessionId
 from cluster import ask
-from shell.local import LocalCluster
 
 FLOOR = 60.0
 SESSION = SessionId(0)

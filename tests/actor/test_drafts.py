@@ -7,6 +7,7 @@ from types import TracebackType
 
 from msgspec.structs import replace
 
+from actor.local import QUICK, LocalCluster, hello
 from asyncspec.core.machine import Request
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
@@ -22,7 +23,6 @@ from asyncspec_protocol.messages import (
 )
 from cluster import ask
 from nodes.drive import opening, segment
-from shell.local import QUICK, LocalCluster, hello
 
 STRANGER = draft_rank(9)
 THEIRS = first_session(STRANGER)
