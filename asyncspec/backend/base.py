@@ -1,16 +1,36 @@
-"""What a device must be able to do. The jobs themselves are in ``asyncspec.core.jobs``.
+"""What a backend provides: devices that run jobs (``asyncspec.core.jobs``), and their loading.
 
-Law of this file: jobs run one at a time. A short one may run on another thread than the one before
-(``asyncspec.actor.device``), so nothing of a device may hang on the thread.
+A backend is found by its name in ``asyncspec.backend.registry``. Nothing here imports tensors.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from asyncspec.core.jobs import Drafted, FeatureJob, Rows, SourceJob, StageJob
+from asyncspec.source.hybrid import Part
+
+DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
+"""What to compute in; "auto" is the checkpoint's own type."""
+
+Mode = Literal["exact", "fast"]
+"""Of a stage: bitwise the sequential decoder's tokens, or whichever kernels are fastest."""
+
+Quantize = Literal["none", "int8", "int4"]
+"""How a stage keeps its weights."""
+
+Guarantee = Literal["bitwise", "tolerance"]
+"""Tokens equal those without speculation bit by bit, or up to rounding."""
+
+EAGLE = "eagle:"
+"""Prefix of a token source that is an EAGLE head; the target's backend loads it."""
+
+
+# --- Devices. Jobs run one at a time, not always on the same thread (``asyncspec.actor.device``):
+# no state of a device may be bound to a thread.
 
 
 class WireTensor(Struct, frozen=True):
@@ -25,47 +45,241 @@ class Tensors(Protocol):
     """A device's handles to bytes and back. Called from any thread."""
 
     def pack(self, rows: Rows) -> WireTensor:
-        """Rows for the wire. The bytes must stay as they are until they are sent."""
+        """Rows for the wire. The bytes must not change until they are sent."""
 
     def unpack(self, tensor: WireTensor) -> object:
-        """The handle for received rows. Raises ``ValueError`` for a wrong dtype, width or size;
-        the caller makes it the peer's fault."""
+        """The handle of received rows. Raises ``ValueError`` for a wrong dtype, width or size,
+        which the caller reports as the peer's protocol error."""
 
 
 class StageBackend(Tensors, Protocol):
-    """A block of target layers with its tree cache. Jobs run one at a time."""
+    """A block of target layers with its tree cache."""
 
     def run(self, job: StageJob) -> object | None:
         """Perform a job. Only ``Forward`` and ``Batch`` have a result."""
 
     def abandon(self, job: StageJob) -> None:
-        """The result of a job that was given out is of no use: end it soon, with whatever result.
-        The one method that is called while a job runs, from another thread."""
+        """The result of a running or queued job is not needed: end it early, with any result.
+        The only method called from another thread while a job runs."""
 
     def check(self) -> None:
-        """Raise ``AssertionError`` where the cache breaks its own rules (tests, idle time)."""
+        """Raise ``AssertionError`` where the cache violates its invariants (tests, idle time)."""
 
 
 class TokenSource(Protocol):
-    """Proposes tokens. Jobs run one at a time."""
+    """Proposes tokens."""
 
     def run(self, job: SourceJob) -> Drafted | None:
         """Grow a tree (``Expand``) or several (``Drafting``: a tuple, in order), or forget a
         session (``Release``)."""
 
     def abandon(self, job: SourceJob) -> None:
-        """Nothing more needs to grow for this job: answer soon with what there is. Of a batch each
-        tree is given up for itself, and the others grow on. The one method that is called from
-        another thread."""
+        """Stop growing and return early with the nodes there are. Trees of a batch are abandoned
+        one by one. The only method called from another thread."""
 
 
 class FeatureSource(Tensors, Protocol):
-    """Proposes tokens by what the target computed for those before. Jobs run one at a
-    time."""
+    """Proposes tokens from what the target computed for earlier ones."""
 
     def run(self, job: FeatureJob) -> Drafted | None:
-        """As ``TokenSource``, and keep features (``Feed``). Raises ``ValueError`` where features
+        """As ``TokenSource``, and store features (``Feed``). Raises ``ValueError`` where features
         are missing."""
 
     def abandon(self, job: FeatureJob) -> None:
         """See ``TokenSource``."""
+
+
+# --- What is loaded.
+
+
+class ModelInfo(Struct, frozen=True):
+    """What a checkpoint's configuration says of its model."""
+
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    # Longest sequence in tokens the model was made for.
+    context_length: int
+    # Any of them ends an answer; may be empty.
+    eos_token_ids: tuple[int, ...]
+    # "float32", "float16" or "bfloat16"; "" where the configuration does not say.
+    dtype: str
+
+
+class OpenModel(Protocol):
+    """A model whose files have been read through and fit together; no weights are loaded."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Its configuration."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal on all nodes with the same model."""
+
+    def computed_dtype(self, dtype: DType) -> str:
+        """Name of the type that ``dtype`` stands for, as in ``Hello.dtype``."""
+
+
+class StageSpec(Struct, frozen=True):
+    """Layers [first, end) of a target and how to run them."""
+
+    model: Any  # an OpenModel of the same backend
+    layers: tuple[int, int]
+    dtype: DType = "auto"
+    mode: Mode = "exact"
+    quantize: Quantize = "none"
+
+
+class LoadedStage(StageBackend, Protocol):
+    """A stage with its weights in memory."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the start-up self-test found."""
+
+    @property
+    def weights(self) -> str:
+        """How the weights are kept, for a log line."""
+
+    def cache_bytes(self, slots: int) -> int:
+        """Memory of the cache of ``slots`` slots, in bytes."""
+
+    def pass_seconds(self) -> dict[int, float]:
+        """Measured seconds of a pass by its number of rows, ascending. Leaves the stage as it
+        was."""
+
+
+class SourceSpec(Struct, frozen=True):
+    """A token source and the target it drafts for."""
+
+    # Without the names of mixes: a model, or ``EAGLE`` and a head.
+    name: str
+    target: Any  # an OpenModel; of the same backend where the source is an EAGLE head
+    dtype: DType = "auto"
+
+
+class LoadedSource(Struct, frozen=True):
+    """A token source with its weights in memory."""
+
+    part: Part
+    # Memory per committed token of a session and per tree node, in bytes.
+    token_bytes: int
+    # Target hidden states it reads, as in ``Open.features``, and how they are unpacked.
+    features: tuple[int, ...] = ()
+    tensors: Tensors | None = None
+
+
+class Tokenizer(Protocol):
+    """A target's tokenizer."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+
+    @property
+    def reshapes(self) -> bool:
+        """True where later tokens may change the text of earlier ones at any distance."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt, without chat template."""
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        """Tokens of a conversation, a JSON list of messages. Raises ``ValueError`` with a
+        sentence for the user."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+
+    def spell(self, token: int) -> bytes:
+        """The bytes a token stands for; of a special token its name."""
+
+    def is_left_out(self, token: int) -> bool:
+        """True for a special token, which ``decode`` skips."""
+
+    def is_loose(self, token: int) -> bool:
+        """True for a token that is a single raw byte."""
+
+
+class Footprint(Struct, frozen=True):
+    """Memory of a stage or a token source, in bytes."""
+
+    layers: tuple[int, int]
+    # Of its layers, and with them the embedding (first stage), norm and head (last stage).
+    weights: int
+    # Of the cache, for each token or tree node.
+    slot: int
+    # Of a pass over a chunk of the prompt, for each slot it sees: the scores of one layer.
+    scores: int
+
+
+class Backend(Protocol):
+    """An implementation of models. Names of models are paths, Hub ids or ``BACKEND:...``, as in
+    cluster files. Every method raises ``UserError`` (``CheckpointError`` for a model that cannot
+    be used) with a sentence that says what to change."""
+
+    @property
+    def library(self) -> str:
+        """What ``open`` imports, for the progress display."""
+
+    @property
+    def runtime_bytes(self) -> int:
+        """Memory of a stage's process besides weights, caches and scores."""
+
+    # Before a node starts: from small files alone, without the libraries that compute.
+
+    def model_name(self, name: str) -> str:
+        """A model's name as users write it."""
+
+    def locate(self, name: str) -> str:
+        """An absolute name that other processes of this machine can open; models on the Hub are
+        downloaded."""
+
+    def inspect(self, name: str) -> ModelInfo:
+        """The model's configuration. Of a model on the Hub no weights are downloaded."""
+
+    def check_target(self, name: str) -> ModelInfo:
+        """As ``inspect``; raises also where weights or tokenizer are missing or broken."""
+
+    def check_source(self, name: str, target: str) -> str:
+        """The absolute name of a token source that fits the target."""
+
+    def sampling_defaults(self, name: str) -> Mapping[str, Any]:
+        """Sampling settings that the model's authors recommend (``generation_config.json``)."""
+
+    # Memory, from configurations alone (SpecPipe 4.5). May import the libraries.
+
+    def footprints(
+        self,
+        name: str,
+        spans: Sequence[tuple[int, int]],
+        dtype: DType,
+        mode: Mode,
+        quantize: Quantize,
+    ) -> list[Footprint]:
+        """Of stages with the layers ``spans``."""
+
+    def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
+        """Of a token source."""
+
+    # In a node, after the thread settings are made (``asyncspec.backend.threads``).
+
+    def preload(self, name: str | None) -> None:
+        """Import what every node imports, and what the model ``name`` needs."""
+
+    def threads(self) -> int:
+        """Threads that share a product in this process."""
+
+    def open(self, name: str, *, tokenizer: bool = True) -> OpenModel:
+        """Read through a model's files. ``tokenizer``: also fetch its tokenizer."""
+
+    def load(self, spec: StageSpec) -> LoadedStage:
+        """Load a stage and run its self-test."""
+
+    def load_source(self, spec: SourceSpec) -> LoadedSource:
+        """Load a draft model or an EAGLE head."""
+
+    def load_tokenizer(self, model: Any, template: str | None = None) -> Tokenizer:
+        """The tokenizer of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its
+        own."""

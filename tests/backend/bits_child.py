@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from asyncspec.backend.hf.process import quiet_threads
+from asyncspec.backend.threads import set_thread_count
 
-quiet_threads(int(sys.argv[2]))
+set_thread_count(int(sys.argv[2]))
 
 import torch  # noqa: E402
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from asyncspec.backend.hf.process import one_quiet_thread
+from asyncspec.backend.threads import set_thread_defaults
 
-one_quiet_thread()
+set_thread_defaults()
 
 
 @pytest.fixture(autouse=True)

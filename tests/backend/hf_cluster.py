@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor
@@ -46,7 +47,7 @@ class Loaded:
 
     def cut(self, stages: int) -> list[HFStage]:
         """The whole target in ``stages`` stages of about the same depth."""
-        layers = self.checkpoint.facts.layers
+        layers = self.checkpoint.info.layers
         edges = [layers * i // stages for i in range(stages + 1)]
         return [self.stage(first, end) for first, end in pairwise(edges)]
 
@@ -65,16 +66,16 @@ class HFCluster(Cluster):
         return Actor(machine, machine.initial(), self.source.run, self.source.tensors)
 
     def stage(self, rank: Rank) -> Actor:
-        facts, stage = self.loaded.checkpoint.facts, self.loaded.cut(self.stages)[rank - 1]
+        model_info, stage = self.loaded.checkpoint.info, self.loaded.cut(self.stages)[rank - 1]
         layers = stage.shard.layers
         config = VerifyConfig(
             rank,
             self.stages,
             self.window,
-            facts.vocab_size,
+            model_info.vocab_size,
             layers.start,
             layers.stop,
-            facts.layers,
+            model_info.layers,
         )
         machine = VerifyMachine(config)
         return Actor(machine, machine.initial(), stage.run, stage)

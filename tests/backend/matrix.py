@@ -14,7 +14,7 @@ from zlib import crc32
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.reference import decode
 from asyncspec.core.jobs import Batch, Forward, Job, Release, drafts
 from asyncspec.core.machine import Abandon, Effect, Input, Received
 from asyncspec.core.rng import stream

@@ -10,8 +10,8 @@ from typing import cast
 import psutil
 import torch
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.core.jobs import Admit, Forward, Release, Row, Rows
 from asyncspec.core.sampling import Sampling
@@ -75,7 +75,7 @@ def main(
 def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
     """A chunk of 64 rows at the end of ``start`` committed tokens."""
     rows = tuple(Row(i, i, tuple(range(start, i + 1))) for i in range(start, start + 64))
-    hidden = torch.zeros(64, stage.shard.facts.hidden_size, dtype=stage.shard.dtype)
+    hidden = torch.zeros(64, stage.shard.info.hidden_size, dtype=stage.shard.dtype)
     embeds = stage.shard.embeds
     return Forward(
         session,

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from backend.conformance import Walk, sequential
 
@@ -29,7 +30,7 @@ def cut(
     quantize: Quantize = "none",
 ) -> list[HFStage]:
     """A whole model in ``stages`` stages of about the same depth."""
-    layers = checkpoint.facts.layers
+    layers = checkpoint.info.layers
     edges = [layers * i // stages for i in range(stages + 1)]
     return [
         load_stage(

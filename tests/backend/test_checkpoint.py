@@ -24,8 +24,8 @@ from asyncspec.backend.hf.families import (
     eos_token_ids,
     inspect_checkpoint,
 )
-from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, ClusterError, UserError
 from backend.probe import cut
 from backend.tiny import LAYERS, VOCAB, generated
@@ -53,19 +53,26 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def test_facts(tiny: MakeTiny) -> None:
-    facts = inspect_checkpoint(tiny("qwen3"))
-    assert (facts.architecture, facts.layers, facts.hidden_size) == ("Qwen3ForCausalLM", LAYERS, 64)
-    assert (facts.vocab_size, facts.context_length, facts.dtype) == (VOCAB, 512, "float32")
-    assert facts.eos_token_ids == (2,)
+    model_info = inspect_checkpoint(tiny("qwen3"))
+    assert (model_info.architecture, model_info.layers, model_info.hidden_size) == (
+        "Qwen3ForCausalLM",
+        LAYERS,
+        64,
+    )
+    assert (model_info.vocab_size, model_info.context_length, model_info.dtype) == (
+        VOCAB,
+        512,
+        "float32",
+    )
+    assert model_info.eos_token_ids == (2,)
 
 
 def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
-        "import sys; from pathlib import Path\n"
-        "from asyncspec.backend.hf import checkpoint_files, draft_trie, families, process\n"
-        "from asyncspec.backend.hf import repository, tokenizer\n"
-        f"families.inspect_checkpoint(Path({str(mine)!r}))\n"
-        f"checkpoint_files.list_tensors(Path({str(mine)!r}))\n"
+        "import sys\n"
+        "from asyncspec.backend.hf import backend, draft_trie, process\n"
+        f"backend.BACKEND.inspect({str(mine)!r})\n"
+        f"backend.BACKEND.check_target({str(mine)!r})\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

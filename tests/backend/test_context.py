@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.families import context_length
-from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError
 from backend.probe import cut
 from backend.tiny import generated
@@ -120,7 +120,7 @@ def test_tokens_behind_the_original_length_are_those_of_generate(tiny: Callable[
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0}
     path = tiny("llama", max_position_embeddings=32, rope_parameters=rope)
     checkpoint = open_checkpoint(path)
-    assert checkpoint.facts.context_length == 256
+    assert checkpoint.info.context_length == 256
     random = Random(5)
     prompt = [random.randrange(3, 150) for _ in range(40)]
     assert decode(cut(checkpoint, 2), prompt, 24) == generated(path, prompt, 24)

@@ -40,7 +40,7 @@ def opened(target: Checkpoint, tmp_path: Path) -> Callable[..., EagleCheckpoint]
 
     def make(state: State, sizes: Sizes | None = None, **settings: Any) -> EagleCheckpoint:
         head = save(tmp_path / f"head-{next(numbers)}", state, sizes, **settings)
-        return open_eagle(head, target.facts)
+        return open_eagle(head, target.info)
 
     return make
 
@@ -54,7 +54,7 @@ def test_what_a_head_reads_of_its_target(opened: Opened, tiny: MakeTiny, tmp_pat
     third = opened(eagle3()).geometry
     assert (third.kind, third.features.depths) == ("EAGLE-3", (2, 4, 5))
     assert third.features.width == 3 * HIDDEN
-    deep = open_checkpoint(tiny("llama", num_hidden_layers=12)).facts
+    deep = open_checkpoint(tiny("llama", num_hidden_layers=12)).info
     head = save(tmp_path / "head", eagle3())
     assert open_eagle(head, deep).geometry.features.depths == (2, 6, 9)
 
@@ -193,7 +193,7 @@ def test_wrong_tensors_of_eagle3(
     state = eagle3(proposes=PROPOSES)
     change(state)
     head = keep(tmp_path / "head", state, **REDUCED)
-    refused(lambda: open_eagle(head, target.facts), says)
+    refused(lambda: open_eagle(head, target.info), says)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_narrow_head_needs_an_embedding_of_its_own(opened: Opened) -> None:
 
 
 def test_a_target_of_few_layers(tiny: MakeTiny, tmp_path: Path) -> None:
-    shallow = open_checkpoint(tiny("llama")).facts
+    shallow = open_checkpoint(tiny("llama")).info
     refused(lambda: open_eagle(save(tmp_path / "head", eagle3()), shallow), "5 layers are too few")
 
 
@@ -352,7 +352,7 @@ def test_old_and_split_pickles(target: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_no_such_head(target: Checkpoint) -> None:
-    refused(lambda: open_eagle("/no/such/head", target.facts), "no directory")
+    refused(lambda: open_eagle("/no/such/head", target.info), "no directory")
 
 
 def test_hub_heads_may_be_pickled(
@@ -367,7 +367,7 @@ def test_hub_heads_may_be_pickled(
         return str(save_pickled(tmp_path / "head", eagle()))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert open_eagle("some/head", target.facts).geometry.kind == "EAGLE"
+    assert open_eagle("some/head", target.info).geometry.kind == "EAGLE"
     assert "pytorch_model*.bin" in asked
 
 

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.families import SUPPORTED
-from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
-from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.reference import decode
 from backend.probe import cut, same_bits
 from backend.tiny import FAMILIES, LAYERS, generated
 
@@ -64,4 +64,4 @@ def test_experts_may_be_stored_in_one_tensor_a_layer(
 
 
 def test_every_claimed_family_is_tried(tiny: Callable[..., Path]) -> None:
-    assert {open_checkpoint(tiny(f)).facts.architecture for f in FAMILIES} == SUPPORTED
+    assert {open_checkpoint(tiny(f)).info.architecture for f in FAMILIES} == SUPPORTED

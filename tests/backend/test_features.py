@@ -15,9 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncspec.backend.base import StageBackend
+from asyncspec.backend.base import Mode, StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode
 from asyncspec.backend.hf.wire import from_wire, to_wire
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.jobs import Admit, Forward, Row, Rows

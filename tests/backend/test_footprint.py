@@ -65,7 +65,7 @@ def test_a_loaded_stage_has_what_was_foretold(
 ) -> None:
     path = tiny(family, dtype=stored)
     checkpoint = open_checkpoint(path)
-    layers = checkpoint.facts.layers
+    layers = checkpoint.info.layers
     for span in ((0, 2), (2, layers), (0, layers)):
         foretold = footprint(path, inspect_checkpoint(path), span, "float32", mode)  # type: ignore[arg-type]
         stage = load_stage(checkpoint, *span, dtype="float32", mode=mode)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_a_loaded_head_has_what_was_foretold(
 ) -> None:
     target = open_checkpoint(tiny("llama", dtype=stored, **TARGET))
     path = save(tmp_path / "head", {name: tensor.to(stored) for name, tensor in state.items()})
-    foretold = head_footprint(str(path), target.facts, "auto")
+    foretold = head_footprint(str(path), target.info, "auto")
     head = load_eagle(path, target)
     assert head.token_bytes == foretold.slot
     assert held_by(head.head) == pytest.approx(foretold.weights, rel=0.02)

@@ -239,7 +239,7 @@ def test_which_layers_are_fused_is_no_matter_of_the_cut(
     assert whole == alone
     assert set(whole) == {LeanLayer, FusedLayer}
     for span in ((0, 5), (1, 3)):
-        foretold = footprint(path, checkpoint.facts, span, "float32", "exact").weights
+        foretold = footprint(path, checkpoint.info, span, "float32", "exact").weights
         assert load(path, *span).weight_bytes == pytest.approx(foretold, rel=0.02)
 
 

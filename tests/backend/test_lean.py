@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.backend.base import Mode
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.kernels.cpu.elementwise import WholeRotary
 from asyncspec.backend.hf.kernels.cpu.linear import with_rows
 from asyncspec.backend.hf.optimized.layers import LeanRotary, signed, turn

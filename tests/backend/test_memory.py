@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from asyncspec.backend.hf.checkpoint_files import list_tensors
-from asyncspec.backend.hf.process import SETTINGS
+from asyncspec.backend.threads import DEFAULTS
 from asyncspec_nodes.cli import main as cli
 from backend.memory_child import MIB, SESSIONS
 
@@ -108,7 +108,7 @@ def measure(
             *(str(x) for x in (small, large, *layers, CAPACITY, quantize)),
         ],
         check=True,
-        env=os.environ | SETTINGS,
+        env=os.environ | DEFAULTS,
         capture_output=True,
         timeout=250,
     )
@@ -187,7 +187,7 @@ def test_a_drafts_peak_is_foretold(large: Path, capsys: pytest.CaptureFixture[st
         [sys.executable, "-m", "backend.draft_memory_child", str(large), str(CAPACITY)],
         check=True,
         cwd=Path(__file__).parents[1],
-        env=os.environ | SETTINGS,
+        env=os.environ | DEFAULTS,
         capture_output=True,
         timeout=250,
     )

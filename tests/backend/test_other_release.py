@@ -62,7 +62,7 @@ def other_release(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def load(path: Path) -> Shard:
     checkpoint = open_checkpoint(path)
     with torch.inference_mode():
-        return load_shard(checkpoint, 0, checkpoint.facts.layers, torch.float32, "exact", Recipe())
+        return load_shard(checkpoint, 0, checkpoint.info.layers, torch.float32, "exact", Recipe())
 
 
 def logits(shard: Shard) -> torch.Tensor:

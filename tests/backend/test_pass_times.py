@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode
 from asyncspec.backend.hf.stage import SIZES, pass_seconds
 from backend.probe import cut, same_bits
 

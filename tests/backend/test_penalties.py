@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.reference import decode
+from asyncspec.backend.reference import decode
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.jobs import Row
 from asyncspec.core.sampling import Sampling, choose, seen

@@ -13,20 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.families import inspect_checkpoint
 from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
 from asyncspec.backend.hf.kernels.cpu.quantized import (
     Int8Linear,
     group_of,
     quantize_int4,
     quantize_int8,
 )
-from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.backend.hf.weights import kind_of
+from asyncspec.backend.reference import decode
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.node.loading import Source
 from backend import guessable
@@ -173,7 +173,7 @@ def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny:
 def test_memory_is_as_foretold(family: str, kind: Quantize, dtype: str, tiny: MakeTiny) -> None:
     path = tiny(family)
     checkpoint = open_checkpoint(path)
-    layers = checkpoint.facts.layers
+    layers = checkpoint.info.layers
     for span in ((0, 2), (2, layers), (0, layers)):
         foretold = footprint(path, inspect_checkpoint(path), span, dtype, "exact", kind)
         stage = load_stage(checkpoint, *span, dtype=dtype, quantize=kind)

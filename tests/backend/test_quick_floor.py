@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.kernels.cpu import dense
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize, Recipe, can_pack
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe, can_pack
 from asyncspec.backend.hf.kernels.cpu.dense import GAIN, QUICK, quicker, set_quick_floor
 from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.probing import noise

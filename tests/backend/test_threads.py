@@ -12,7 +12,7 @@ import torch
 from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
 from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
-from asyncspec.backend.hf.process import COUNT, one_quiet_thread, quiet_threads
+from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
 from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch
@@ -27,21 +27,21 @@ def test_trees_have_the_bits_of_sequences(dtype: str, tiny: Callable[..., Path])
 
 
 def test_asked_for_they_are_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*COUNT, "GOMP_SPINCOUNT"):
+    for name in (*COUNT_VARIABLES, "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "1")
-    quiet_threads(6)
-    assert [os.environ[name] for name in (*COUNT, "GOMP_SPINCOUNT")] == ["6", "6", "1"]
+    set_thread_count(6)
+    assert [os.environ[name] for name in (*COUNT_VARIABLES, "GOMP_SPINCOUNT")] == ["6", "6", "1"]
 
 
 @pytest.mark.parametrize(("count", "spins"), [(1, 0), (4, 10_000)])
 def test_several_wait_awake_for_a_moment(
     count: int, spins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in COUNT:
+    for name in COUNT_VARIABLES:
         monkeypatch.setenv(name, str(count))
     monkeypatch.setenv("GOMP_SPINCOUNT", "")
     del os.environ["GOMP_SPINCOUNT"]
-    one_quiet_thread()
+    set_thread_defaults()
     assert os.environ["GOMP_SPINCOUNT"] == str(spins)
 
 

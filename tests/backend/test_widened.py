@@ -27,8 +27,8 @@ from asyncspec.backend.hf.kernels.cpu.half_precision import (
 from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.reference import decode
 from asyncspec.backend.hf.stage import HFStage
+from asyncspec.backend.reference import decode
 from backend.conformance import sequential
 from backend.probe import cut, same_bits
 from backend.tiny import generated
@@ -166,7 +166,7 @@ def test_float16_checkpoints_are_half_as_large_and_say_the_same(
             edges = [stage.shard.layers for stage in stages]
             for stage, span in zip(stages, edges, strict=True):
                 ends = (span.start, span.stop)
-                foretold = footprint(path, checkpoint.facts, ends, "auto", mode)
+                foretold = footprint(path, checkpoint.info, ends, "auto", mode)
                 assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
     assert stages[0].shard.weights_in_words() == "float16"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 
-from asyncspec.backend.hf.tokenizer import Tokenizer, load_tokenizer
+from asyncspec.backend.hf.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
@@ -41,7 +41,7 @@ def test_a_template_makes_what_transformers_makes_of_it(said: list[dict[str, str
     theirs.chat_template = TEMPLATE
     want = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
     chat = json.dumps(said)
-    assert Tokenizer(theirs).render(chat) == tuple(want)
+    assert HFTokenizer(theirs).render(chat) == tuple(want)
     # Given from outside it stands in for the tokenizer's own.
     assert load_tokenizer(BUNDLED_TARGET, TEMPLATE).render(chat) == tuple(want)
 
@@ -83,7 +83,7 @@ def test_a_thread_reads_a_long_text_meanwhile(name: str) -> None:
     backend.enable_truncation(7)
     backend.enable_padding(length=9)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
-    tokenizer = Tokenizer(theirs)
+    tokenizer = HFTokenizer(theirs)
     # Such settings are changed with the first text, which no thread may be in the middle of.
     assert theirs.backend_tokenizer.truncation is None
     assert theirs.backend_tokenizer.padding is None
@@ -105,13 +105,13 @@ def test_spelled_tokens_are_the_text(text: str) -> None:
     assert DEMO.spell(ids[0]) == b"<|bos|>"
 
 
-def wrapped(name: str) -> Tokenizer:
+def wrapped(name: str) -> HFTokenizer:
     """One of ``CODECS`` as transformers loads it."""
     backend: Fast = CODECS[name].tokenizer
-    return Tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    return HFTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
-def check_spelling(name: str, tokenizer: Tokenizer, ids: list[int]) -> None:
+def check_spelling(name: str, tokenizer: HFTokenizer, ids: list[int]) -> None:
     text = b"".join(map(tokenizer.spell, ids)).decode(errors="replace")
     want = tokenizer.decode(ids)
     if "\N{REPLACEMENT CHARACTER}" not in text + want:

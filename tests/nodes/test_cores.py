@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncspec.backend.hf.process import COUNT
+from asyncspec.backend.threads import COUNT_VARIABLES
 from asyncspec_nodes.cluster.config import Config, NodeTable, SourceTable, TargetTable
 from asyncspec_nodes.node import resources
 
@@ -87,11 +87,11 @@ def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_are_asked_for_said_or_shared(
     said: str | None, asked: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (*COUNT, "GOMP_SPINCOUNT"):
+    for name in (*COUNT_VARIABLES, "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, said or "")
         if said is None:
             del os.environ[name]
     monkeypatch.setattr(resources, "cores", lambda: 8)
     config = Config(TargetTable(path="x"), (NodeTable(0, "a", 1), NodeTable(1, "a", 2)))
     resources.set_threads(config, 1, "a", asked)
-    assert [os.environ[name] for name in COUNT] == [expected] * len(COUNT)
+    assert [os.environ[name] for name in COUNT_VARIABLES] == [expected] * len(COUNT_VARIABLES)

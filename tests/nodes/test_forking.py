@@ -17,7 +17,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.process import COUNT
+from asyncspec.backend.threads import COUNT_VARIABLES
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
@@ -142,7 +142,7 @@ def test_nodes_end_with_their_server_and_the_next_gets_another(
 def test_nodes_share_the_cores(
     cluster_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in COUNT:
+    for name in COUNT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     # The draft node is elsewhere.
     config = load(cluster_file)

@@ -32,7 +32,7 @@ class RealStages(VirtualEngine):
     """The same, on stages of the target's own layers."""
 
     def _stage(self, setting: Setting, rank: Rank, text: tuple[int, ...], source: Source) -> Actor:
-        first, end = even_split(self.target.facts.layers, setting.stages)[rank - 1]
+        first, end = even_split(self.target.info.layers, setting.stages)[rank - 1]
         stage = load_stage(self.target.checkpoint, first, end, recipe=Recipe())
         machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))
         return Actor(machine, machine.initial(), stage.run, stage)

@@ -8,10 +8,10 @@ from pathlib import Path
 # Python put this folder first on the path; the package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from asyncspec.backend.hf.process import one_quiet_thread  # noqa: E402
+from asyncspec.backend.threads import set_thread_defaults  # noqa: E402
 
 # Before torch is imported by any of the benchmarks.
-one_quiet_thread()
+set_thread_defaults()
 
 from asyncspec.core.errors import (  # noqa: E402
     AsyncSpecError,

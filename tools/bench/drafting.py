@@ -59,12 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    facts = check_target(options.target, 1)
+    model_info = check_target(options.target, 1)
     check_numbers(
         options,
-        context=Bounds(1, facts.context_length),
+        context=Bounds(1, model_info.context_length),
         levels=LEVELS,
-        width=Bounds(1, facts.vocab_size),
+        width=Bounds(1, model_info.vocab_size),
         repeats=COUNT,
     )
     found = [*measure(options)]
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace, sessions: Sequence[int] = SESSIONS) -> 
     from asyncspec.backend.hf.eagle.source import load_eagle
 
     target = open_checkpoint(options.target)
-    draft = load_draft(open_checkpoint(options.draft), vocab=target.facts.vocab_size)
+    draft = load_draft(open_checkpoint(options.draft), vocab=target.info.vocab_size)
     head = load_eagle(options.eagle, target)
     for name, source, width in (
         ("draft model", draft, 0),

@@ -239,7 +239,7 @@ def read_text(windows: Sequence[Sequence[int]]) -> list[Opinion]:
     likeliest: list[torch.Tensor] = []
     for quantize in ("none", "int8", "int4"):
         stage = load_stage(
-            checkpoint, 0, checkpoint.facts.layers, dtype="float32", quantize=quantize
+            checkpoint, 0, checkpoint.info.layers, dtype="float32", quantize=quantize
         )
         with torch.inference_mode():
             logits = [_logits(stage, window) for window in windows]

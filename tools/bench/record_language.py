@@ -80,14 +80,14 @@ def record(
 ) -> tuple[LanguageHeader, Iterator[RecordedText]]:
     """The header, and the texts one by one. Raises ``UserError``."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.reference import decode
     from asyncspec.backend.hf.stage import load_stage
     from asyncspec.backend.hf.tokenizer import load_tokenizer
+    from asyncspec.backend.reference import decode
 
-    facts = check_target(options.target, 1)
+    model_info = check_target(options.target, 1)
     draft = check_draft(str(options.draft), options.target)
     checkpoint = open_checkpoint(options.target)
-    stage = load_stage(checkpoint, 0, facts.layers)
+    stage = load_stage(checkpoint, 0, model_info.layers)
     tokenizer = load_tokenizer(options.target)
     config = local_config(TargetTable(str(options.target)), DraftTable(source=draft), 1, 1)
     source: Any = load_source(config, checkpoint)
@@ -95,11 +95,13 @@ def record(
 
     def texts() -> Iterator[RecordedText]:
         for prompt in map(tokenizer.encode, prompts):
-            most = min(options.max_new_tokens, facts.context_length - len(prompt))
-            tokens = decode([stage], prompt, most, facts.eos_token_ids, sampling)
+            most = min(options.max_new_tokens, model_info.context_length - len(prompt))
+            tokens = decode([stage], prompt, most, model_info.eos_token_ids, sampling)
             yield guesses(source.run, prompt, tuple(tokens), options.candidates)
 
-    return LanguageHeader(FORMAT, options.target.name, Path(draft).name, facts.vocab_size), texts()
+    return LanguageHeader(
+        FORMAT, options.target.name, Path(draft).name, model_info.vocab_size
+    ), texts()
 
 
 def guesses(

@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    facts = check_target(options.target, 1)
+    model_info = check_target(options.target, 1)
     check_numbers(
         options,
-        layers=Bounds(1, facts.layers),
-        context=Bounds(1, facts.context_length - max(ROWS)),
+        layers=Bounds(1, model_info.layers),
+        context=Bounds(1, model_info.context_length - max(ROWS)),
         repeats=COUNT,
     )
     seconds = measure(options)
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace, rows: Sequence[int] = ROWS) -> dict[int
     from asyncspec_protocol.ids import SegmentId, SessionId
 
     checkpoint = open_checkpoint(options.target)
-    layers = options.layers or max(1, checkpoint.facts.layers // 4)
+    layers = options.layers or max(1, checkpoint.info.layers // 4)
     stage = load_stage(checkpoint, 0, layers, mode=options.mode)
     session, context = SessionId(0), options.context
     stage.run(Admit(session, context + max(rows), Sampling()))

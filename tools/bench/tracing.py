@@ -52,8 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Measure and print."""
     check_numbers(options, quartets=SEVERAL, stages=COUNT)
-    facts = check_target(BUNDLED_TARGET, options.stages)
-    check_numbers(options, max_new_tokens=Bounds(2, facts.context_length))
+    model_info = check_target(BUNDLED_TARGET, options.stages)
+    check_numbers(options, max_new_tokens=Bounds(2, model_info.context_length))
     times, work, lines = asyncio.run(_measure(options))
     shares = asyncio.run(_shares(options))
     figures = {

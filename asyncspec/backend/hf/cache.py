@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Mode
+from asyncspec.backend.base import Mode
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
 
 ONES = 16
 """Columns of ones beside each value, so that the softmax sum falls out of the same product. One

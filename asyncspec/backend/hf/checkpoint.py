@@ -10,9 +10,10 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo, main_dtype, read_into
 from asyncspec.backend.hf.experts import unstacked
-from asyncspec.backend.hf.families import Facts, inspect_checkpoint, read_config
+from asyncspec.backend.hf.families import inspect_checkpoint, read_config
 from asyncspec.backend.hf.repository import CheckpointFiles, open_files
 from asyncspec.core.errors import CheckpointError, UserError
 
@@ -41,7 +42,7 @@ class Checkpoint(Struct, frozen=True):
 
     # Where its weights come from.
     files: CheckpointFiles
-    facts: Facts
+    info: ModelInfo
     # transformers' configuration object.
     config: Any
     # By name; every expert has its own.
@@ -54,6 +55,10 @@ class Checkpoint(Struct, frozen=True):
         """Its directory."""
         return self.files.directory
 
+    def computed_dtype(self, dtype: str) -> str:
+        """See ``OpenModel``."""
+        return str(resolve_dtype(self, dtype)).removeprefix("torch.")
+
     def fetch(self, tensors: Iterable[TensorInfo]) -> None:
         """Have the files in place that some of its tensors are in. Raises as ``download``."""
         self.files.fetch({info.file for info in tensors})
@@ -65,7 +70,7 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
     cannot be reached."""
     files = open_files(name, tokenizer=tokenizer)
     path = files.directory
-    facts = inspect_checkpoint(path)
+    model_info = inspect_checkpoint(path)
     tensors = unstacked(files.tensors())
     from transformers import AutoConfig
 
@@ -75,10 +80,10 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
         why = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"config.json of {path} is not understood: {why}") from error
     meant = _causal_model(config.model_type)
-    if meant != facts.architecture:
+    if meant != model_info.architecture:
         raise CheckpointError(
             f"config.json of {path} has the model_type {config.model_type!r}, which is a {meant}, "
-            f"not the {facts.architecture} it names; correct one of the two"
+            f"not the {model_info.architecture} it names; correct one of the two"
         )
     _check_names(path, tensors)
     if config.tie_word_embeddings and HEAD in tensors:
@@ -86,7 +91,7 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
         tensors.setdefault(EMBEDDING, tensors[HEAD])
     return Checkpoint(
         files=files,
-        facts=facts,
+        info=model_info,
         config=config,
         tensors=tensors,
         fingerprint=files.fingerprint(read_config(path), tensors),

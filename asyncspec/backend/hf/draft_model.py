@@ -84,10 +84,10 @@ class HFDraft:
     def __init__(self, shard: Shard, vocab: int | None = None) -> None:
         self.shard = shard
         # Tokens from here on are never proposed: the target does not have them.
-        self.vocab = min(shard.facts.vocab_size, vocab or shard.facts.vocab_size)
+        self.vocab = min(shard.info.vocab_size, vocab or shard.info.vocab_size)
         # Rows that went through the model, over all sessions.
         self.rows_computed = 0
-        self._context = shard.facts.context_length
+        self._context = shard.info.context_length
         self._shape = shard.cache_shape("fast")
         self._sessions: dict[SessionId, _Session] = {}
         self._given_up = GivenUp()
@@ -171,7 +171,7 @@ class HFDraft:
     def compute(self, passes: Sequence[ModelPass]) -> None:
         """See ``Model``: what was wanted is in the sessions' tries after."""
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
-        known = self.shard.facts.vocab_size
+        known = self.shard.info.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]
         with torch.inference_mode():
             shared = SharedPass(passes)
@@ -236,7 +236,7 @@ def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None
     """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary.
 
     Raises ``UserError`` or ``CheckpointError``."""
-    layers = checkpoint.facts.layers
+    layers = checkpoint.info.layers
     with torch.inference_mode():
         shard = load_shard(
             checkpoint,

@@ -7,26 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
+from asyncspec.backend.base import ModelInfo
 from asyncspec.core.errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
-
-
-class Facts(Struct, frozen=True):
-    """The essentials of a ``config.json`` and ``generation_config.json``."""
-
-    architecture: str
-    layers: int
-    hidden_size: int
-    vocab_size: int
-    # Longest sequence in tokens the model was made for.
-    context_length: int
-    # Any of them ends an answer; may be empty.
-    eos_token_ids: tuple[int, ...]
-    # What the configuration says: "float32", "float16", "bfloat16"; "" if it does not.
-    dtype: str
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -39,11 +24,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     return _read_json(file)
 
 
-def inspect_checkpoint(directory: Path) -> Facts:
-    """Facts of a causal language model this program can run. Raises ``CheckpointError``."""
+def inspect_checkpoint(directory: Path) -> ModelInfo:
+    """ModelInfo of a causal language model this program can run. Raises ``CheckpointError``."""
     config = read_config(directory)
     refuse_unsupported(config, directory)
-    return Facts(
+    return ModelInfo(
         architecture=architecture(config),
         layers=_number(config, "num_hidden_layers", directory),
         hidden_size=_number(config, "hidden_size", directory),

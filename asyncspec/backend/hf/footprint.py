@@ -8,45 +8,26 @@ from typing import Any
 
 import msgspec
 import torch
-from msgspec import Struct
 
+from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import LAYERS, named_dtype
 from asyncspec.backend.hf.checkpoint_files import main_dtype
 from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.families import Facts
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize
 from asyncspec.backend.hf.kernels.cpu.dense import kept_type, widens
 from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
-from asyncspec.backend.hf.reference import CHUNK
 from asyncspec.backend.hf.repository import CheckpointFiles
 from asyncspec.backend.hf.weights import kind_of, layer_of, only_looks_up, sub_config
+from asyncspec.backend.reference import CHUNK
 from asyncspec.core.errors import CheckpointError
-
-RUNTIME = 500 << 20
-"""Bytes of a stage's process besides weights, caches and scores, measured: 325 to 385 MiB for
-torch and transformers, up to 75 MiB of code that oneDNN generates in loading (with AMX), the rest
-for activations of a chunk and the kernels of further row counts."""
 
 _SCORE = 6
 """Bytes per attention score of a pass: bfloat16 as multiplied, float32 as summed."""
 
 
-class Footprint(Struct, frozen=True):
-    """Bytes of one stage, or of what drafts."""
-
-    layers: tuple[int, int]
-    # Of its layers, and with them the embedding (first stage), norm and head (last stage).
-    weights: int
-    # Of the cache, for each token or tree node.
-    slot: int
-    # Of a pass over a chunk of the prompt, for each slot it sees: the scores of one layer.
-    scores: int
-
-
 def footprint(
     directory: Path,
-    facts: Facts,
+    model_info: ModelInfo,
     span: tuple[int, int],
     dtype: str,
     mode: Mode,
@@ -57,52 +38,52 @@ def footprint(
     Raises ``CheckpointError`` where transformers cannot build the model.
     """
     first, last = span
-    computed = computed_type(facts, dtype)
+    computed = computed_type(model_info, dtype)
     config, model = _unloaded(directory, span)
     if first:
         model.model.embed_tokens = torch.nn.Identity()
-    if last < facts.layers:
+    if last < model_info.layers:
         model.lm_head = model.model.norm = torch.nn.Identity()
-    tied = bool(config.tie_word_embeddings) and span == (0, facts.layers)
-    weights = _weights(model, _items(facts, computed), quantize, tied=tied)
+    tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers)
+    weights = _weights(model, _items(model_info, computed), quantize, tied=tied)
     slot = shape_of(config, last - first, computed, mode).slot_bytes()
     return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
 
 
-def draft_footprint(directory: Path, facts: Facts, dtype: str) -> Footprint:
+def draft_footprint(directory: Path, model_info: ModelInfo, dtype: str) -> Footprint:
     """A whole draft model, as ``load_draft`` holds it: in ``fast`` mode, a tied head apart from its
     embedding, its caches half as large again as what is in them.
 
     Raises as ``footprint``."""
-    span = (0, facts.layers)
-    computed = computed_type(facts, dtype)
+    span = (0, model_info.layers)
+    computed = computed_type(model_info, dtype)
     config, model = _unloaded(directory, span)
-    weights = _weights(model, _items(facts, computed), "none", tied=False)
-    slot = shape_of(config, facts.layers, computed, "fast").held_bytes()
+    weights = _weights(model, _items(model_info, computed), "none", tied=False)
+    slot = shape_of(config, model_info.layers, computed, "fast").held_bytes()
     return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
 
 
-def as_stored(files: CheckpointFiles, facts: Facts) -> Facts:
+def as_stored(files: CheckpointFiles, model_info: ModelInfo) -> ModelInfo:
     """With the type that most bytes of the weights have, which is what stages go by; without
     weights it is the configuration's word."""
     try:
         stored = main_dtype(files.tensors())
     except CheckpointError:
-        return facts  # not all there; who loads it says what is missing
-    return msgspec.structs.replace(facts, dtype=stored)
+        return model_info  # not all there; who loads it says what is missing
+    return msgspec.structs.replace(model_info, dtype=stored)
 
 
-def computed_type(facts: Facts, dtype: str) -> torch.dtype:
+def computed_type(model_info: ModelInfo, dtype: str) -> torch.dtype:
     """What a checkpoint is computed in: half precision as bfloat16 only where it is stored as
     that. Raises ``UserError`` for a type there is not."""
     if dtype != "auto":
         return named_dtype(dtype)
-    return torch.bfloat16 if facts.dtype == "bfloat16" else torch.float32
+    return torch.bfloat16 if model_info.dtype == "bfloat16" else torch.float32
 
 
-def stored_half(facts: Facts) -> torch.dtype | None:
+def stored_half(model_info: ModelInfo) -> torch.dtype | None:
     """float16 where a checkpoint is stored as that: its matrices may be kept so."""
-    return torch.float16 if facts.dtype == "float16" else None
+    return torch.float16 if model_info.dtype == "float16" else None
 
 
 def pass_scores(heads: int) -> int:
@@ -110,9 +91,9 @@ def pass_scores(heads: int) -> int:
     return heads * CHUNK * _SCORE
 
 
-def _items(facts: Facts, computed: torch.dtype) -> tuple[int, int]:
+def _items(model_info: ModelInfo, computed: torch.dtype) -> tuple[int, int]:
     """Bytes of a number, and of one in a linear layer."""
-    return computed.itemsize, kept_type(stored_half(facts), computed).itemsize
+    return computed.itemsize, kept_type(stored_half(model_info), computed).itemsize
 
 
 def _unloaded(directory: Path, span: tuple[int, int]) -> tuple[Any, Any]:

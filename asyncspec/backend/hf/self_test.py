@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncspec.backend.base import Guarantee
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.exact_attention import ExactAttention, chain_reach, strips_of
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Guarantee, Recipe, Strips
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Recipe, Strips
 from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard

@@ -14,11 +14,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.attention import NAME, Tree, register
 from asyncspec.backend.hf.cache import Shape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.kernels.cpu.capabilities import Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.kernels.cpu.elementwise import swap_elementwise
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, with_rows
 from asyncspec.backend.hf.kernels.cpu.mapped import pack_mapped
@@ -45,8 +46,8 @@ class Shard:
         self.model = model
         self.layers = range(first, last)
         self.embeds = first == 0
-        self.judges = last == checkpoint.facts.layers
-        self.facts = checkpoint.facts
+        self.judges = last == checkpoint.info.layers
+        self.info = checkpoint.info
         self.dtype = dtype
         # What multiplies; filled by ``load_shard``.
         self.linears: tuple[RowwiseLinear, ...] = ()
@@ -83,7 +84,7 @@ class Shard:
         count = len(rows)
         if getattr(self.model.config, "final_logit_softcapping", None):
             # The cap's tanh runs over [rows, vocab] as one vector: keep it whole (elementwise.py).
-            while len(rows) * self.facts.vocab_size % 64:
+            while len(rows) * self.info.vocab_size % 64:
                 rows = torch.cat([rows, rows[-1:]])
         out = self.model(**self._inputs(inputs, positions, tree), logits_to_keep=rows)
         return cast("torch.Tensor", out.logits[0, :count])
@@ -106,8 +107,8 @@ class Shard:
     def noise(self, count: int) -> torch.Tensor:
         """Inputs of that many rows, to try this shard with."""
         if self.embeds:
-            return noise_tokens(count, self.facts.vocab_size)
-        return noise(count, self.facts.hidden_size).to(self.dtype)
+            return noise_tokens(count, self.info.vocab_size)
+        return noise(count, self.info.hidden_size).to(self.dtype)
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
@@ -189,7 +190,7 @@ def load_shard(
     Raises ``UserError`` for a range the model does not have, ``CheckpointError`` where tensors
     are missing or do not fit the configuration.
     """
-    total = checkpoint.facts.layers
+    total = checkpoint.info.layers
     if not 0 <= first < last <= total:
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
     register()
@@ -209,7 +210,7 @@ def load_shard(
     shard.telling = max(_FEWEST, fewest_of_all_kinds(inner.layers))
     shard.not_lean = make_lean(shard.model, shard.outline(), len(_POSITIONS))
     if shard.lean:
-        fuse(shard.model.model, shard.facts.hidden_size, torch.tensor(_POSITIONS))
+        fuse(shard.model.model, shard.info.hidden_size, torch.tensor(_POSITIONS))
     pack_mapped(shard.model)
     shard.use(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
     return shard
@@ -230,7 +231,7 @@ def _build(
     checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, pieces: Pieces
 ) -> Any:
     """The shard's model, its matrices still placeholders."""
-    cls = model_class(checkpoint.facts.architecture)
+    cls = model_class(checkpoint.info.architecture)
     config = sub_config(checkpoint.config, first, last)
     config.tie_word_embeddings = pieces.tied
     with quiet_transformers():

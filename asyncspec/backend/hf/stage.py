@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from asyncspec.backend.base import WireTensor
+from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
 from asyncspec.backend.hf.attention import (
     Abandoned,
     FastAttention,
@@ -24,11 +24,11 @@ from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.hidden_states import depths_of, tapped
 from asyncspec.backend.hf.exact_attention import ExactAttention
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, Guarantee, Mode, Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, Recipe
 from asyncspec.backend.hf.kernels.cpu.dense import set_quick_floor
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
 from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.process import Freed
+from asyncspec.backend.hf.process import HeapTrimmer
 from asyncspec.backend.hf.sampling import best_successors, draw, log_probs_of
 from asyncspec.backend.hf.self_test import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
@@ -127,7 +127,7 @@ class HFStage:
         self._shape = shard.cache_shape(mode)
         self._sessions: dict[SessionId, StageSession] = {}
         self._useless: StageJob | None = None
-        self._freed = Freed()
+        self._freed = HeapTrimmer()
 
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``. Raises ``ValueError`` for a job that cannot be meant."""
@@ -157,12 +157,21 @@ class HFStage:
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
-        return from_wire(tensor, self.shard.dtype, self.shard.facts.hidden_size, taps=True)
+        return from_wire(tensor, self.shard.dtype, self.shard.info.hidden_size, taps=True)
 
     def check(self) -> None:
         """See ``StageBackend``."""
         for session in self._sessions.values():
             session.cache.check(session.committed)
+
+    @property
+    def weights(self) -> str:
+        """See ``LoadedStage``."""
+        return self.shard.in_words()
+
+    def pass_seconds(self) -> dict[int, float]:
+        """See ``LoadedStage``."""
+        return pass_seconds(self)
 
     def cache_bytes(self, slots: int) -> int:
         """Memory a session of ``slots`` slots takes on this stage, in bytes."""
@@ -280,7 +289,7 @@ class HFStage:
 
     def _tokens(self, job: Forward) -> tuple[int, ...]:
         """A token for each row."""
-        vocab = self.shard.facts.vocab_size
+        vocab = self.shard.info.vocab_size
         if len(job.tokens) != len(job.rows) or not job.rows:
             raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
         if min(job.tokens) < 0 or max(job.tokens) >= vocab:
@@ -314,7 +323,7 @@ def load_stage(
     with torch.inference_mode():
         start = FAST if mode == "fast" else recipe or Recipe()
         shard = load_shard(checkpoint, first, last, torch_dtype, mode, start, quantize=quantize)
-        Freed().add(shard.weight_bytes)
+        HeapTrimmer().add(shard.weight_bytes)
         if mode == "fast":
             set_quick_floor(shard.linears)
             return HFStage(shard, mode, start, "tolerance")
@@ -379,7 +388,7 @@ def _seconds(stage: HFStage, job: Forward) -> float:
 def _chain(stage: HFStage, start: int, rows: int) -> Forward:
     """A pass over a chain from position ``start`` on, all of it verified where there is a head."""
     shard = stage.shard
-    handle = noise(rows, shard.facts.hidden_size).to(shard.dtype)
+    handle = noise(rows, shard.info.hidden_size).to(shard.dtype)
     return Forward(
         session=_NOBODY,
         segment=SegmentId(0),
@@ -387,7 +396,7 @@ def _chain(stage: HFStage, start: int, rows: int) -> Forward:
         rows=tuple(
             Row(start + i, start + i, tuple(range(start, start + i + 1))) for i in range(rows)
         ),
-        tokens=tuple(i % shard.facts.vocab_size for i in range(rows)),
+        tokens=tuple(i % shard.info.vocab_size for i in range(rows)),
         hidden=Rows(handle, tuple(range(rows))),
         sampled_rows=tuple(range(rows)) if shard.judges else (),
     )

@@ -24,7 +24,7 @@ def _byte_letters() -> dict[str, int]:
 _BYTES = _byte_letters()
 
 
-class Tokenizer:
+class HFTokenizer:
     """Text to tokens and back. A ``Codec`` for ``text.Detokenizer``."""
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
@@ -126,14 +126,14 @@ class Tokenizer:
         return known
 
 
-def load_tokenizer(directory: Path, template: str | None = None) -> Tokenizer:
+def load_tokenizer(directory: Path, template: str | None = None) -> HFTokenizer:
     """Read a checkpoint's tokenizer. ``template``: a chat template in place of its own. Raises
     ``CheckpointError``."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     try:
-        return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory)), template)
+        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(str(directory)), template)
     except Exception as error:  # tokenizers raises bare Exception for files it cannot read
         why = first_line(error)
         raise CheckpointError(f"the tokenizer of {directory} cannot be read: {why}") from error

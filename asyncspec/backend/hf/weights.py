@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 from torch import nn
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import (
     LAYERS,
     TORCH_DTYPES,
@@ -24,12 +25,12 @@ from asyncspec.backend.hf.checkpoint import (
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
 from asyncspec.backend.hf.experts import ROUTER, expected, opened_name
-from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, kept_type, may_wait
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.mapped import MappedLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
-from asyncspec.backend.hf.process import Freed
+from asyncspec.backend.hf.process import HeapTrimmer
 from asyncspec.core.errors import CheckpointError
 
 
@@ -102,8 +103,8 @@ class Pieces(Struct, frozen=True):
 def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype) -> Pieces:
     """The pieces of layers [first, last), and of embedding, norm and head where they are part of
     the shard; a tied head has no matrix of its own. Nothing large is read yet."""
-    facts = checkpoint.facts
-    judges = last == facts.layers
+    model_info = checkpoint.info
+    judges = last == model_info.layers
     tied = bool(checkpoint.config.tie_word_embeddings)
     if judges:
         tied = head_is_embedding(checkpoint, dtype)
@@ -132,11 +133,11 @@ def read_pieces(checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtyp
             raise CheckpointError(
                 f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
             )
-    nobody = empty.expand(facts.vocab_size, facts.hidden_size)
+    nobody = empty.expand(model_info.vocab_size, model_info.hidden_size)
     if not whole[EMBEDDING]:
         state[EMBEDDING] = nobody
     if not judges:
-        state[NORM] = torch.ones(facts.hidden_size, dtype=dtype)
+        state[NORM] = torch.ones(model_info.hidden_size, dtype=dtype)
         if not tied:
             state[HEAD] = nobody
     return Pieces(state, matrices, tied)
@@ -180,7 +181,7 @@ def fill(model: Any, pieces: Pieces, wanted: Wanted) -> None:
         sources[HEAD] = sources[EMBEDDING]
     # A tied head comes after the embedding, which it may share.
     order = sorted(sources, key=lambda name: (-sources[name].size, name == HEAD))
-    freed = Freed()
+    freed = HeapTrimmer()
     for name in order:
         owner, _, attribute = name.rpartition(".")
         if owner in linears and attribute == "weight":

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asyncspec.backend.hf.checkpoint_files import locate
-from asyncspec.backend.hf.families import inspect_checkpoint
-from asyncspec.backend.hf.repository import open_files
+from asyncspec.backend.base import EAGLE
+from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.cluster.checkpoints import (
@@ -18,7 +17,6 @@ from asyncspec_nodes.cluster.checkpoints import (
 )
 from asyncspec_nodes.cluster.config import (
     DTYPES,
-    EAGLE,
     MODES,
     QUANTIZE,
     Config,
@@ -121,12 +119,12 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
     if problem is not None:
         raise UserError(problem)
     stages = 3 if arguments.stages is None else arguments.stages
-    target = BUNDLED_TARGET
+    target = str(BUNDLED_TARGET)
     if not bundled:
+        backend = backend_of(arguments.target)
         # Before weights are downloaded.
-        files = open_files(arguments.target)
-        check_stages(stages, inspect_checkpoint(files.directory).layers)
-        target = locate(arguments.target).absolute()
+        check_stages(stages, backend.inspect(arguments.target).layers)
+        target = backend.locate(arguments.target)
     check_target(target, stages)
     source = check_draft(source, target)
     if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
@@ -134,7 +132,7 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
     stage_pace, draft_pace = read_pace_arguments(arguments)
     return local_config(
         TargetTable(
-            path=str(target),
+            path=target,
             dtype=arguments.dtype or "auto",
             mode=arguments.mode or "exact",
             quantize=arguments.quantize or "none",

@@ -6,31 +6,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.hf.families import inspect_checkpoint
-from asyncspec.backend.hf.repository import open_files
+from asyncspec.backend.base import DType, Footprint
+from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec.policy.base import most_live
 from asyncspec_nodes.cluster.checkpoints import spelled_out
-from asyncspec_nodes.cluster.config import DTYPES, EAGLE, MODES, QUANTIZE, WITHOUT_MODEL, parts
+from asyncspec_nodes.cluster.config import DTYPES, MODES, QUANTIZE, WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.layout import check_stages, even_split
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.signals import ends_at_once
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncspec.backend.hf.families import Facts
-    from asyncspec.backend.hf.footprint import Footprint
 
 GIB = 2**30
 
@@ -62,32 +55,27 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table, or one JSON object."""
-    files = open_files(arguments.target, tokenizer=False)
-    directory = files.directory
-    facts = inspect_checkpoint(directory)
+    target = arguments.target
+    backend = backend_of(target)
+    model_info = backend.inspect(target)
     numbers.COUNT.check("--stages", arguments.stages)
-    check_stages(arguments.stages, facts.layers)
-    slots = arguments.context if arguments.context is not None else facts.context_length
+    check_stages(arguments.stages, model_info.layers)
+    slots = arguments.context if arguments.context is not None else model_info.context_length
     numbers.POSITIONS.check("--context", slots)
     tree = _tree(arguments)
+    dtype, base = arguments.dtype, backend.runtime_bytes
     with ends_at_once():
-        from asyncspec.backend.hf.footprint import as_stored, footprint
-
-    facts = as_stored(files, facts)
-    found = [
-        footprint(
-            directory, facts, span, arguments.dtype, arguments.mode, quantize=arguments.quantize
-        )
-        for span in even_split(facts.layers, arguments.stages)
-    ]
+        spans = even_split(model_info.layers, arguments.stages)
+        found = backend.footprints(target, spans, dtype, arguments.mode, arguments.quantize)
     stages = [
-        _taken(rank, one.layers, [one], slots, tree) for rank, one in enumerate(found, start=1)
+        _taken(rank, one.layers, [one], slots, tree, base)
+        for rank, one in enumerate(found, start=1)
     ]
     source = arguments.draft
     draft = None
     if source is not None:
-        drafting = _draft(source, directory, facts, arguments.dtype)
-        draft = _taken(0, (0, 0), drafting, slots, tree)
+        drafting = _draft(source, target, dtype)
+        draft = _taken(0, (0, 0), drafting, slots, tree, base)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})
         sys.stdout.write(json.dumps(msgspec.to_builtins(fields)) + "\n")
@@ -96,20 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _draft(source: str, directory: Path, target: Facts, dtype: str) -> list[Footprint]:
+def _draft(source: str, target: str, dtype: DType) -> list[Footprint]:
     """Of each model among what drafts. Raises ``UserError``."""
-    from asyncspec.backend.hf.eagle.head import head_footprint
-    from asyncspec.backend.hf.footprint import as_stored, draft_footprint
-
-    def footprint(part: str) -> Footprint:
-        if part.startswith(EAGLE):
-            return head_footprint(part.removeprefix(EAGLE), target, dtype)
-        files = open_files(part, tokenizer=False)
-        facts = as_stored(files, inspect_checkpoint(files.directory))
-        return draft_footprint(files.directory, facts, dtype)
-
-    named = parts(spelled_out(source, directory))
-    return [footprint(part) for part in named if part not in WITHOUT_MODEL]
+    return [
+        backend_of_source(part, target).source_footprint(part, target, dtype)
+        for part in parts(spelled_out(source, target))
+        if part not in WITHOUT_MODEL
+    ]
 
 
 def _tree(arguments: argparse.Namespace) -> int:
@@ -142,15 +123,13 @@ class NodeMemory(Struct, frozen=True):
 
 
 def _taken(
-    rank: int, layers: tuple[int, int], parts: Sequence[Footprint], slots: int, tree: int
+    rank: int, layers: tuple[int, int], parts: Sequence[Footprint], slots: int, tree: int, base: int
 ) -> NodeMemory:
-    """What a node takes that holds all of ``parts``."""
-    from asyncspec.backend.hf.footprint import RUNTIME
-
+    """Memory of a node that holds all of ``parts``; ``base``: of its process without them."""
     weights, slot = sum(one.weights for one in parts), sum(one.slot for one in parts)
     cache, nodes = slots * slot, tree * slot
     total = weights + cache + nodes
-    runtime = RUNTIME + (slots + tree) * max((one.scores for one in parts), default=0)
+    runtime = base + (slots + tree) * max((one.scores for one in parts), default=0)
     return NodeMemory(rank, layers, weights, cache, nodes, slot, total, runtime, total + runtime)
 
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from asyncspec.backend.hf.process import quiet_threads
+from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import run_options
@@ -82,7 +82,7 @@ class Run:
 
     async def _local(self, config: Config) -> None:
         if self._options.threads is not None:
-            quiet_threads(self._options.threads)  # children inherit it
+            set_thread_count(self._options.threads)  # children inherit it
         async with AsyncExitStack() as stack:
             with watched(config.stages) as progress:
                 cluster = await stack.enter_async_context(

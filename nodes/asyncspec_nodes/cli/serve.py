@@ -9,7 +9,7 @@ import sys
 from contextlib import AsyncExitStack
 from functools import partial
 
-from asyncspec.backend.hf.process import quiet_threads
+from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.cli import serve_options
 from asyncspec_nodes.cli.serve_options import ServeOptions
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
     options = serve_options.read_arguments(arguments)
     if options.threads is not None:
-        quiet_threads(options.threads)  # children inherit it
+        set_thread_count(options.threads)  # children inherit it
     sock = listen.bind(options.host, options.port, whose="--host and --port")
     with sock:
         return asyncio.run(_serve(options, sock))

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.checkpoint_files import short_name
+from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import local_options
 from asyncspec_nodes.client import remote
@@ -81,7 +81,7 @@ def _hub_name(target: str | None) -> str | None:
     the name of a commit. None: any other target."""
     if target is None or Path(target).expanduser().is_dir():
         return None
-    return short_name(target)
+    return backend_of(target).model_name(target)
 
 
 def _remote(arguments: argparse.Namespace) -> Remote:
@@ -103,5 +103,5 @@ def _local(arguments: argparse.Namespace) -> Config:
     config = local_options.read_arguments(arguments, sessions=arguments.sessions)
     which = arguments.generation_config or "auto"
     target = replace(config.target, chat_template=template, generation_config=which)
-    read_defaults(Path(target.path), target.generation_config)
+    read_defaults(target.path, target.generation_config)
     return replace(config, target=target)

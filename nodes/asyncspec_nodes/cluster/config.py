@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct, to_builtins
 
+from asyncspec.backend.base import EAGLE, DType, Mode, Quantize
 from asyncspec.core.errors import UserError
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.cluster import toml_file
@@ -19,9 +20,6 @@ from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.messages import Role
 
-DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
-Mode = Literal["exact", "fast"]
-Quantize = Literal["none", "int8", "int4"]
 GenerationConfig = Literal["auto", "none"]
 Wire = Literal["auto", "plain", "packed"]
 DTYPES: tuple[str, ...] = get_args(DType)
@@ -215,9 +213,6 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 # --- The names of token sources: ``DIR``, ``eagle:DIR``, ``ngram``, ``none``, and mixes with
 # ``+``.
-
-EAGLE = "eagle:"
-"""Before the name of an EAGLE head."""
 
 NGRAM = "ngram"
 NONE = "none"

@@ -15,7 +15,6 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.repository import open_files
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster.checkpoints import check_draft
 from asyncspec_nodes.cluster.config import Config, check_reach, load
@@ -109,7 +108,7 @@ def _draft(arguments: argparse.Namespace, config: Config) -> Config:
         )
     if arguments.source is None:
         return config
-    source = check_draft(arguments.source, open_files(config.target.path).directory.absolute())
+    source = check_draft(arguments.source, config.target.path)
     return replace(config, draft=replace(config.draft, source=source), source=None)
 
 

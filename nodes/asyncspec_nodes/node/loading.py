@@ -1,4 +1,4 @@
-"""From a token source's name to one that can be asked. Imports torch, inside the functions."""
+"""A node's part of a cluster file, loaded: its model, its machine, its ``Hello``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.base import Tensors
+from asyncspec.backend.base import (
+    LoadedSource,
+    LoadedStage,
+    OpenModel,
+    SourceSpec,
+    StageSpec,
+    Tensors,
+    Tokenizer,
+)
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.packing_cost import packing_seconds
+from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Drafted, FeatureJob
@@ -22,7 +31,6 @@ from asyncspec.source.hybrid import HybridSource, Part
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.config import (
-    EAGLE,
     NGRAM,
     NONE,
     WITHOUT_MODEL,
@@ -39,7 +47,6 @@ from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.serving.requests import Rules, read_defaults
-from asyncspec_nodes.serving.service import TextCodec
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
@@ -58,16 +65,7 @@ class Source(Struct, frozen=True):
     tensors: Tensors | None = None
 
 
-class _Loaded(Struct, frozen=True):
-    """A part of a source."""
-
-    part: Part
-    token_bytes: int
-    features: tuple[int, ...] = ()
-    tensors: Tensors | None = None
-
-
-def load_source(config: Config, target: Any) -> Source:
+def load_source(config: Config, target: OpenModel) -> Source:
     """What proposes tokens. Raises ``UserError``."""
     names = parts(config.draft.source)
     if names == (NONE,):
@@ -96,21 +94,9 @@ def load_source(config: Config, target: Any) -> Source:
     )
 
 
-def _load(name: str, config: Config, target: Any) -> _Loaded:
-    if name.startswith(EAGLE):
-        from asyncspec.backend.hf.eagle.source import load_eagle
-
-        head = load_eagle(name.removeprefix(EAGLE), target, dtype=config.target.dtype)
-        return _Loaded(head, head.token_bytes, head.features.wanted, head)
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.draft_model import load_draft
-    from asyncspec.backend.hf.families import check_vocab
-
-    draft = open_checkpoint(name)
-    check_vocab(target.path, draft.path)
-    vocab = target.facts.vocab_size
-    model = load_draft(draft, dtype=config.target.dtype, vocab=vocab)
-    return _Loaded(model, model.token_bytes)
+def _load(name: str, config: Config, target: OpenModel) -> LoadedSource:
+    backend = backend_of_source(name, config.target.path)
+    return backend.load_source(SourceSpec(name, target, config.target.dtype))
 
 
 def _no_source(job: FeatureJob) -> None:
@@ -126,7 +112,7 @@ def short(name: str) -> str:
     return "+".join(Path(part).name or part for part in name.split("+"))
 
 
-# --- From a cluster file to what one node needs to serve: its model, its machine, its facts.
+# --- From a cluster file to what one node needs to serve: its model, its machine, its model_info.
 # Imports torch, inside the functions: the process entry has set the thread settings before.
 
 
@@ -144,8 +130,10 @@ class Loaded(Struct, frozen=True):
     guarantee: str = ""
     # Stages only: how the weights are kept.
     weights: str = ""
+    # Threads that share a product.
+    threads: int = 1
     # Draft node only: what clients' text is made of, and what they may ask for.
-    codec: TextCodec | None = None
+    codec: Tokenizer | None = None
     rules: Rules | None = None
 
 
@@ -191,17 +179,14 @@ def _stage_cost(pace: PaceTable) -> StageCost:
 
 
 def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
-    reporter.loading("torch")
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.stage import load_stage
-
-    checkpoint = open_checkpoint(config.target.path, tokenizer=False)
-    span = layout(config, checkpoint.facts.layers)[rank - 1]
-    reporter.loading(f"layers {span[0]} to {span[1] - 1} of {checkpoint.facts.layers}")
     target = config.target
-    stage = load_stage(
-        checkpoint, *span, dtype=target.dtype, mode=target.mode, quantize=target.quantize
-    )
+    backend = backend_of(target.path)
+    reporter.loading(backend.library)
+    model = backend.open(target.path, tokenizer=False)
+    layers = model.info.layers
+    span = layout(config, layers)[rank - 1]
+    reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
+    stage = backend.load(StageSpec(model, span, target.dtype, target.mode, target.quantize))
     tried = _tried(config, rank, stage)
     machine = VerifyMachine(
         VerifyConfig(
@@ -210,31 +195,30 @@ def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
             window=config.limits.window,
             batch_rows=config.limits.batch_rows,
             slots=cache_budget(config, rank) // stage.cache_bytes(1),
-            vocab=checkpoint.facts.vocab_size,
+            vocab=model.info.vocab_size,
             first_layer=span[0],
             end_layer=span[1],
-            layers=checkpoint.facts.layers,
+            layers=layers,
             tried_rows=tuple(tried),
             tried_microseconds=tuple(round(1e6 * seconds) for seconds in tried.values()),
         )
     )
     return Loaded(
-        me=_hello(config, rank, "verify", span, checkpoint),
+        me=_hello(config, rank, "verify", span, model),
         machine=machine,
         initial=machine.initial(),
         run_job=stage.run,
         abandon_job=stage.abandon,
         tensors=stage,
         guarantee=stage.guarantee,
-        weights=stage.shard.in_words(),
+        weights=stage.weights,
+        threads=backend.threads(),
     )
 
 
-def _tried(config: Config, rank: int, stage: Any) -> dict[int, float]:
-    """By rows, the seconds that some passes of an ``HFStage`` take here."""
-    from asyncspec.backend.hf.stage import pass_seconds
-
-    taken = pass_seconds(stage)
+def _tried(config: Config, rank: int, stage: LoadedStage) -> dict[int, float]:
+    """By rows, the seconds that some passes of a stage take here."""
+    taken = stage.pass_seconds()
     if rank in config.pace:
         pace = _stage_cost(config.pace[rank])
         taken = {rows: max(pace.seconds(rows), real) for rows, real in taken.items()}
@@ -242,16 +226,14 @@ def _tried(config: Config, rank: int, stage: Any) -> dict[int, float]:
 
 
 def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
-    reporter.loading("torch")
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.tokenizer import load_tokenizer
-
-    target = open_checkpoint(config.target.path)
+    backend = backend_of(config.target.path)
+    reporter.loading(backend.library)
+    target = backend.open(config.target.path)
     # A mistake in the layers is every node's: all of them name it at once.
-    layout(config, target.facts.layers)
-    defaults = read_defaults(target.path, config.target.generation_config)
+    layout(config, target.info.layers)
+    defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
-    tokenizer = load_tokenizer(target.path, read_template(config.target.chat_template))
+    tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
     if config.source is None:
         reporter.loading(f"draft {short(config.draft.source)}")
         source = load_source(config, target)
@@ -263,7 +245,7 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
             source=None if config.source is None else Rank(config.stages + 1),
             # Where there may be several the file names none.
             sole=config.find(0) is not None,
-            vocab=target.facts.vocab_size,
+            vocab=target.info.vocab_size,
             max_sessions=config.limits.sessions,
             rejoin_seconds=config.limits.rejoin_seconds,
             features=source.features,
@@ -282,31 +264,31 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
         run_job=source.run,
         abandon_job=source.abandon,
         tensors=source.tensors,
+        threads=backend.threads(),
         codec=tokenizer,
         rules=Rules(
-            context_length=target.facts.context_length,
-            eos=frozenset(target.facts.eos_token_ids),
+            context_length=target.info.context_length,
+            eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,
             drafts=source.drafts,
-            vocab=target.facts.vocab_size,
+            vocab=target.info.vocab_size,
             defaults=defaults,
         ),
     )
 
 
 def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
-    reporter.loading("torch")
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-
+    backend = backend_of(config.target.path)
+    reporter.loading(backend.library)
     # Whoever has a draft model compares its tokenizer with the target's.
     compares = any(part not in WITHOUT_MODEL for part in parts(config.draft.source))
-    target = open_checkpoint(config.target.path, tokenizer=compares)
+    target = backend.open(config.target.path, tokenizer=compares)
     reporter.loading(f"draft {short(config.draft.source)}")
     source = load_source(config, target)
     machine = SourceMachine(
         SourceConfig(
             Rank(rank),
-            target.facts.vocab_size,
+            target.info.vocab_size,
             sessions=config.limits.sessions,
             slots=_source_slots(config, rank, source),
         )
@@ -317,6 +299,7 @@ def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
         initial=machine.initial(),
         run_job=source.run,
         abandon_job=source.abandon,
+        threads=backend.threads(),
     )
 
 
@@ -327,9 +310,9 @@ def _source_slots(config: Config, rank: int, source: Source) -> int:
     return max(1, draft_budget(config, rank) // source.token_bytes)
 
 
-def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target: Any) -> Hello:
-    from asyncspec.backend.hf.checkpoint import resolve_dtype
-
+def _hello(
+    config: Config, rank: int, role: Role, span: tuple[int, int], target: OpenModel
+) -> Hello:
     return Hello(
         protocol=PROTOCOL_VERSION,
         cluster=config.cluster.name,
@@ -337,7 +320,7 @@ def _hello(config: Config, rank: int, role: Role, span: tuple[int, int], target:
         role=role,
         stages=config.stages,
         layers=span,
-        dtype=str(resolve_dtype(target, config.target.dtype)).removeprefix("torch."),
+        dtype=target.computed_dtype(config.target.dtype),
         fingerprint=target.fingerprint,
         mode=config.target.mode,
         quantize=config.target.quantize,

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
-from asyncspec.backend.hf.checkpoint_files import short_name
-from asyncspec.backend.hf.process import threads
+from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Emit, Finish, Machine
 from asyncspec.trace import records
@@ -120,7 +119,7 @@ async def serve(
         running = asyncio.create_task(runtime.run())
         if server is not None and engine is not None:
             model = http.options.model if http is not None else None
-            server.service.serve(engine, model or short_name(config.target.path))
+            server.service.serve(engine, model or _model_name(config))
             reporter.log.info(server.scheme, port=server.port)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -144,13 +143,17 @@ async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Eve
     seconds = round(time.monotonic() - started, 2)
     me, weights = loaded.me, loaded.weights
     reporter.serving(
-        Serving(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, threads())
+        Serving(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, loaded.threads)
     )
     if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
         reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
     if me.role == "verify" and config.find(DRAFT) is None:
         reporter.log.info("no draft node in the cluster file: those that come are served")
     return loaded
+
+
+def _model_name(config: Config) -> str:
+    return backend_of(config.target.path).model_name(config.target.path)
 
 
 def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
@@ -191,9 +194,7 @@ def _runtime(
         security=security,
         device_seconds=config.limits.device_seconds,
     )
-    inspector = Inspector(
-        runtime, loaded.me, counts, model=short_name(config.target.path), rules=loaded.rules
-    )
+    inspector = Inspector(runtime, loaded.me, counts, model=_model_name(config), rules=loaded.rules)
     engine = None
     if loaded.codec is not None and loaded.rules is not None:
         aside, most = OneThread("reading"), config.limits.requests

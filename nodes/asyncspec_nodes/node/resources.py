@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncspec.backend.hf.process import COUNT, one_quiet_thread, quiet_threads
+from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
 from asyncspec_nodes.cluster.config import Config
 
 MIB = 1 << 20
@@ -58,12 +58,12 @@ _GROUPS = Path("/sys/fs/cgroup")
 def set_threads(config: Config, rank: int, host: str, asked: int | None = None) -> None:
     """Before torch is imported: ``asked`` threads, else as many as the environment says, else the
     share of a node that listens at ``host``."""
-    if asked is None and not any(name in os.environ for name in COUNT):
+    if asked is None and not any(name in os.environ for name in COUNT_VARIABLES):
         asked = share(config, rank, host)
     if asked is None:
-        one_quiet_thread()
+        set_thread_defaults()
     else:
-        quiet_threads(asked)
+        set_thread_count(asked)
 
 
 def set_local_threads(config: Config) -> None:

@@ -9,6 +9,9 @@ from typing import NoReturn
 
 import msgspec
 
+from asyncspec.backend.base import StageSpec
+from asyncspec.backend.reference import decode
+from asyncspec.backend.registry import backend_of
 from asyncspec_nodes.cluster.chat_templates import read_template
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node import resources
@@ -35,25 +38,18 @@ def _end_with_parent() -> None:
 
 
 def _decode(task: Task) -> list[Comparison]:
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.reference import decode
-    from asyncspec.backend.hf.stage import load_stage
-    from asyncspec.backend.hf.tokenizer import load_tokenizer
-
-    config = task.config
-    checkpoint = open_checkpoint(config.target.path)
-    tokenizer = load_tokenizer(checkpoint.path, read_template(config.target.chat_template))
-    # Cut as in the cluster: what is compared is speculation against none, nothing else.
-    target = config.target
+    config, target = task.config, task.config.target
+    backend = backend_of(target.path)
+    model = backend.open(target.path)
+    tokenizer = backend.load_tokenizer(model, read_template(target.chat_template))
+    # The same layers per stage as in the cluster: the only difference is speculation.
     stages = [
-        load_stage(
-            checkpoint, *span, dtype=target.dtype, mode=target.mode, quantize=target.quantize
-        )
-        for span in layout(config, checkpoint.facts.layers)
+        backend.load(StageSpec(model, span, target.dtype, target.mode, target.quantize))
+        for span in layout(config, model.info.layers)
     ]
     rules = Rules(
-        context_length=checkpoint.facts.context_length,
-        eos=frozenset(checkpoint.facts.eos_token_ids),
+        context_length=model.info.context_length,
+        eos=frozenset(model.info.eos_token_ids),
         policy=config.draft.policy,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.hf.families import GENERATION_CONFIG, read_generation_config
+from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
@@ -215,16 +215,17 @@ def _tops_problem(submit: Submit) -> str | None:
 # --- Sampling settings that a target's files recommend, for requests that leave them out.
 
 
-def read_defaults(target: Path, which: GenerationConfig) -> Defaults:
-    """What the checkpoint in ``target`` recommends, if ``which`` lets it. Raises
+def read_defaults(target: str | Path, which: GenerationConfig) -> Defaults:
+    """What the model ``target`` recommends, if ``which`` lets it. Raises
     ``CheckpointError`` for what makes no sense."""
     if which == "none":
         return Defaults()
     try:
-        return _checked(_recommended(read_generation_config(target)))
+        return _checked(_recommended(backend_of(str(target)).sampling_defaults(str(target))))
     except ValueError as error:
         raise CheckpointError(
-            f"{target / GENERATION_CONFIG}: {error}; correct it, or set generation_config to none"
+            f"{target}/generation_config.json: {error}; correct it, or set "
+            "generation_config to none"
         ) from None
 
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Guarantee, Quantize
+from asyncspec.backend.base import Guarantee, Quantize
 from asyncspec_nodes.console.arguments import Bounds
 from tools.bench.bits.compare import Compared, compare
 from tools.bench.bits.shapes import PUBLISHED
@@ -98,8 +98,8 @@ def _result(model: str, path: str | Path, quantize: Quantize = "none") -> Result
 
     start = time.monotonic()
     checkpoint = open_checkpoint(path)
-    stage = load_stage(checkpoint, 0, checkpoint.facts.layers, quantize=quantize)
-    kept = checkpoint.facts.dtype if quantize == "none" else quantize
+    stage = load_stage(checkpoint, 0, checkpoint.info.layers, quantize=quantize)
+    kept = checkpoint.info.dtype if quantize == "none" else quantize
     return Result(model, kept, stage.guarantee, compare(stage), time.monotonic() - start)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from asyncspec.backend.hf.reference import read
+from asyncspec.backend.reference import read
 from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
@@ -47,7 +47,7 @@ def compare(stage: HFStage, seed: int = 0) -> Compared:
     import torch
 
     random = Random(seed)
-    vocab = stage.shard.facts.vocab_size
+    vocab = stage.shard.info.vocab_size
     tokens = [random.randrange(vocab) for _ in range(PROMPT + LENGTH)]
     alone = _alone(stage, tokens)
     amid = _Trees(stage, tokens, random).logits()
@@ -89,7 +89,7 @@ class _Trees:
 
     def __init__(self, stage: HFStage, tokens: list[int], random: Random) -> None:
         self._stage, self._tokens, self._random = stage, tokens, random
-        self._vocab = stage.shard.facts.vocab_size
+        self._vocab = stage.shard.info.vocab_size
         self._committed = PROMPT
         # Below what is committed: the path, and all that a sibling may hang below.
         self._path: list[Row] = []

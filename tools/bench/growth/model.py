@@ -13,7 +13,7 @@ from tools.bench.growth.timing import Call
 from tools.bench.random_model import save_random
 
 if TYPE_CHECKING:
-    from asyncspec.backend.hf.kernels.cpu.capabilities import Mode
+    from asyncspec.backend.base import Mode
 
 SESSION = SessionId(0)
 HIDDEN, FEED_FORWARD, LAYERS, HEADS, KV_HEADS, VOCAB = 256, 768, 4, 8, 4, 512

@@ -1,5 +1,5 @@
 """Medians of many short calls, by this thread's time on a core: what else the machine does is not
-measured, and one thread does all the work (``one_quiet_thread``)."""
+measured, and one thread does all the work (``set_thread_defaults``)."""
 
 from __future__ import annotations
 

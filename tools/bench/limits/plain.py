@@ -16,9 +16,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from asyncspec.backend.base import Mode
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.cluster.config import DraftTable, Mode, TargetTable
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.limits.asking import OPENINGS, ask
 from tools.bench.limits.cpu_time import cpu_seconds
@@ -29,8 +30,8 @@ POLICY = "autoregressive"
 
 GENERATE = """
 import json, sys, time
-from asyncspec.backend.hf.process import one_quiet_thread
-one_quiet_thread()
+from asyncspec.backend.threads import set_thread_defaults
+set_thread_defaults()
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 torch.set_num_threads(1)

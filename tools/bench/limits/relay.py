@@ -14,9 +14,9 @@ from typing import Any
 # The package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-from asyncspec.backend.hf.process import one_quiet_thread  # noqa: E402
+from asyncspec.backend.threads import set_thread_defaults  # noqa: E402
 
-one_quiet_thread()
+set_thread_defaults()
 
 import torch  # noqa: E402
 

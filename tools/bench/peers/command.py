@@ -99,8 +99,8 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         layers=COUNT,
     )
     size = Size(options.hidden, options.feed_forward, options.layers) if options.enlarge else None
-    facts = check_target(options.target, 1)
-    check_stages(options.stages, size.layers if size else facts.layers)
+    model_info = check_target(options.target, 1)
+    check_stages(options.stages, size.layers if size else model_info.layers)
     if options.llama_cpp is not None:
         llama_cpp.check(options.llama_cpp)
     target, draft = options.target.absolute(), options.draft.absolute()

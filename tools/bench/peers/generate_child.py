@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from asyncspec.backend.hf.process import one_quiet_thread
+from asyncspec.backend.threads import set_thread_defaults
 
 LOOKUP_TOKENS = 10
 """``prompt_lookup_num_tokens``, as transformers' documentation uses it."""
@@ -20,7 +20,7 @@ LOOKUP_TOKENS = 10
 def main() -> None:
     """Serve until standard input ends."""
     target, draft, threads = sys.argv[1:]
-    one_quiet_thread()  # before torch is imported; more threads are asked of torch itself
+    set_thread_defaults()  # before torch is imported; more threads are asked of torch itself
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

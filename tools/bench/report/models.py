@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from asyncspec.backend.base import EAGLE
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
@@ -15,7 +16,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_draft,
     check_target,
 )
-from asyncspec_nodes.cluster.config import EAGLE, NGRAM, NONE
+from asyncspec_nodes.cluster.config import NGRAM, NONE
 
 SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram", NONE)
 """Token sources; ``hybrid`` is the draft model with n-gram lookup."""

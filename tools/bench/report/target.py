@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncspec.backend.hf.reference import CHUNK, decode
 from asyncspec.backend.hf.tokenizer import load_tokenizer
+from asyncspec.backend.reference import CHUNK, decode
 from asyncspec.core.jobs import Admit, Forward, Release, Row, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
@@ -24,19 +24,19 @@ class Target:
         from asyncspec.backend.hf.stage import load_stage
 
         self.checkpoint = open_checkpoint(path)
-        self.facts = self.checkpoint.facts
-        self._stage = load_stage(self.checkpoint, 0, self.facts.layers)
+        self.info = self.checkpoint.info
+        self._stage = load_stage(self.checkpoint, 0, self.info.layers)
         self._tokenizer = load_tokenizer(Path(path))
 
     def encode(self, ask: Ask) -> tuple[int, ...]:
         """The prompt's tokens, of a long one the first that leave room for the answer."""
-        room = max(1, self.facts.context_length - ask.tokens)
+        room = max(1, self.info.context_length - ask.tokens)
         return tuple(self._tokenizer.encode(ask.prompt.text))[:room]
 
     def write(self, ask: Ask) -> tuple[int, ...]:
         """The answer, by the sequential decoder."""
         prompt = self.encode(ask)
-        eos = self.facts.eos_token_ids
+        eos = self.info.eos_token_ids
         return tuple(decode([self._stage], prompt, ask.tokens, eos, ask.sampling))
 
     def features(self, text: Sequence[int], wanted: tuple[int, ...]) -> Any:

@@ -73,7 +73,7 @@ class VirtualEngine:
             prompt=self.target.encode(ask)[:prompt_tokens],
             max_new_tokens=ask.tokens,
             sampling=ask.sampling,
-            stop_tokens=frozenset(self.target.facts.eos_token_ids),
+            stop_tokens=frozenset(self.target.info.eos_token_ids),
             policy=cell.setting.policy,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from asyncspec.backend.hf.process import one_quiet_thread
+from asyncspec.backend.threads import set_thread_defaults
 from tools.bench.pool import Result, Work, as_done
 from tools.bench.report.cell import Ask, Cell, Stats
 from tools.bench.report.models import Models
@@ -38,7 +38,7 @@ def measure(models: Models, job: Job) -> list[Stats]:
 @functools.cache
 def _engine(models: Models) -> VirtualEngine:
     """One for each process: models are loaded once."""
-    one_quiet_thread()  # before anything imports torch
+    set_thread_defaults()  # before anything imports torch
     import torch
 
     torch.set_num_threads(1)

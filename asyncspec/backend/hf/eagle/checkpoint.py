@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
+from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint import TORCH_DTYPES, read_tensor
 from asyncspec.backend.hf.checkpoint_files import TensorInfo, list_tensors, locate
 from asyncspec.backend.hf.eagle.geometry import Geometry, describe, pickled
-from asyncspec.backend.hf.families import Facts
 from asyncspec.core.errors import CheckpointError
 
 
@@ -144,7 +144,7 @@ class EagleCheckpoint(Struct, frozen=True):
     ids: torch.Tensor | None
 
 
-def open_eagle(name: str | Path, target: Facts) -> EagleCheckpoint:
+def open_eagle(name: str | Path, target: ModelInfo) -> EagleCheckpoint:
     """Look through a head made for ``target``: EAGLE-1/2 or EAGLE-3, in a directory or on the Hub.
 
     Raises ``CheckpointError`` with the tensor, shape or setting that is wrong.

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint_files import INDEX, SINGLE, list_tensors, locate
-from asyncspec.backend.hf.families import FIXED_ROPE, Facts, architecture, read_config
+from asyncspec.backend.hf.families import FIXED_ROPE, architecture, read_config
 from asyncspec.core.errors import CheckpointError
 from asyncspec_protocol.messages import FINAL
 
@@ -186,7 +187,7 @@ def kind_of(names: Collection[str], settings: Settings) -> Kind:
     return "EAGLE-3" if normed or middle or "eagle3" in told.lower() else "EAGLE"
 
 
-def geometry_of(kind: Kind, settings: Settings, shapes: Shapes, target: Facts) -> Geometry:
+def geometry_of(kind: Kind, settings: Settings, shapes: Shapes, target: ModelInfo) -> Geometry:
     """Sizes by the configuration. Raises ``CheckpointError`` for a head of another target."""
     hidden = settings.number("hidden_size")
     vocab = settings.number("vocab_size", target.vocab_size)
@@ -347,7 +348,7 @@ def _optional(geometry: Geometry) -> dict[str, tuple[int, ...]]:
 # --- What an EAGLE head is, from its configuration and its tensors' shapes, checked. No torch.
 
 
-def describe(directory: Path, stored: Shapes, target: Facts) -> tuple[Geometry, dict[str, str]]:
+def describe(directory: Path, stored: Shapes, target: ModelInfo) -> tuple[Geometry, dict[str, str]]:
     """The sizes of a head made for ``target``, and where its tensors are: name in EAGLE's own code
     -> stored name. ``stored``: shapes by stored name.
 
@@ -363,7 +364,7 @@ def describe(directory: Path, stored: Shapes, target: Facts) -> tuple[Geometry, 
     return geometry, names
 
 
-def check_head(name: str | Path, target: Facts) -> Path:
+def check_head(name: str | Path, target: ModelInfo) -> Path:
     """The directory of a head made for ``target``, so far as can be said without torch: of
     pickled weights nothing but that they are there. Raises ``CheckpointError``."""
     directory = locate(name, pickled=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from asyncspec.backend.base import Footprint, ModelInfo
 from asyncspec.backend.hf.attention import Asked, Tree
 from asyncspec.backend.hf.cache import Shape
 from asyncspec.backend.hf.checkpoint import (
@@ -29,8 +30,7 @@ from asyncspec.backend.hf.eagle.geometry import (
     Features,
     Geometry,
 )
-from asyncspec.backend.hf.families import Facts
-from asyncspec.backend.hf.footprint import Footprint, computed_type, pass_scores, stored_half
+from asyncspec.backend.hf.footprint import computed_type, pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, kept_type
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, with_rows
@@ -114,8 +114,8 @@ class Weights:
     def _info(self, name: str) -> TensorInfo:
         """A matrix of the target that is as large as its embedding."""
         info = self._target.tensors.get(name)
-        facts = self._target.facts
-        want = (facts.vocab_size, facts.hidden_size)
+        model_info = self._target.info
+        want = (model_info.vocab_size, model_info.hidden_size)
         if info is None or info.shape != want:
             found = "no" if info is None else f"a {list(info.shape)}"
             raise CheckpointError(
@@ -321,7 +321,7 @@ def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "aut
 # --- What an EAGLE head takes of a device's memory, from its files' lists of tensors.
 
 
-def head_footprint(name: str, target: Facts, dtype: str) -> Footprint:
+def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
     """A head as ``load_head`` holds it, with what it shares with its target: copies of the target's
     embedding and head where it has none of its own. No weights are read.
 

@@ -263,5 +263,5 @@ def _hang(held: _Session, wanted: Wanted) -> EaglePass:
 
 def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> HFEagle:
     """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
-    head = load_head(open_eagle(name, target.facts), target, dtype)
-    return HFEagle(head, target.facts.context_length)
+    head = load_head(open_eagle(name, target.info), target, dtype)
+    return HFEagle(head, target.info.context_length)

@@ -25,7 +25,7 @@ from asyncspec.backend.hf.optimized.layers import (
     Turns,
 )
 from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.process import Freed
+from asyncspec.backend.hf.process import HeapTrimmer
 
 _X = "x"
 _COUNT = 4096
@@ -284,7 +284,7 @@ def fuse(body: LeanBody, width: int, positions: torch.Tensor) -> None:
     hidden = noise(1, len(positions), width)
     turns = body.turns(hidden, positions.unsqueeze(0))
     known: dict[str, Activation | None] = {}
-    freed = Freed()
+    freed = HeapTrimmer()
     for i, layer in enumerate(body.layers):
         assert isinstance(layer, LeanLayer)
         fused = _fused(layer, turns[i][0].shape[-1], known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from msgspec import Struct
@@ -85,10 +85,6 @@ def _capabilities() -> dict[str, object]:
 
 
 # --- How much of this CPU's kernels can be relied on: what the self-test finds, all kernels use.
-
-Mode = Literal["exact", "fast"]
-Guarantee = Literal["bitwise", "tolerance"]
-Quantize = Literal["none", "int8", "int4"]
 
 BLOCK = 64
 """Positions are summed in blocks of this many, each block by one matrix product."""

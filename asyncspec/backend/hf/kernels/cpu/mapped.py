@@ -17,7 +17,7 @@ from asyncspec.backend.hf.checkpoint import read_tensor
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
-from asyncspec.backend.hf.process import Freed
+from asyncspec.backend.hf.process import HeapTrimmer
 
 
 def can_map(info: TensorInfo) -> bool:
@@ -59,7 +59,7 @@ class MappedLinear(RowwiseLinear):
 
 def pack_mapped(model: nn.Module) -> None:
     """Give every layer of ``model`` whose weights lie in a file a packed copy of them."""
-    freed = Freed()
+    freed = HeapTrimmer()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, MappedLinear):

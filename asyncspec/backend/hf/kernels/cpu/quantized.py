@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Quantize
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.core.errors import UserError
 
