@@ -58,7 +58,7 @@ class HFCluster(Cluster):
     def __init__(self, costs: Costs, loaded: Loaded, source: Source, **options: Any) -> None:
         self.loaded = loaded
         self.source = source
-        vocab = loaded.checkpoint.facts.vocab_size
+        vocab = loaded.checkpoint.info.vocab_size
         super().__init__(costs, features=source.features, vocab=vocab, **options)
 
     def draft(self, rank: Rank = DRAFT) -> Actor:
