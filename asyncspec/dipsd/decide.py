@@ -19,9 +19,9 @@ from asyncspec.dipsd.model import Deployment, Shape, Stage, User, Verifier
 from asyncspec.dipsd.noise import QUIET, Deviations, Noise
 from asyncspec.dipsd.plan import Groups, Plan
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.presets import LONGEST
 from asyncspec.dipsd.tables import Tables
 from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
 
 MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""
@@ -91,7 +91,7 @@ def measured(
         # A stage of one layer of ``count`` is charged that share of a FLOP.
         tuple(Stage(1, count * min(row, LONGEST_MS), bounded(fixed)) for fixed, row in stages),
     )
-    return Deployment(tuple(users), verifier, LONGEST, batch_rows)
+    return Deployment(tuple(users), verifier, MAX_DRAFT_LENGTH, batch_rows)
 
 
 def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:

@@ -52,8 +52,8 @@ class View(Struct, frozen=True):
     # Rows that a segment should have at most: a row must be worth the time that it takes of passes
     # and lines (``asyncspec.core.cost_model``).
     rows: int = PARAMETERS.max_rows
-    # Tokens that a plan gives its drafts; 0: there is no plan.
-    length: int = 0
+    # Tokens that a draft should have by the first stage's schedule; 0: the policy's own number.
+    draft_length: int = 0
     # Levels that the tree below the tip had when the tip last moved.
     begun: int = 0
     # The source has been asked about the tree as it is, and has nothing more to say.
@@ -140,7 +140,7 @@ class Policy(Protocol):
     @property
     def planned(self) -> bool:
         """True where the first stage may plan when its segments are verified, and how long they are
-        (``View.length``)."""
+        (``View.draft_length``)."""
 
     @property
     def coalesce(self) -> bool:

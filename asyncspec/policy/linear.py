@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from asyncspec.dipsd.presets import LONGEST
 from asyncspec.policy.base import Growth, Positive, Usual, View
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
 
 LEAST = math.log(0.3)
 """The log of the chance, by the draft, that all so far is right, from which on a device goes on
@@ -42,7 +42,7 @@ class Linear(Usual, frozen=True):
     def most_live(self, stages: int) -> int:
         """With ``ahead`` a draft, as many tokens that were there when it began, and below both the
         next root with as many again."""
-        length = max(self.length, LONGEST) if self.plan else self.length
+        length = max(self.length, MAX_DRAFT_LENGTH) if self.plan else self.length
         return 3 * length + 1 if self.ahead else length * self.width
 
     def accepts(self, view: View) -> bool:
@@ -71,12 +71,12 @@ class Linear(Usual, frozen=True):
 
     def _wanted(self, view: View) -> int:
         """Levels of this round's draft."""
-        return min((view.length or self.length) + view.begun, view.room)
+        return min((view.draft_length or self.length) + view.begun, view.room)
 
     def _further(self, view: View) -> int:
         """Levels to draft below a chain that is being verified: one at a time, for what is there
         when the verdict comes counts, and no more than its root and a draft."""
         nodes = view.tree.nodes
         likely = min(nodes[node].score for node in view.deepest) >= LEAST
-        enough = len(view.drafted) > (view.length or self.length)
+        enough = len(view.drafted) > (view.draft_length or self.length)
         return 1 if likely and not enough and view.levels < view.room else 0

@@ -12,6 +12,9 @@ MAX_TENSOR_BYTES = 256 * 1024 * 1024
 MAX_TOKEN = 2**31 - 1
 # A segment is one forward pass; prompts are cut into chunks far below this.
 MAX_NODES = 4096
+# Tokens of a draft whose length the first stage sets (``Schedule``): a session of such a policy is
+# admitted with room for it. DiP-SD's longest, L_ub.
+MAX_DRAFT_LENGTH = 20
 # Segments of one pass; a receiver waits for all of them.
 MAX_COBATCHED = 4096
 # EAGLE-3 reads three depths; more than a deep target has layers is nobody's wish.

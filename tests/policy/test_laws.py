@@ -41,7 +41,7 @@ def views(draw: st.DrawFn) -> View:
         starving=draw(st.booleans()),
         room=draw(st.integers(0, 9)),
         rows=draw(st.sampled_from((1, 2, 5, 4096))),
-        length=draw(st.integers(0, 6)),
+        draft_length=draw(st.integers(0, 6)),
         begun=draw(st.integers(0, 3)),
         barren=draw(st.booleans()),
     )
@@ -98,7 +98,7 @@ def test_a_linear_draft_is_all_there_before_it_is_sent_and_alone_until_its_verdi
     ids = policy.cut(view)
     nodes = view.tree.nodes
     levels = {nodes[n].position - nodes[view.tree.root].position for n in ids}
-    wanted = min((view.length or policy.length) + view.begun, view.room)
+    wanted = min((view.draft_length or policy.length) + view.begun, view.room)
     assert max(levels, default=0) <= wanted
     if not view.fresh_root:
         assert not ids

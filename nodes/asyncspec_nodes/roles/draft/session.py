@@ -309,7 +309,7 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         starving=starving,
         room=max(0, session.last_position - tree.nodes[tree.root].position),
         rows=session.tree_budget,
-        length=session.planned_length,
+        draft_length=session.planned_length,
         begun=session.begun,
         barren=session.barren is not None
         and session.barren[1:] == (session.version, session.next_node),
