@@ -20,6 +20,7 @@ from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Tr
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.simulation.cluster import connect, recorder
@@ -97,7 +98,7 @@ class Cluster:
             actors[self.config.source] = self.source_node(self.config.source)
         # One for each node where the run is recorded.
         self.recorders: dict[Rank, Recorder] = {}
-        self.world = world(actors, costs, self.recorders)
+        self.world = world(actors, costs, self.recorders, tasks=TASKS)
         if record:
             for rank, actor in actors.items():
                 self.recorders[rank] = self.recorder(rank, actor)

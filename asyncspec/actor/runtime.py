@@ -32,14 +32,14 @@ from asyncspec.core.machine import (
     Input,
     Machine,
     Next,
-    Plan,
-    Planned,
     Received,
     Report,
+    RunTask,
     Send,
+    Task,
+    TaskDone,
 )
 from asyncspec.core.trace_hook import TraceHook
-from asyncspec.dipsd.decide import Decision, Planning, decide
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Closed, Fault, Hello, Message
@@ -130,11 +130,13 @@ class Runtime(Generic[S]):
         abandon_job: Callable[[Any], None],
         tensors: Tensors | None,
         shell: Shell,
+        tasks: Mapping[str, Task],
         options: LinkOptions | None = None,
         security: Security | None = None,
         device_seconds: float = FLOOR_SECONDS,
     ) -> None:
-        """``device_seconds``: a job of the device may take so long at least, see ``overdue``."""
+        """``tasks``: what ``RunTask`` may name. ``device_seconds``: a job of the device may take so
+        long at least, see ``overdue``."""
         self.state = state
         self._machine = machine
         self._sock = sock
@@ -142,6 +144,7 @@ class Runtime(Generic[S]):
         # Called on the event loop while a job may be running on the device's thread.
         self._abandon_job = abandon_job
         self._shell = shell
+        self._tasks = tasks
         self._incoming = Incoming(me.rank, self.feed, tensors, shell)
         self._mesh = Mesh(
             me, peers, self._incoming, options or LinkOptions(), security or Security()
@@ -309,8 +312,8 @@ class Runtime(Generic[S]):
                 return size
             case Arm(timer, at):
                 self._timers.arm(timer, at)
-            case Plan(planning):
-                self._plan(planning)
+            case RunTask():
+                self._run_task(effect)
             case _:
                 assert_never(effect)
         return 0
@@ -338,16 +341,16 @@ class Runtime(Generic[S]):
         if not self._end.done():
             self._end.set_exception(error)
 
-    def _plan(self, planning: Planning) -> None:
-        """On a thread of its own: the device works on meanwhile. Only one at a time is asked for,
-        so there is nothing to queue."""
-        future = self._loop.run_in_executor(None, decide, planning.deployment, planning.noise)
-        future.add_done_callback(partial(self._planned, planning))
+    def _run_task(self, effect: RunTask) -> None:
+        """On a thread of its own: neither the device nor the event loop waits for it."""
+        future = self._loop.run_in_executor(None, self._tasks[effect.task], effect.argument)
+        future.add_done_callback(partial(self._task_done, effect))
 
-    def _planned(self, planning: Planning, future: asyncio.Future[Decision]) -> None:
+    def _task_done(self, effect: RunTask, future: asyncio.Future[object]) -> None:
         if self._end.done() or future.cancelled():
             return
         if (error := future.exception()) is not None:
+            error.add_note(f"while task {effect.task} ran")
             self._end.set_exception(error)
         else:
-            self.feed(Planned(planning, future.result()))
+            self.feed(TaskDone(effect.task, effect.argument, future.result()))

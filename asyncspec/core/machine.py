@@ -7,14 +7,14 @@ so what is proven in the one is what runs in the other.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.jobs import Job, Rows
 from asyncspec.core.sampling import Sampling
-from asyncspec.dipsd.decide import Decision, Planning
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Message
 
@@ -99,14 +99,15 @@ class Stopped(Struct, frozen=True):
     kept: int
 
 
-class Planned(Struct, frozen=True):
-    """What was asked with ``Plan`` is decided."""
+class TaskDone(Struct, frozen=True):
+    """The task that was asked for with ``RunTask(task, argument)`` has returned ``result``."""
 
-    planning: Planning
-    decision: Decision
+    task: str
+    argument: object
+    result: object
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | Planned
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | TaskDone
 
 
 # --- effects ----------------------------------------------------------------------------------
@@ -196,14 +197,19 @@ class Arm(Struct, frozen=True):
     at: float | None
 
 
-class Plan(Struct, frozen=True):
-    """Decide who is verified together, beside the device, which it keeps waiting for nothing. Comes
-    back as ``Planned``."""
+class RunTask(Struct, frozen=True):
+    """Call the function that the shell knows as ``task`` with ``argument``, beside the device and
+    the event loop. Comes back as ``TaskDone``. Of one name a single task is under way at a time.
+    """
 
-    planning: Planning
+    task: str
+    argument: object
 
 
-Effect = Send | Compute | Abandon | Next | Emit | Finish | Report | Arm | Plan
+Task = Callable[[Any], object]
+"""A pure function of its argument, a msgspec struct: a replay calls it again and gets the same."""
+
+Effect = Send | Compute | Abandon | Next | Emit | Finish | Report | Arm | RunTask
 
 S = TypeVar("S")
 

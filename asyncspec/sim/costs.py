@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Release, drafts
 from asyncspec.core.rng import GOLDEN, mix
-from asyncspec.dipsd.noise import DRAFT, LINK, VERIFY, Noise
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.framing import frame_bytes
-from asyncspec_protocol.ids import Rank, SessionId, draft_number, is_draft
+from asyncspec_protocol.ids import Rank, SessionId, is_draft
 from asyncspec_protocol.messages import Expand, Message, PruneIndices, Segment, Verdict
 
 
@@ -295,56 +294,6 @@ def _event(message: Message) -> tuple[int, ...]:
             return (session, version)
         case _:
             return ()
-
-
-# --- Users with devices of their own on one pipeline: what their drafts, links and passes take.
-# Pure.
-# A device is so many seconds a drafted token, a link so many each way; a pass takes a fixed time
-# on every stage and some for each row. Jitter is lognormal, and a function of the seed and of how
-# many durations were asked for before: the same run has the same jitter every time.
-
-
-class Person(Struct):
-    """A user with a device: seconds a drafted token, and seconds each way. Both may change while it
-    runs."""
-
-    token: float
-    link: float = 0.0015
-
-
-class CrowdCost(Struct):
-    """See ``Costs``. The user of draft node n is ``people[n]``; the stages are alike."""
-
-    people: list[Person]
-    # Seconds of a pass on each stage, and of each row of it.
-    fixed: float = 0.095
-    row: float = 0.0005
-    # Relative deviation of every duration.
-    sigma: float = 0.0
-    seed: int = 1
-    used: int = 0
-
-    def link(self, source: Rank, target: Rank, message: Message) -> float:
-        """Between a user and the pipeline; stages are beside each other."""
-        if not isinstance(message, Segment | Verdict):
-            return 0.0
-        rank = source if is_draft(source) else target
-        if not is_draft(rank):
-            return 0.0
-        return self.people[draft_number(rank)].link * self._factor(LINK)
-
-    def device(self, rank: Rank, job: Job) -> float:
-        """A pass by its rows, a draft by its levels."""
-        if isinstance(job, Forward | Batch):
-            return (self.fixed + self.row * job.row_count) * self._factor(VERIFY)
-        if is_draft(rank) and (trees := drafts(job)):
-            depth = max(max(1, tree.depth) for tree in trees)
-            return self.people[draft_number(rank)].token * depth * self._factor(DRAFT)
-        return 0.0
-
-    def _factor(self, kind: int) -> float:
-        self.used += 1
-        return Noise(self.sigma, self.seed).factor(kind, 0, self.used)
 
 
 # --- Named cost models: what is known of real clusters, in units of one stage pass. Pure.

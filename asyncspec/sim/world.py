@@ -27,13 +27,13 @@ from asyncspec.core.machine import (
     Lost,
     Machine,
     Next,
-    Plan,
-    Planned,
     Report,
+    RunTask,
     Send,
+    Task,
+    TaskDone,
 )
 from asyncspec.core.trace_hook import TraceHook
-from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.sim.costs import Costs, Wires
 from asyncspec.sim.links import Clock, Lines
 from asyncspec_protocol.errors import LocalProtocolError
@@ -192,16 +192,18 @@ class World:
         trace_hooks: Mapping[Rank, TraceHook] | None = None,
         wires: Wires | None = None,
         *,
+        tasks: Mapping[str, Task] = {},
         whole_levels: bool = False,
     ) -> None:
-        """``whole_levels``: a draft that is given up ends with the level it is at, as on a real
-        device; else at once, as if levels took no time."""
+        """``tasks``: what ``RunTask`` may name. ``whole_levels``: a draft that is given up ends
+        with the level it is at, as on a real device; else at once, as if levels took no time."""
         self.actors = dict(actors)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
         self.steps = 0
-        # What a ``Plan`` takes, in virtual time.
-        self.planning_seconds = 0.0
+        # What a ``RunTask`` takes, in virtual time.
+        self.task_seconds = 0.0
+        self._tasks = tasks
         self._trace_hooks = {} if trace_hooks is None else trace_hooks
         self._clock = Clock()
         self._lines = Lines(self._clock, costs, wires, self.feed, self._trace_hooks)
@@ -219,7 +221,7 @@ class World:
             Finish: self._finish,
             Report: self._report,
             Arm: self._arm,
-            Plan: self._plan,
+            RunTask: self._run_task,
         }
 
     # --- the outside ----------------------------------------------------------------------------
@@ -378,14 +380,15 @@ class World:
         actor.after, actor.job = effect.after, effect.job
         return 0
 
-    def _plan(self, rank: Rank, actor: Actor, effect: Plan) -> int:
+    def _run_task(self, rank: Rank, actor: Actor, effect: RunTask) -> int:
         """Beside the device."""
-        self.at(self.now + self.planning_seconds, self._planned, rank, actor.life, effect.planning)
+        self.at(self.now + self.task_seconds, self._task_done, rank, actor.life, effect)
         return 0
 
-    def _planned(self, rank: Rank, life: int, planning: Planning) -> None:
+    def _task_done(self, rank: Rank, life: int, effect: RunTask) -> None:
         if self.actors[rank].life == life:
-            self.feed(rank, Planned(planning, decide(planning.deployment, planning.noise)))
+            result = self._tasks[effect.task](effect.argument)
+            self.feed(rank, TaskDone(effect.task, effect.argument, result))
 
     def _arm(self, rank: Rank, actor: Actor, effect: Arm) -> int:
         timer, when = effect.timer, effect.at

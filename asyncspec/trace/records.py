@@ -120,11 +120,14 @@ class Stopped(Struct, frozen=True, array_like=True, tag="stopped", gc=False):
     kept: int
 
 
-class Planned(Struct, frozen=True, array_like=True, tag="planned", gc=False):
-    """What the node asked for last with ``Plan`` is decided: a function of the question."""
+class TaskDone(Struct, frozen=True, array_like=True, tag="task_done", gc=False):
+    """The task that the node asked for last by this name is done: its result is a function of its
+    argument."""
+
+    task: str
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | Planned
+Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | TaskDone
 
 
 # --- effects of a machine -----------------------------------------------------------------------
@@ -214,14 +217,14 @@ class Armed(Struct, frozen=True, array_like=True, tag="arm", gc=False):
     at: float | None = None
 
 
-class Plan(Struct, frozen=True, array_like=True, tag="plan", gc=False):
-    """It is to be decided how so many users are verified. ``check``: CRC-32 of the question."""
+class TaskRun(Struct, frozen=True, array_like=True, tag="run_task", gc=False):
+    """A named task was asked for. ``check``: CRC-32 of its argument."""
 
-    users: int
+    task: str
     check: int
 
 
-Effect = Sent | Issued | Abandoned | Next | Emitted | Finished | Reported | Armed | Plan
+Effect = Sent | Issued | Abandoned | Next | Emitted | Finished | Reported | Armed | TaskRun
 
 
 # --- what happened ------------------------------------------------------------------------------
@@ -349,8 +352,8 @@ def input_record(event: machine.Input, job: int) -> Input:
             return Cancelled(request)
         case machine.Stopped(request, kept):
             return Stopped(request, kept)
-        case machine.Planned():
-            return Planned()
+        case machine.TaskDone(task):
+            return TaskDone(task)
         case _:
             assert_never(event)
 
@@ -396,8 +399,8 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> Effect:
             return Reported(to, session, passes, computed, dead_rows, nbytes)
         case machine.Arm(timer, at):
             return Armed(timer, at)
-        case machine.Plan(planning):
-            return Plan(len(planning.sessions), zlib.crc32(_PACK(planning)))
+        case machine.RunTask(task, argument):
+            return TaskRun(task, zlib.crc32(_PACK(argument)))
         case _:
             assert_never(effect)
 

@@ -20,6 +20,7 @@ from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.simulation.replay import settings
@@ -196,6 +197,7 @@ class LocalCluster:
             abandon_job=lambda job: None,
             tensors=tensors,
             shell=shell,
+            tasks=TASKS,
             options=QUICK,
             device_seconds=self._device_seconds,
         )

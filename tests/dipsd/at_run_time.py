@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.core.machine import Effect, Emit, Input, Planned, Request
+from asyncspec.core.machine import Effect, Emit, Input, Request, TaskDone
 from asyncspec.dipsd.decide import Decision
-from asyncspec.sim.costs import CrowdCost as Bench
-from asyncspec.sim.costs import Person
 from asyncspec_nodes.roles.verify.batch_schedule import Rota
 from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask
+from tools.bench.dipsd.machines.cost import CrowdCost as Bench
+from tools.bench.dipsd.machines.cost import Person
 
 __all__ = ["Bench", "Person", "Trial"]
 
@@ -53,8 +53,8 @@ class Trial:
         for effect in effects:
             if isinstance(effect, Emit):
                 self.given.append((now, len(effect.tokens)))
-        if isinstance(event, Planned):
-            self.decided.append((now, event.decision))
+        if isinstance(event, TaskDone) and isinstance(event.result, Decision):
+            self.decided.append((now, event.result))
 
     def ask(self, who: int, tokens: int = 0) -> Request:
         prompt = tuple((7 * who + i) % 50 for i in range(6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncspec.policy import POLICIES
-from asyncspec.trace.records import Plan, Step
+from asyncspec.trace.records import Step, TaskRun
 from asyncspec_nodes.simulation.replay import replay
 from dipsd.at_run_time import Bench, Person, Trial
 
@@ -13,7 +13,7 @@ def test_a_run_with_plans_is_replayed() -> None:
     trial.run()
     lines = trial.cluster.trace().lines
     steps = [line for line in lines if isinstance(line, Step)]
-    assert any(isinstance(effect, Plan) for step in steps for effect in step.effects)
+    assert any(isinstance(effect, TaskRun) for step in steps for effect in step.effects)
     replayed = replay(lines, POLICIES)
     assert len(replayed) == 4
     assert all(one.difference is None for one in replayed)

@@ -32,6 +32,7 @@ from asyncspec_nodes.node.inspector import Inspector, counts
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
 from asyncspec_nodes.node.worker_thread import OneThread
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import in_words
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_nodes.simulation.replay import settings
@@ -188,6 +189,7 @@ def _runtime(
         abandon_job=loaded.abandon_job,
         tensors=loaded.tensors,
         shell=shell,
+        tasks=TASKS,
         options=LinkOptions(
             timeout_seconds=config.limits.silence_seconds, packing_seconds=loaded.packing_seconds
         ),

@@ -25,12 +25,12 @@ from asyncspec.core.machine import (
     Input,
     Joined,
     Lost,
-    Planned,
     Received,
     Report,
     Send,
     Stopped,
     Submitted,
+    TaskDone,
 )
 from asyncspec.source.batch import Answers, admitted, answers, batched
 from asyncspec_nodes.roles.ownership import check_owner
@@ -100,7 +100,7 @@ class SourceMachine:
                 return state, (Send(peer, Ready(self.config.rank, True, self.config.slots)),)
             case Joined() | Lost():
                 return state, ()
-            case Computed() | Fired() | Submitted() | Cancelled() | Stopped() | Planned():
+            case Computed() | Fired() | Submitted() | Cancelled() | Stopped() | TaskDone():
                 raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
             case _:
                 assert_never(event)

@@ -20,6 +20,7 @@ from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node, Record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.simulation.replay import settings
@@ -134,7 +135,7 @@ def _world(
         actors[rank] = stage_actor(setting, rank)
     pricing = Pricing(setting.cost)
     recorders: dict[Rank, Recorder] = {}
-    world = World(actors, pricing, recorders, pricing)
+    world = World(actors, pricing, recorders, pricing, tasks=TASKS)
     if record:
         for rank, actor in actors.items():
             recorders[rank] = recorder(world, rank, actor, setting.stages)

@@ -14,13 +14,13 @@ from msgspec import Struct
 from asyncspec.core import machine
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Job, SamplerOutput
-from asyncspec.dipsd.decide import Planning, decide
 from asyncspec.policy import POLICIES, Policy
 from asyncspec.trace import records
 from asyncspec.trace.records import Node, Record, Step, effect_record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -116,8 +116,8 @@ class _Player:
         self._jobs: dict[int, Job] = {}
         self._issued = 0
         self._handles = 0
-        # What the machine wanted decided last: there is one question at a time.
-        self._planning: Planning | None = None
+        # Arguments of the tasks under way, by name.
+        self._arguments: dict[str, object] = {}
 
     def play(self, step: Step) -> Difference | None:
         """Feed one input; what differs, if anything does."""
@@ -138,8 +138,8 @@ class _Player:
             if isinstance(effect, machine.Compute):
                 self._jobs[self._issued] = effect.job
                 self._issued += 1
-            elif isinstance(effect, machine.Plan):
-                self._planning = effect.planning
+            elif isinstance(effect, machine.RunTask):
+                self._arguments[effect.task] = effect.argument
         return event, effects, ""
 
     def _short(self, effects: tuple[machine.Effect, ...]) -> tuple[records.Effect, ...]:
@@ -171,10 +171,11 @@ class _Player:
                 return machine.Cancelled(request)
             case records.Stopped(request, kept):
                 return machine.Stopped(request, kept)
-            case records.Planned():
-                assert self._planning is not None
-                asked = self._planning
-                return machine.Planned(asked, decide(asked.deployment, asked.noise))
+            case records.TaskDone(task):
+                if task not in self._arguments:
+                    raise UserError(f"the recording has the end of a task {task} that never began")
+                argument = self._arguments.pop(task)
+                return machine.TaskDone(task, argument, TASKS[task](argument))
             case _:
                 assert_never(source)
 

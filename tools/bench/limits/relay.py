@@ -125,6 +125,7 @@ def main() -> None:
             abandon_job=device.abandon,
             tensors=device,
             shell=Silent(),
+            tasks={},
             options=LinkOptions(timeout_seconds=SILENCE_SECONDS),
         )
         print(sock.getsockname()[1], flush=True)

@@ -19,6 +19,7 @@ from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import Source, load_source
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.simulation.cluster import MAX_STEPS, connect
@@ -83,7 +84,7 @@ class VirtualEngine:
         for rank in map(Rank, range(1, setting.stages + 1)):
             actors[rank] = self._stage(setting, rank, text, source)
         pricing = Pricing(setting.cost)
-        world = World(actors, pricing, wires=pricing)
+        world = World(actors, pricing, wires=pricing, tasks=TASKS)
         connect(world, setting.stages)
         return world
 

@@ -16,12 +16,12 @@ from asyncspec.core.machine import (
     Input,
     Joined,
     Lost,
-    Planned,
     Received,
     Request,
     Send,
     Stopped,
     Submitted,
+    TaskDone,
 )
 from asyncspec.source.batch import Answers, answers
 from asyncspec_nodes.roles.draft import lifecycle, planning, speculation
@@ -278,7 +278,7 @@ class DraftMachine:
                 state, effects = joined(state, peer)
             case Lost(peer):
                 state, effects = lost(state, peer, now)
-            case Planned():
+            case TaskDone():
                 raise LocalProtocolError("a draft node plans nothing")
             case _:
                 assert_never(event)

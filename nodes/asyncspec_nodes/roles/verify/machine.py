@@ -16,11 +16,11 @@ from asyncspec.core.machine import (
     Input,
     Joined,
     Lost,
-    Planned,
     Received,
     Send,
     Stopped,
     Submitted,
+    TaskDone,
 )
 from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_nodes.roles.verify import planning
@@ -177,8 +177,8 @@ class VerifyMachine:
                 state, effects = joined(state, peer)
             case Lost(peer):
                 state, effects = lost(state, peer)
-            case Planned(asked, decision):
-                state, effects = planning.planned(state, asked, decision, now)
+            case TaskDone():
+                state, effects = planning.planned(state, event, now)
             case Fired(timer) if timer == ROTA:
                 state, effects = planning.fired(state, now)
             case Fired() | Submitted() | Cancelled() | Stopped():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
-from asyncspec.core.machine import Arm, Plan, Send
+from asyncspec.core.machine import Arm, RunTask, Send, TaskDone
 from asyncspec.dipsd.brought import Account
 from asyncspec.dipsd.decide import LONGEST_MS, MAX_JITTER, Decision, Planning
 from asyncspec.dipsd.drift import drifted
@@ -30,6 +30,9 @@ from asyncspec_nodes.roles.verify.state import Effects, VerifyState, check_known
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Consulted, PassTimes, Rates, Schedule
+
+PLAN_TASK = "dipsd.plan"
+"""The task that makes a ``Decision`` of a ``Planning``."""
 
 AWAY = 8.0
 """A round of so many periods is none: its user was away."""
@@ -294,17 +297,17 @@ def _ask(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     rota = replace(rota, stale=False)
     if found is not None and (rested or rota.basis is None or drifted(rota.basis, found)):
         rota = replace(rota, asked=found)
-        return replace(state, rota=rota), (Plan(found),)
+        return replace(state, rota=rota), (RunTask(PLAN_TASK, found),)
     return replace(state, rota=rota), ()
 
 
-def planned(
-    state: VerifyState, planning: Planning, decision: Decision, now: float
-) -> tuple[VerifyState, Effects]:
-    """It was decided. Whoever has left meanwhile is left out."""
-    rota = state.rota
-    if rota.asked is None or rota.asked != planning:
-        raise LocalProtocolError("nothing was asked to be planned")
+def planned(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState, Effects]:
+    """The planner has answered; sessions that are over by now are left out."""
+    rota, planning, decision = state.rota, done.argument, done.result
+    if done.task != PLAN_TASK or rota.asked is None or rota.asked != planning:
+        raise LocalProtocolError(f"no task {done.task} was asked for")
+    assert isinstance(planning, Planning)
+    assert isinstance(decision, Decision)
     rota = replace(rota, asked=None, basis=planning, decision=decision)
     here = frozenset(planned_with(rota)) & frozenset(state.sessions)
     rates = zip(planning.sessions, decision.greedy_by_user, strict=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.dipsd.presets import ALPHA
-from asyncspec.sim.costs import Person
 from asyncspec.sim.language import Language, Synthetic, harmonic
 from asyncspec.source.expand import Proposal
+from tools.bench.dipsd.machines.cost import Person
 
 TOKEN, LINK = 0.0339, 0.0015
 """Seconds a drafted token on the paper's device, and of its link each way."""

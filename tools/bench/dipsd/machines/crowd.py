@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.core.machine import Effect, Emit, Finish, Input, Planned, Request, Submitted
+from asyncspec.core.machine import Effect, Emit, Finish, Input, Request, Submitted, TaskDone
 from asyncspec.core.rng import uniform
 from asyncspec.core.sampling import Sampling
-from asyncspec.sim.costs import CrowdCost
+from asyncspec.dipsd.decide import Decision
 from asyncspec.sim.world import World
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.simulation.cluster import (
     MAX_STEPS,
     Setting,
@@ -21,6 +22,7 @@ from asyncspec_nodes.simulation.cluster import (
 )
 from asyncspec_protocol.ids import Rank, draft_rank
 from tools.bench.dipsd.machines.cases import FIXED, ROW, Case
+from tools.bench.dipsd.machines.cost import CrowdCost
 
 PROMPT = 16
 WARM = 0.4
@@ -56,9 +58,9 @@ class Crowd:
         actors = {rank: draft_actor(self.setting, rank=rank) for rank in ranks}
         for number in range(1, stages + 1):
             actors[Rank(number)] = stage_actor(self.setting, Rank(number))
-        self.world = World(actors, cost, whole_levels=True)
+        self.world = World(actors, cost, tasks=TASKS, whole_levels=True)
         connect(self.world, stages, ranks)
-        self.world.planning_seconds = PLANNING * users
+        self.world.task_seconds = PLANNING * users
         self.world.watch = self._watch
         # What each user is still to ask: after how many seconds, and for how many tokens.
         self.wishes = [_wishes(case, user, tokens) for user in range(users)]
@@ -107,8 +109,7 @@ class Crowd:
                 self.given.append((self.world.now, len(effect.tokens)))
             elif isinstance(effect, Finish):
                 self._next(self.asked[effect.request][0])
-        if isinstance(event, Planned):
-            found = event.decision
+        if isinstance(event, TaskDone) and isinstance(found := event.result, Decision):
             forecast = found.planned if found.groups else found.greedy
             self.forecasts.append((self.world.now, forecast, bool(found.groups)))
 

@@ -1,0 +1,16 @@
+"""The tasks that role machines ask their shell to run (``RunTask``), by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncspec.core.machine import Task
+from asyncspec.dipsd.decide import Decision, Planning, decide
+from asyncspec_nodes.roles.verify.planning import PLAN_TASK
+
+
+def _plan(request: Planning) -> Decision:
+    return decide(request.deployment, request.noise)
+
+
+TASKS: Mapping[str, Task] = {PLAN_TASK: _plan}
