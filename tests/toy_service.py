@@ -17,11 +17,12 @@ from asyncspec.actor.inbound import Shell
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.engine import LinkEngine, NodeEngine
-from asyncspec_nodes.http.guard import Keys, Origins
 from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.middleware import AllowedOrigins, ApiKeys
 from asyncspec_nodes.http.server import HttpServer
+from asyncspec_nodes.node.engine import LocalEngine
 from asyncspec_nodes.node.inspector import Inspector, counts
 from asyncspec_nodes.node.process import NodeShell
 from asyncspec_nodes.node.worker_thread import OneThread
@@ -88,9 +89,9 @@ class ServingCluster(LocalCluster):
             self._shell.service = TextService(CODEC, self._rules, feed, aside, most=8)
 
     @property
-    def engine(self) -> NodeEngine:
+    def engine(self) -> LocalEngine:
         assert self._shell.service is not None
-        return NodeEngine(self._shell.service, self.inspectors[0])
+        return LocalEngine(self._shell.service, self.inspectors[0])
 
 
 class Toy:
@@ -110,8 +111,8 @@ class Toy:
     ) -> None:
         self.cluster = ServingCluster(stages, rules)
         self._over = over
-        self._keys = Keys(keys, share_prefixes=share_prefixes)
-        self._origins = Origins(origins)
+        self._keys = ApiKeys(keys, share_prefixes=share_prefixes)
+        self._origins = AllowedOrigins(origins)
         self._tls = tls
         self._limits = Limits(**limits)
         self._stack = AsyncExitStack()
@@ -119,11 +120,11 @@ class Toy:
     async def __aenter__(self) -> Toy:
         await self._stack.enter_async_context(self.cluster)
         if self._over == "node":
-            self.engine: NodeEngine | LinkEngine = self.cluster.engine
+            self.engine: LocalEngine | ReconnectingEngine = self.cluster.engine
         else:
             host, port = self.cluster.ports[0]  # type: ignore[index]
             connect = partial(Client.connect, host, port, "toy", options=QUICK)
-            self.engine = await self._stack.enter_async_context(LinkEngine(connect))
+            self.engine = await self._stack.enter_async_context(ReconnectingEngine(connect))
         self.service = Service(
             self.engine, "toy", keys=self._keys, origins=self._origins, limits=self._limits
         )

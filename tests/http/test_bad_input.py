@@ -11,7 +11,7 @@ import aiohttp.web
 import pytest
 import pytest_asyncio
 
-from asyncspec_nodes.http import guard
+from asyncspec_nodes.http import middleware
 from toy_service import ENDLESS, Toy
 
 pytestmark = pytest.mark.asyncio
@@ -33,7 +33,7 @@ async def toy() -> AsyncIterator[Toy]:
                 pass
         assert status == 200
         await toy.settled()
-        assert toy.service.places.taken == 0
+        assert toy.service.concurrency.taken == 0
 
 
 async def asked(web: aiohttp.ClientSession) -> int:
@@ -239,7 +239,7 @@ async def test_our_own_mistake_outside_of_all_handlers(
     async def broken(request: aiohttp.web.Request) -> str:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(guard, "route_of", broken)
+    monkeypatch.setattr(middleware, "route_of", broken)
     async with (
         Toy() as toy,
         aiohttp.ClientSession(toy.url) as web,
@@ -276,7 +276,7 @@ async def test_a_reader_that_does_not_read_loses_its_request() -> None:
         await toy.busy()
         # Nothing is read: buffers fill, then the connection is cut.
         await toy.settled()
-        assert toy.service.places.taken == 0
+        assert toy.service.concurrency.taken == 0
         sock.close()
 
 

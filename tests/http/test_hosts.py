@@ -14,7 +14,7 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import serve_options
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.http.api.errors import ApiError
-from asyncspec_nodes.http.hosts import Hosts, read_hosts
+from asyncspec_nodes.http.hosts import AllowedHosts, read_hosts
 from toy_service import Toy
 
 PATH = "/v1/completions"
@@ -22,7 +22,7 @@ ASK = {"model": "toy", "prompt": "hello", "max_tokens": 5}
 FOREIGN = "rebound.example"
 
 
-def accepted(hosts: Hosts, header: str | None) -> bool:
+def accepted(hosts: AllowedHosts, header: str | None) -> bool:
     try:
         hosts.check(header)
     except ApiError as error:
@@ -52,7 +52,7 @@ async def test_a_foreign_name_asks_for_nothing() -> None:
     async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
         async with web.post(PATH, json=ASK, headers={"Host": FOREIGN}) as reply:
             assert reply.status == 421
-        assert toy.service.places.taken == 0
+        assert toy.service.concurrency.taken == 0
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_where_there_are_keys_a_network_may_use_any_name(tmp_path: Path) -> None
     file = tmp_path / "keys"
     file.write_text("k\n")
 
-    def hosts(*argv: str) -> Hosts:
+    def hosts(*argv: str) -> AllowedHosts:
         parser = Parser()
         serve_options.add_arguments(parser)
         return serve_options.read_arguments(parser.parse_args(argv)).http.hosts

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from asyncspec_nodes.http.api.forms import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.parameters import seed_of_choice
 from asyncspec_nodes.serving.text import find
 from asyncspec_protocol.messages import Submit
@@ -32,11 +32,11 @@ def client(toy: Toy, **more: Any) -> Any:
 
 
 def chat_submits(fields: dict[str, Any]) -> tuple[Submit, ...]:
-    return msgspec.convert({"model": "toy", **fields}, ChatRequest).asked(0).submits
+    return msgspec.convert({"model": "toy", **fields}, ChatRequest).parsed(0).submits
 
 
 def text_submits(fields: dict[str, Any]) -> tuple[Submit, ...]:
-    return msgspec.convert({"model": "toy", **fields}, CompletionRequest).asked(0).submits
+    return msgspec.convert({"model": "toy", **fields}, CompletionRequest).parsed(0).submits
 
 
 @pytest_asyncio.fixture(params=["node", "link"])
@@ -274,7 +274,7 @@ async def test_who_leaves_frees_everything(over: Literal["node", "link"], stream
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         await toy.settled()
-        assert toy.service.places.taken == 0
+        assert toy.service.concurrency.taken == 0
         # The service goes on.
         assert (await ai.chat.completions.create(model="toy", **ASK)).choices[0].finish_reason
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core.sampling import Defaults, Sampling
+from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, frame
-from asyncspec_nodes.http.api.forms import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.parameters import IGNORED, NEUTRAL, Shared, parse, seed_of_choice
 from asyncspec_nodes.serving.requests import settings_problem, stop_problem
 from asyncspec_protocol.codec import decode, encode
@@ -87,7 +87,7 @@ bodies = st.one_of(
 def read(body: bytes, kind: type[Shared]) -> Any:
     """A request, understood, or the error."""
     try:
-        return parse(body, kind).asked(5)  # type: ignore[attr-defined]
+        return parse(body, kind).parsed(5)  # type: ignore[attr-defined]
     except ApiError as error:
         return error
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
-from asyncspec_nodes.http.answering import failure
+from asyncspec_nodes.http.responses import error_of
 from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_nodes.serving.requests import Rules
 from asyncspec_nodes.serving.service import TextService
@@ -246,7 +246,7 @@ def test_a_request_that_breaks_the_pipeline_is_not_to_be_sent_again(
     world.service.finish(Finish(submitted.request.request, "error", stats, "why", code=code))
     (finished,) = world.inbox.got
     assert isinstance(finished, Finished)
-    error = failure(finished, "prompt")
+    error = error_of(finished, "prompt")
     assert error is not None
     assert (error.status, error.message) == (status, "why")
     assert ("Retry-After" in error.headers) == retried

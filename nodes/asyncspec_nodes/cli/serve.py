@@ -15,12 +15,12 @@ from asyncspec_nodes.cli import serve_options
 from asyncspec_nodes.cli.serve_options import ServeOptions
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.client.remote import Remote
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import say
 from asyncspec_nodes.console.signals import when_told_to_end
 from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.engine import LinkEngine
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import ALL, LocalCluster
 from asyncspec_nodes.local.progress import Steps, watched
@@ -50,7 +50,7 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
         hosts=http.hosts,
         origins=http.origins,
         limits=http.limits,
-        awaited=partial(_awaited, where, steps),
+        pending=partial(_pending, where, steps),
     )
     # It listens from the start: whoever watches this process sees that it is alive while it loads.
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
@@ -72,7 +72,7 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     return 0
 
 
-def _awaited(where: Config | Remote, steps: Steps) -> str:
+def _pending(where: Config | Remote, steps: Steps) -> str:
     """What stands between now and the first request that is served."""
     if isinstance(where, Remote):
         return f"the draft node at {where.host}:{where.port}"
@@ -81,7 +81,7 @@ def _awaited(where: Config | Remote, steps: Steps) -> str:
 
 async def _start(
     options: ServeOptions, stack: AsyncExitStack, steps: Steps
-) -> tuple[LinkEngine, LocalCluster | None, Status]:
+) -> tuple[ReconnectingEngine, LocalCluster | None, Status]:
     """The engine, the cluster where it is one of our own, and how its draft node is."""
     engine, cluster = await _engine(options, stack, steps)
     return engine, cluster, next(node for node in await engine.nodes() if node.role == "draft")
@@ -89,10 +89,12 @@ async def _start(
 
 async def _engine(
     options: ServeOptions, stack: AsyncExitStack, steps: Steps
-) -> tuple[LinkEngine, LocalCluster | None]:
+) -> tuple[ReconnectingEngine, LocalCluster | None]:
     where = options.where
     if isinstance(where, Remote):
-        return await stack.enter_async_context(LinkEngine(partial(remote.connect, where))), None
+        return await stack.enter_async_context(
+            ReconnectingEngine(partial(remote.connect, where))
+        ), None
     with watched(where.stages) as progress:
 
         def heard(report: Report) -> None:
@@ -104,7 +106,7 @@ async def _engine(
     host, port = cluster.address
     say(f"its draft node, for asyncspec run --connect: {host}:{port}")
     connect = partial(Client.connect, host, port, where.cluster.name)
-    return await stack.enter_async_context(LinkEngine(connect)), cluster
+    return await stack.enter_async_context(ReconnectingEngine(connect)), cluster
 
 
 async def _until(stop: asyncio.Event, server: HttpServer, cluster: LocalCluster | None) -> None:

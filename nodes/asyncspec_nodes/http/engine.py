@@ -1,116 +1,82 @@
-"""What the service stands on: a draft node, over a link or in this very process."""
+"""The cluster behind an HTTP service: how it answers requests, and its status."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from msgspec.structs import replace
-
-from asyncspec.actor.inbox import Answers, Event, Inbox
+from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import AsyncSpecError, ClusterError
-from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.node.inspector import Inspector
-from asyncspec_nodes.serving.service import TextService
-from asyncspec_protocol.messages import Cancel, Finished, Output, Status, Submit
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_protocol.messages import Status, Submit
 
-REDIAL_SECONDS = (0.1, 5.0)
-"""Pause before a lost draft node is dialled again: doubled from the first to the second."""
+STATUS_SECONDS = 5.0
+"""A node that does not report its status within this time counts as unreachable."""
 
 
 class Engine(Protocol):
     """A cluster that answers requests."""
 
     def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """The answer, piece by piece; the last item is its ``Finished``. Leaving early cancels the
-        request everywhere. Raises ``ClusterError``."""
+        """The answer's events; the last is ``Finished``. Closing early cancels the request
+        everywhere. Raises ``ClusterError``."""
 
     async def nodes(self) -> tuple[Status, ...]:
-        """How every node that can be reached is, by rank. Raises ``ClusterError``."""
+        """Status of every reachable node, by rank. Raises ``ClusterError``."""
 
 
-class NodeEngine:
-    """The draft node this process is."""
-
-    def __init__(self, service: TextService, inspector: Inspector) -> None:
-        self._service = service
-        self._inspector = inspector
-        self._inboxes: dict[int, Inbox] = {}
-        self._next = 0
-
-    def send(self, message: Output | Finished, /) -> None:
-        """See ``Client`` of the text service."""
-        if (inbox := self._inboxes.get(message.request)) is not None:
-            inbox.put(message)
-
-    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """See ``Engine``."""
-        number, self._next = self._next, self._next + 1
-        inbox = Inbox(lambda: self._service.client(self, Cancel(number)))
-        self._inboxes[number] = inbox
-        try:
-            self._service.client(self, replace(submit, request=number))
-            async for event in inbox.read():
-                yield event
-        finally:
-            del self._inboxes[number]
-            inbox.close()
-
-    async def nodes(self) -> tuple[Status, ...]:
-        """See ``Engine``."""
-        answers = Answers()
-        self._inspector.ask(answers, 0)
-        return await answers.complete
+async def node_statuses(engine: Engine) -> tuple[Status, ...]:
+    """Status of every reachable node. Raises ``ClusterError``."""
+    try:
+        async with asyncio.timeout(STATUS_SECONDS):
+            return await engine.nodes()
+    except TimeoutError:
+        raise ClusterError(f"the nodes do not say how they are in {STATUS_SECONDS:g} s") from None
 
 
-class LinkEngine:
-    """A draft node somewhere else. Use it as a context: a link that is lost is dialled again."""
+async def unready_reason(engine: Engine) -> str:
+    """Why no request can be served now; empty where one can."""
+    try:
+        nodes = await node_statuses(engine)
+    except AsyncSpecError as error:
+        return str(error)
+    if not any(node.role == "draft" for node in nodes):
+        return "the draft node does not answer"
+    return missing(nodes)
 
-    def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
-        self._connect = connect
-        self._client: Client | None = None
-        self._why = "the draft node was not reached yet"
-        self._keeper: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> LinkEngine:
-        # The first time, who started the service is told what is wrong.
-        self._client = await self._connect()
-        self._keeper = asyncio.create_task(self._keep())
-        return self
+def missing(nodes: Sequence[Status]) -> str:
+    """What the draft node lacks, and the stages' reasons for links they cannot make. Empty where
+    the draft node lacks nothing."""
+    draft = next(node.missing for node in nodes if node.role == "draft")
+    reasons = [draft, *(node.missing for node in nodes if node.role != "draft")]
+    return "; ".join(filter(None, dict.fromkeys(reasons))) if draft else ""
 
-    async def __aexit__(self, *exception: object) -> None:
-        assert self._keeper is not None
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
 
-    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """See ``Engine``."""
-        async with contextlib.aclosing(self._linked().ask(submit)) as events:
-            async for event in events:
-                yield event
+async def cluster_state(engine: Engine) -> dict[str, object]:
+    """The cluster part of ``GET /state``. Raises ``ApiError``."""
+    try:
+        nodes = await node_statuses(engine)
+    except AsyncSpecError as error:
+        raise ApiError(503, str(error), code="unavailable", retry_after=1) from None
+    draft = next(node for node in nodes if node.role == "draft")
+    return {
+        "model": draft.model,
+        "context_length": draft.context_length,
+        "defaults": draft.defaults,
+        "missing": missing(nodes),
+        "nodes": [_node_state(node) for node in nodes],
+    }
 
-    async def nodes(self) -> tuple[Status, ...]:
-        """See ``Engine``."""
-        return await self._linked().nodes()
 
-    def _linked(self) -> Client:
-        if self._client is None:
-            raise ClusterError(self._why)
-        return self._client
-
-    async def _keep(self) -> None:
-        first, most = REDIAL_SECONDS
-        while True:
-            if self._client is not None:
-                self._why = f"the draft node is gone: {await self._client.link.gone}"
-                self._client, pause = None, first
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, most)
-            try:
-                self._client = await self._connect()
-            except AsyncSpecError as error:
-                self._why = str(error)
+def _node_state(node: Status) -> dict[str, object]:
+    links = zip(node.peers, node.round_trips, node.sent, strict=True)
+    names = ("rank", "role", "layers", "up_seconds", "busy_seconds", "memory_bytes")
+    return {
+        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots", "room")},
+        "links": [
+            {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
+            for peer, rtt, sent in links
+        ],
+    }

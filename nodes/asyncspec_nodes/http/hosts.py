@@ -1,8 +1,8 @@
-"""Names under which the service answers (DNS rebinding).
+"""Host names that the service accepts, against DNS rebinding.
 
-A page whose author points its own name at this machine's address is, to a browser, a page of this
-service: it may read every answer. Its requests still bear its name in ``Host``. So a name that
-nobody has given to this service is refused. An address is no name that could be pointed elsewhere.
+A page on an attacker's domain that resolves to this machine's address has the service's origin as
+far as the browser is concerned. Its requests still carry that domain in ``Host``, so unknown names
+are refused. IP addresses cannot be rebound.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.http.api.errors import ApiError
 
-EVERY = "*"
+ANY = "*"
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _PORT = re.compile(r"(:[0-9]*)?")
 
 
-class Hosts:
-    """``names``: of hosts, lower case, and addresses; ``addresses``: whether any address will do;
-    ``every``: whether any name will."""
+class AllowedHosts:
+    """``names``: lower-case host names and addresses; ``addresses``: accept any address; ``every``:
+    accept any name."""
 
     def __init__(
         self, names: Iterable[str] = (), *, addresses: bool = False, every: bool = False
@@ -33,8 +33,7 @@ class Hosts:
         self._every = every
 
     def check(self, header: str | None) -> None:
-        """``Host`` of a request; None where it has none, as no browser's is. Raises
-        ``ApiError``."""
+        """Checks ``Host``. A request without one comes from no browser. Raises ``ApiError``."""
         if self._every or header is None:
             return
         name = name_of(header)
@@ -53,7 +52,7 @@ class Hosts:
 
 
 def name_of(header: str) -> str | None:
-    """The host's name, lower case, or its address, without the port; None where there is none."""
+    """Lower-case name or address of a ``Host`` header, without the port; None if malformed."""
     if header.startswith("["):
         name, bracket, port = header[1:].partition("]")
         fine = bool(bracket) and _is_address(name) and ":" in name
@@ -64,31 +63,30 @@ def name_of(header: str) -> str | None:
     return name if fine and _PORT.fullmatch(port) else None
 
 
-def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> Hosts:
-    """Of a service on the address or name ``bound``; its operator has allowed further names.
-    ``keys``: whether it wants an API key. Raises ``UserError``.
+def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> AllowedHosts:
+    """Hosts of a service bound to ``bound``; ``allowed``: further names (``--allow-host``).
+    ``keys``: whether the service requires API keys. Raises ``UserError``.
 
-    On loopback loopback's names are its only ones. Beyond it the service has addresses, its
-    machine's name, and others that only a user knows: with keys any name will do, as a page that
-    was rebound has none.
+    On loopback only loopback's names are accepted. Elsewhere any address and the machine's name
+    are; with keys any name, because a rebound page has no key.
     """
     names = [_allowed(one) for one in allowed]
-    if EVERY in names or (keys and not is_loopback(bound)):
-        return Hosts(every=True)
+    if ANY in names or (keys and not is_loopback(bound)):
+        return AllowedHosts(every=True)
     if is_loopback(bound):
-        return Hosts(names)
+        return AllowedHosts(names)
     names += [bound.lower(), socket.gethostname().lower()]
-    return Hosts(names, addresses=True)
+    return AllowedHosts(names, addresses=True)
 
 
 def _allowed(given: str) -> str:
-    if given == EVERY:
-        return EVERY
+    if given == ANY:
+        return ANY
     name = given.lower().removesuffix(".")
     if _NAME.fullmatch(name) or _is_address(name):
         return name
     raise UserError(
-        f"--allow-host is {given}; it must be a host name or an address, without a port, or {EVERY}"
+        f"--allow-host is {given}; it must be a host name or an address, without a port, or {ANY}"
     )
 
 

@@ -1,4 +1,4 @@
-"""How much one service takes on, and for how long it waits."""
+"""Limits of an HTTP service: sizes, time-outs, concurrent answers, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 
 from msgspec import Struct
 
+from asyncspec_nodes.http.api.completions import ParsedRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid
-from asyncspec_nodes.http.api.forms import Asked
 
 
 class Limits(Struct, frozen=True):
     """Sizes in bytes, times in seconds."""
 
-    # Of a request's body; JSON may take several bytes for one of the prompt's.
+    # JSON may need several bytes for one of the prompt.
     body_bytes: int = 8 * 1024 * 1024
     # Characters (or tokens) of one prompt.
     prompt_length: int = 1_000_000
@@ -23,28 +23,28 @@ class Limits(Struct, frozen=True):
     concurrent: int = 64
     # Open connections; a further one is closed.
     connections: int = 2048
-    # For a connection to say what it wants, for a body to come, for an answer to be complete.
+    # For a connection's first request, for a body, for a whole answer.
     request_seconds: float = 30.0
     body_seconds: float = 30.0
     answer_seconds: float = 600.0
-    # For a reader to take what was written.
+    # For a reader to accept what was written.
     stall_seconds: float = 30.0
-    # A stream that has nothing to say says that it is alive this often.
+    # Interval of keep-alive comments in an idle stream.
     alive_seconds: float = 10.0
-    # For running answers when the service is told to stop.
+    # For running answers at shutdown.
     drain_seconds: float = 30.0
 
 
-class Places:
-    """Answers that are worked on. Not for a request to wait in: the draft node's queue is."""
+class ConcurrencyLimit:
+    """Bounds the answers in progress. Requests do not queue here: the draft node has a queue."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.taken = 0
 
     @contextlib.contextmanager
-    def take(self, count: int) -> Iterator[None]:
-        """Places for the answers to one request. Raises ``ApiError`` where there are not enough."""
+    def acquire(self, count: int) -> Iterator[None]:
+        """Room for ``count`` answers. Raises ``ApiError`` where there is too little."""
         if count > self._most:
             raise invalid(f"{count} answers are asked for; at most {self._most} are served", "n")
         if self.taken + count > self._most:
@@ -61,36 +61,34 @@ class Places:
             self.taken -= count
 
 
-def check_prompts(asked: Asked, limits: Limits) -> None:
-    """Raises ``ApiError`` for a prompt that is longer than this service takes."""
-    for submit in asked.submits:
+def check_prompts(parsed: ParsedRequest, limits: Limits) -> None:
+    """Raises ``ApiError`` for a prompt longer than ``limits.prompt_length``."""
+    for submit in parsed.submits:
         length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))
         if length > limits.prompt_length:
             raise invalid(
                 f"the prompt has {length} characters or tokens; at most {limits.prompt_length} "
                 "are taken",
-                asked.form.prompt_name,
+                parsed.builder.prompt_name,
                 "prompt_too_long",
             )
 
 
-# --- A graceful end: what runs is finished or told that it is cut, what comes is sent elsewhere.
-
-
-class Drain:
-    """Requests that are worked on, and whether the service is about to stop."""
+class GracefulShutdown:
+    """Tracks running requests. Once ``stopping``, new requests are refused; running ones finish or
+    are interrupted with an error."""
 
     def __init__(self) -> None:
         self.stopping = False
         self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        # Around what runs: times out once the service waits no longer.
-        self._bounds: set[asyncio.Timeout] = set()
+        # Time-outs around interruptible work; ``interrupt`` makes them expire.
+        self._timeouts: set[asyncio.Timeout] = set()
 
     @contextlib.contextmanager
-    def work(self) -> Iterator[None]:
-        """Around a request. Raises ``ApiError`` once the service is about to stop."""
+    def track(self) -> Iterator[None]:
+        """Around a request. Raises ``ApiError`` once the service is stopping."""
         if self.stopping:
             raise _stopping()
         self.running += 1
@@ -103,23 +101,24 @@ class Drain:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def bounded(self) -> AsyncIterator[None]:
-        """Around what takes long in a request. Raises ``ApiError`` when it is cut."""
-        bound = asyncio.timeout(None)
+    async def interruptible(self) -> AsyncIterator[None]:
+        """Around the slow part of a request. Raises ``ApiError`` when interrupted."""
+        timeout = asyncio.timeout(None)
         try:
-            async with bound:
-                self._bounds.add(bound)
+            async with timeout:
+                self._timeouts.add(timeout)
                 try:
                     yield
                 finally:
-                    self._bounds.discard(bound)
+                    self._timeouts.discard(timeout)
         except TimeoutError:
-            if bound.expired():
+            if timeout.expired():
                 raise _stopping() from None
             raise
 
-    async def finish(self, seconds: float) -> bool:
-        """Take nothing more and wait for what runs; False where that took too long."""
+    async def drain(self, seconds: float) -> bool:
+        """Refuse new requests and wait for running ones; False where that takes longer than
+        ``seconds``."""
         self.stopping = True
         try:
             async with asyncio.timeout(seconds):
@@ -128,12 +127,12 @@ class Drain:
             return False
         return True
 
-    def cut(self) -> None:
-        """Take nothing more, and wait for nothing more."""
+    def interrupt(self) -> None:
+        """Refuse new requests and interrupt running ones."""
         self.stopping = True
         now = asyncio.get_running_loop().time()
-        for bound in self._bounds:
-            bound.reschedule(now)
+        for timeout in self._timeouts:
+            timeout.reschedule(now)
 
 
 def _stopping() -> ApiError:

@@ -1,4 +1,4 @@
-"""What Prometheus is told. The cluster's own counters are defined in docs/metrics.md."""
+"""Prometheus metrics of one HTTP service (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from asyncspec_protocol.messages import Finished, Output, Status
 
-# Seconds. Between tokens a fast cluster takes milliseconds, a slow one tenths.
+# Bucket bounds in seconds.
 SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LONG = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 # Counters of ``Finished.stats`` that add up over requests.
@@ -25,11 +25,19 @@ SUMS = {
     "wasted_rows": "Rows beyond those of a run without speculation",
     "bytes_sent": "Bytes between nodes",
 }
+# Fields of ``Status``.
+NODE_GAUGES = {
+    "up_seconds": "Serving",
+    "busy_seconds": "Device at work",
+    "memory_bytes": "Resident",
+    "sessions": "Open",
+    "waiting": "In its queue",
+    "slots": "Cache slots in use",
+    "room": "Cache slots of a stage; on the draft node, those reserved by admitted requests",
+}
 
 
 class Metrics:
-    """One service's numbers, in a registry of its own."""
-
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -51,50 +59,35 @@ class Metrics:
             name: Counter(f"asyncspec_{name}", f"{text} (docs/metrics.md)", registry=registry)
             for name, text in SUMS.items()
         }
-        node = ["rank", "role"]
         self._nodes = {
-            "up_seconds": Gauge("asyncspec_node_up_seconds", "Serving", node, registry=registry),
-            "busy_seconds": Gauge(
-                "asyncspec_node_busy_seconds", "Device at work", node, registry=registry
-            ),
-            "memory_bytes": Gauge(
-                "asyncspec_node_memory_bytes", "Resident", node, registry=registry
-            ),
-            "sessions": Gauge("asyncspec_node_sessions", "Open", node, registry=registry),
-            "waiting": Gauge("asyncspec_node_waiting", "In its queue", node, registry=registry),
-            "slots": Gauge("asyncspec_node_slots", "Cache slots in use", node, registry=registry),
-            "room": Gauge(
-                "asyncspec_node_room",
-                "Cache slots there are on a stage; on the draft node, those that are spoken for",
-                node,
-                registry=registry,
-            ),
+            name: Gauge(f"asyncspec_node_{name}", text, ["rank", "role"], registry=registry)
+            for name, text in NODE_GAUGES.items()
         }
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"asyncspec_{name}_seconds", text, buckets=buckets, registry=self.registry)
 
     def requested(self, route: str, status: int) -> None:
-        """A request was answered; ``route`` is a pattern, not what somebody typed."""
+        """Count a response; ``route`` is the route's pattern, not the path."""
         self._requests.labels(route, str(status)).inc()
 
-    def watch(self) -> Watch:
-        """An answer begins."""
+    def answer(self) -> AnswerMetrics:
+        """Count an answer that begins."""
         self._running.inc()
-        return Watch(self)
+        return AnswerMetrics(self)
 
     def text(self, nodes: Iterable[Status]) -> bytes:
-        """The page that Prometheus reads, with the nodes as they are now."""
+        """The text exposition, with the nodes' current status."""
         for gauge in self._nodes.values():
-            gauge.clear()  # a node that is gone has no numbers
+            gauge.clear()  # drops nodes that have left
         for node in nodes:
             for name, gauge in self._nodes.items():
                 gauge.labels(str(node.rank), node.role).set(getattr(node, name))
         return generate_latest(self.registry)
 
 
-class Watch:
-    """One answer on its way."""
+class AnswerMetrics:
+    """Measures one answer."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -103,7 +96,6 @@ class Watch:
         self._reason = "cancelled"
 
     def output(self, output: Output) -> None:
-        """New tokens."""
         count, now = len(output.token_ids), time.monotonic()
         if not count:
             return
@@ -116,7 +108,6 @@ class Watch:
         self._tokens, self._latest = self._tokens + count, now
 
     def finished(self, end: Finished) -> None:
-        """The answer is complete."""
         self._reason = end.reason
         for name, counter in self._metrics._sums.items():
             counter.inc(end.stats.get(name, 0))
@@ -124,12 +115,12 @@ class Watch:
             self._metrics._queue.observe(end.stats["queue_seconds"])
 
     def failed(self) -> None:
-        """It will never be, unless it is already."""
+        """The answer fails, unless it has ended already."""
         if self._reason == "cancelled":
             self._reason = "error"
 
     def close(self) -> None:
-        """Nobody works on it any more: it is complete, failed, or not wanted any longer."""
+        """The answer is complete, failed or cancelled."""
         self._metrics._running.dec()
         self._metrics._answers.labels(self._reason).inc()
         self._metrics._whole.observe(time.monotonic() - self._started)

@@ -1,4 +1,4 @@
-"""TLS for the HTTP service, by the standard library alone; the cluster's own links have theirs."""
+"""Command-line options of every command that serves HTTP."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.hosts import is_loopback
-from asyncspec_nodes.http.guard import VARIABLE, Keys, Origins, read_keys, read_origins
-from asyncspec_nodes.http.hosts import Hosts, read_hosts
+from asyncspec_nodes.http.hosts import AllowedHosts, read_hosts
 from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.middleware import (
+    API_KEY_VARIABLE,
+    AllowedOrigins,
+    ApiKeys,
+    read_keys,
+    read_origins,
+)
 
 
 def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """A context for a certificate chain and its private key (PEM); None where neither is given.
+    """TLS context for a certificate chain and private key (PEM); None where neither is given.
     Raises ``UserError``."""
     if certificate is None and key is None:
         return None
@@ -39,8 +45,6 @@ def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext
     return context
 
 
-# --- The arguments of every command that serves HTTP.
-
 _BOUNDS = {
     "max_concurrent": numbers.COUNT,
     "max_body_bytes": numbers.BYTES,
@@ -51,34 +55,32 @@ _BOUNDS = {
 
 
 class HttpOptions(Struct, frozen=True):
-    """How to serve."""
-
-    keys: Keys
-    hosts: Hosts
-    origins: Origins
+    keys: ApiKeys
+    hosts: AllowedHosts
+    origins: AllowedOrigins
     limits: Limits
-    # The target's name for clients; None: the name of its directory.
+    # The model's public name; None: the name of its directory.
     model: str | None
     # None: plain HTTP.
     tls: ssl.SSLContext | None = None
 
 
 class HttpSocket(NamedTuple):
-    """How to serve, and where: a socket that listens already."""
+    """HTTP options and a listening socket."""
 
     options: HttpOptions
     sock: socket.socket
 
 
 def add_arguments(parser: Parser) -> None:
-    """Keys, names and limits."""
+    """ApiKeys, names and limits."""
     add, default = parser.add_argument, Limits()
     add("--model-name", metavar="NAME", help="default: the name of the target's directory")
     add(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"keys that open the service, one a line (or one in {VARIABLE})",
+        help=f"keys that open the service, one a line (or one in {API_KEY_VARIABLE})",
     )
     add(
         "--share-prefixes",
@@ -108,41 +110,25 @@ def add_arguments(parser: Parser) -> None:
         help="let pages of this origin (https://HOST, or *) use the service from a browser; may be "
         "given several times (default: none but its own)",
     )
-    add(
-        "--max-concurrent",
-        type=int,
-        metavar="N",
-        default=default.concurrent,
-        help=f"answers at a time; a further request gets a 429 (default: {default.concurrent})",
-    )
-    add(
-        "--max-body-bytes",
-        type=int,
-        metavar="N",
-        default=default.body_bytes,
-        help=f"of a request (default: {default.body_bytes})",
-    )
-    add(
-        "--max-prompt-length",
-        type=int,
-        metavar="N",
-        default=default.prompt_length,
-        help=f"in characters, or in tokens (default: {default.prompt_length})",
-    )
-    add(
-        "--answer-seconds",
-        type=float,
-        metavar="S",
-        default=default.answer_seconds,
-        help=f"for an answer to be complete (default: {default.answer_seconds:g})",
-    )
-    add(
-        "--drain-seconds",
-        type=float,
-        metavar="S",
-        default=default.drain_seconds,
-        help=f"for running answers when told to stop (default: {default.drain_seconds:g})",
-    )
+    for name, value, text in (
+        ("concurrent", default.concurrent, "answers at a time; a further request gets a 429"),
+        ("body-bytes", default.body_bytes, "of a request"),
+        ("prompt-length", default.prompt_length, "in characters, or in tokens"),
+    ):
+        add(
+            f"--max-{name}", type=int, metavar="N", default=value, help=f"{text} (default: {value})"
+        )
+    for name, seconds, text in (
+        ("answer", default.answer_seconds, "for an answer to be complete"),
+        ("drain", default.drain_seconds, "for running answers when told to stop"),
+    ):
+        add(
+            f"--{name}-seconds",
+            type=float,
+            metavar="S",
+            default=seconds,
+            help=f"{text} (default: {seconds:g})",
+        )
 
 
 def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:

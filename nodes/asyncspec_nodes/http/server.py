@@ -1,6 +1,6 @@
-"""One connection to the service: what is no HTTP is refused in the API's form.
+"""The HTTP server on its socket: connections, their errors and limits, graceful shutdown.
 
-Law of this file: nothing that a client has sent is logged, and aiohttp's own errors quote it.
+Nothing that a client sends is logged; aiohttp's own error texts would quote it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from aiohttp.typedefs import Handler, Middleware
 
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.guard import UNKNOWN, api_error, mistake, response_of, route_of
 from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.middleware import (
+    UNKNOWN_ROUTE,
+    api_error,
+    error_response,
+    internal_error,
+    route_of,
+)
 
 KEEP_ALIVE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
-"""For what a client still sends when its answer is complete."""
+"""Time to read what a client still sends after its response."""
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's, with errors of our own."""
+    """aiohttp's connection handler with errors in the API's form."""
 
     def __init__(self, server: web.Server, metrics: Metrics) -> None:
         super().__init__(
@@ -41,8 +47,8 @@ class Connection(web.RequestHandler):
         self._metrics = metrics
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``. Where what comes is no HTTP, aiohttp (3.14) has that answered
-        behind the request whose body it is, and tells nobody who waits for the rest of that."""
+        """Fails the reader of a malformed body: aiohttp (3.14) queues the error response behind
+        that request without telling its reader."""
         super().data_received(data)
         if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
             return
@@ -52,11 +58,10 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer: also one of aiohttp's own, to what it has not let through to any handler
-        of ours."""
+        """Also converts errors that aiohttp raises before any handler of ours."""
         if isinstance(resp, web.HTTPException) and isinstance(request, web.Request):
             self._metrics.requested(await route_of(request), resp.status)
-            resp = response_of(api_error(resp, request))
+            resp = error_response(api_error(resp, request))
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -66,35 +71,34 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what could not be read, or to what went wrong outside of all handlers."""
+        """The response to malformed HTTP, or to an exception outside of all handlers."""
         if isinstance(exc, ConnectionError):
-            raise exc  # the client has left: there is nobody to tell
+            raise exc  # the client has disconnected
         if isinstance(exc, HttpProcessingError):
-            _note(request.remote)
-            error = _refusal(status, exc)
+            _log_refused(request.remote)
+            error = _malformed(status, exc)
         else:
-            error = mistake()
-        self._metrics.requested(UNKNOWN, error.status)
+            error = internal_error()
+        self._metrics.requested(UNKNOWN_ROUTE, error.status)
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun: no other can follow")
-        response = response_of(error)
+            raise ConnectionError("the response has begun: no other can follow")
+        response = error_response(error)
         response.force_close()
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What ends the connection without an answer."""
         if isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError)):
-            _note(None)
+            _log_refused(None)
         else:
             super().log_exception(*args, **kw)
 
 
-def _note(address: str | None) -> None:
-    whose = f" from {address}" if address else ""
-    sys.stderr.write(f"a request{whose} that is not HTTP was refused\n")
+def _log_refused(address: str | None) -> None:
+    origin = f" from {address}" if address else ""
+    sys.stderr.write(f"a request{origin} that is not HTTP was refused\n")
 
 
-def _refusal(status: int, error: HttpProcessingError) -> ApiError:
+def _malformed(status: int, error: HttpProcessingError) -> ApiError:
     if isinstance(error, LineTooLong):
         text = "the address or a header of the request is too long"
     else:
@@ -102,15 +106,13 @@ def _refusal(status: int, error: HttpProcessingError) -> ApiError:
     return ApiError(status, text, code="invalid_http")
 
 
-# --- The service on its socket: connections that are counted and must speak, and a graceful end.
-
 CLEANUP_SECONDS = 2.0
-"""For readers to take the end of their streams; a slow one has it twice, then is cut off."""
+"""Time for readers to take the end of their streams at shutdown."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class _Refused(asyncio.Protocol):
-    """A connection too many."""
+    """Answers a connection over the limit with a 503."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -119,9 +121,8 @@ class _Refused(asyncio.Protocol):
 
 
 class HttpServer:
-    """``async with``: inside, the service is served on ``sock``, over ``tls`` if given. Leaving
-    ends what runs with an error, and closes all connections; ``drain`` before it lets what runs
-    come to its end."""
+    """``async with``: serves ``service`` on ``sock``. Leaving interrupts running requests and
+    closes all connections; call ``drain`` first to let them finish."""
 
     def __init__(
         self, service: Service, sock: socket.socket, tls: ssl.SSLContext | None = None
@@ -129,36 +130,33 @@ class HttpServer:
         self.service = service
         self._tls = tls
         self._sock = sock
-        self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+        self._idle: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         app = service.app()
-        app.middlewares.insert(0, self._spoken())
+        app.middlewares.insert(0, self._disarm_timer())
         self._runner = web.AppRunner(
             app,
-            # A client that leaves cancels what it has asked for.
+            # A disconnect cancels the request.
             handler_cancellation=True,
             shutdown_timeout=CLEANUP_SECONDS,
         )
 
     @property
     def scheme(self) -> str:
-        """Of its addresses."""
         return "http" if self._tls is None else "https"
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         port: int = self._sock.getsockname()[1]
         return port
 
     @property
     def url(self) -> str:
-        """Where it listens, as clients write it."""
         host: str = self._sock.getsockname()[0]
         return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def connections(self) -> int:
-        """Those that are open."""
+        """Open connections."""
         assert self._runner.server is not None
         return len(self._runner.server.connections)
 
@@ -173,16 +171,16 @@ class HttpServer:
 
     async def __aexit__(self, *exception: object) -> None:
         self._server.close()
-        for timer in self._silent.values():
+        for timer in self._idle.values():
             timer.cancel()
-        self.service.drain.cut()
+        self.service.shutdown.interrupt()
         await self._runner.cleanup()
         await self._server.wait_closed()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Let running answers end, for a while, or until ``hurry``; requests that come meanwhile
-        are told to go elsewhere."""
-        drained = self.service.drain.finish(self.service.limits.drain_seconds)
+        """Refuse new requests and wait for running ones, for ``Limits.drain_seconds`` or until
+        ``hurry``."""
+        drained = self.service.shutdown.drain(self.service.limits.drain_seconds)
         tasks = [asyncio.create_task(drained), asyncio.create_task(hurry.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -196,20 +194,20 @@ class HttpServer:
             return _Refused()
         handler = Connection(server, self.service.metrics)
         loop = asyncio.get_running_loop()
-        self._silent[handler] = loop.call_later(limits.request_seconds, self._give_up, handler)
+        self._idle[handler] = loop.call_later(limits.request_seconds, self._time_out, handler)
         return handler
 
-    def _give_up(self, handler: web.RequestHandler) -> None:
-        """A connection has not said what it wants."""
-        del self._silent[handler]
+    def _time_out(self, handler: web.RequestHandler) -> None:
+        """No request came within ``Limits.request_seconds``."""
+        del self._idle[handler]
         if handler.transport is not None:
             handler.transport.abort()
 
-    def _spoken(self) -> Middleware:
+    def _disarm_timer(self) -> Middleware:
         @web.middleware
-        async def spoken(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if (timer := self._silent.pop(request.protocol, None)) is not None:
+        async def disarm(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if (timer := self._idle.pop(request.protocol, None)) is not None:
                 timer.cancel()
             return await handler(request)
 
-        return spoken
+        return disarm

@@ -1,4 +1,4 @@
-"""The page at /: files of this package, served with a policy that lets nothing else in."""
+"""The web page at /: static files under a strict content security policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ FILES = {
 
 
 def add_routes(app: web.Application) -> None:
-    """The page and what it consists of."""
     folder = files("asyncspec_nodes.http") / "page"
     for path, (name, kind) in FILES.items():
         app.router.add_get(path, _file((folder / name).read_bytes(), kind))

@@ -26,8 +26,8 @@ from asyncspec.trace.recorder import MOST, Recorder
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.console.signals import when_told_to_end
-from asyncspec_nodes.http.engine import NodeEngine
 from asyncspec_nodes.http.options import HttpSocket
+from asyncspec_nodes.node.engine import LocalEngine
 from asyncspec_nodes.node.inspector import Inspector, counts
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.reports import Reporter, Serving
@@ -168,14 +168,14 @@ def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
         hosts=options.hosts,
         origins=options.origins,
         limits=options.limits,
-        awaited=lambda: f"the draft node ({reporter.step})",
+        pending=lambda: f"the draft node ({reporter.step})",
     )
     return HttpServer(service, http.sock, options.tls)
 
 
 def _runtime(
     config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
-) -> tuple[Runtime[Any], NodeEngine | None]:
+) -> tuple[Runtime[Any], LocalEngine | None]:
     """The node, and on the draft node what an HTTP service in this process stands on."""
     shell = NodeShell(reporter.log)
     machine: Machine[Any] = loaded.machine
@@ -201,7 +201,7 @@ def _runtime(
     if loaded.codec is not None and loaded.rules is not None:
         aside, most = OneThread("reading"), config.limits.requests
         shell.service = TextService(loaded.codec, loaded.rules, runtime.feed, aside, most=most)
-        engine = NodeEngine(shell.service, inspector)
+        engine = LocalEngine(shell.service, inspector)
     collector = NodeTraceCollector(
         runtime, partial(_recorder, config, loaded), always=config.trace.events > 0
     )

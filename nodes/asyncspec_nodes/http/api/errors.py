@@ -1,4 +1,4 @@
-"""Errors in the API's own form. Pure."""
+"""Errors in the API's form, and server-sent event frames. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ApiError(Exception):
-    """An answer that is an error: {"error": {"message", "type", "param", "code"}}."""
+    """An error response: {"error": {"message", "type", "param", "code"}}."""
 
     def __init__(
         self,
@@ -22,25 +22,23 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        # A path that a client has sent may be quoted, and what is in it need not be characters.
+        # May quote a path, which need not be valid UTF-8.
         self.message = message.encode(errors="replace").decode()
         self.param = param
         self.code = code
         # Seconds.
         self.retry_after = retry_after
-        # Methods that the route does take.
+        # Methods that the route has.
         self.allow = sorted(allow)
 
     @property
     def kind(self) -> str:
-        """The API's ``type``."""
         return _KINDS.get(
             self.status, "server_error" if self.status >= 500 else "invalid_request_error"
         )
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """HTTP headers that go with it."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -49,7 +47,6 @@ class ApiError(Exception):
         return headers
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON object."""
         inner = {
             "message": self.message,
             "type": self.kind,
@@ -63,23 +60,23 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request itself must change."""
+    """A 400."""
     return ApiError(400, message, param=param, code=code)
 
 
-# --- Server-sent events: the frames of a stream. Pure.
+# --- Server-sent events
 
 DONE = b"data: [DONE]\n\n"
-# A comment: it says that the service is alive, and finds out whether the reader is.
+# A comment that keeps the connection alive and detects readers that have left.
 ALIVE = b": alive\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    # Proxies that would collect the stream first are asked not to.
+    # Disables buffering in proxies.
     "X-Accel-Buffering": "no",
 }
 
 
 def frame(value: object) -> bytes:
-    """One event. JSON has no line breaks of its own, so one ``data`` line is enough."""
+    """One event. JSON has no line breaks, so one ``data`` line is enough."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

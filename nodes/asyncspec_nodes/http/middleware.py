@@ -1,4 +1,4 @@
-"""Pages of other origins that may use the service from a browser (CORS)."""
+"""Checks on every HTTP request: origin (CORS), API key, body; and errors in the API's form."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from aiohttp.typedefs import Handler, Middleware
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.api.errors import ApiError, invalid
-from asyncspec_nodes.http.hosts import Hosts
+from asyncspec_nodes.http.hosts import AllowedHosts
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
 
-EVERY = "*"
+ANY = "*"
 PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
-    # The star, which never means Authorization, is for what clients say of themselves.
+    # "*" never includes Authorization; it allows the headers that client libraries add.
     "Access-Control-Allow-Headers": "Authorization, Content-Type, *",
     "Access-Control-Max-Age": "600",
 }
@@ -35,29 +35,27 @@ _DEFAULT_PORTS = (("http://", ":80"), ("https://", ":443"))
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:*\[\]]+)(:[0-9]{1,5})?")
 
 
-class Origins:
-    """``allowed``: they, as browsers write them; ``*`` is all.
+class AllowedOrigins:
+    """Origins whose pages may use the service from a browser, as browsers write them; ``*`` is all.
 
-    Law of this class: a preflight, which brings no key, is answered alike for every path."""
+    A preflight carries no key, so its answer is the same for every path."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self.allowed = frozenset(allowed)
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a browser that asks whether it may ask; None: to anything else, and to an
-        origin that may not."""
+        """The response to a preflight from an allowed origin; None for any other request."""
         asks = "Access-Control-Request-Method" in request.headers
-        if request.method != "OPTIONS" or not asks or self._answer(request) is None:
+        if request.method != "OPTIONS" or not asks or self._allowed_origin(request) is None:
             return None
         return web.Response(status=204, headers=PREFLIGHT)
 
     def check(self, request: web.Request) -> None:
-        """A request that changes something comes from no page, from this service's own one, or from
-        one of an origin that may. Raises ``ApiError``."""
+        """Raises ``ApiError`` for a request with effects from a page of a foreign origin."""
         origin = request.headers.get("Origin")
-        if origin is None or request.method in _SAFE or self._answer(request) is not None:
+        if origin is None or request.method in _SAFE or self._allowed_origin(request) is not None:
             return
-        # A browser says so itself where a proxy has put another name in Host.
+        # Behind a proxy that rewrites Host, only the browser knows.
         if request.headers.get("Sec-Fetch-Site") == "same-origin":
             return
         _, scheme, host = origin.lower().partition("://")
@@ -70,24 +68,24 @@ class Origins:
             code="foreign_origin",
         )
 
-    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let the browser give the answer, of any kind, to the page that has asked."""
-        if self.allowed and EVERY not in self.allowed:
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """CORS headers of any response."""
+        if self.allowed and ANY not in self.allowed:
             response.headers["Vary"] = "Origin"
-        if (origin := self._answer(request)) is not None:
+        if (origin := self._allowed_origin(request)) is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = "Retry-After"
 
-    def _answer(self, request: web.Request) -> str | None:
-        if EVERY in self.allowed:
-            return EVERY
+    def _allowed_origin(self, request: web.Request) -> str | None:
+        if ANY in self.allowed:
+            return ANY
         origin = request.headers.get("Origin")
         return origin if origin in self.allowed else None
 
 
-def read_origins(given: Iterable[str]) -> Origins:
-    """As browsers write them: in lower case, without the default port. Raises ``UserError``."""
-    return Origins([one if one == EVERY else _origin(one) for one in given])
+def read_origins(given: Iterable[str]) -> AllowedOrigins:
+    """Normalises ``--allow-origin``: lower case, no default port. Raises ``UserError``."""
+    return AllowedOrigins([one if one == ANY else _origin(one) for one in given])
 
 
 def _origin(given: str) -> str:
@@ -95,7 +93,7 @@ def _origin(given: str) -> str:
     if not _ORIGIN.fullmatch(origin):
         raise UserError(
             f"--allow-origin is {given}; it must be SCHEME://HOST or SCHEME://HOST:PORT, without a "
-            f"path, or {EVERY}"
+            f"path, or {ANY}"
         )
     for scheme, port in _DEFAULT_PORTS:
         if origin.startswith(scheme):
@@ -105,13 +103,13 @@ def _origin(given: str) -> str:
 
 # --- API keys.
 
-VARIABLE = "ASYNCSPEC_API_KEY"
+API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
 _COMMENT = re.compile(r"(^|\s)#.*")
 
 
-class Keys:
-    """The keys that open the service; without any it is open to whoever reaches it.
-    ``share_prefixes``: requests of all keys share prompt prefixes, as those without keys do."""
+class ApiKeys:
+    """The accepted API keys; without any the service is open.
+    ``share_prefixes``: requests of different keys may share prompt prefixes."""
 
     def __init__(self, keys: Iterable[str] = (), *, share_prefixes: bool = False) -> None:
         self._digests = tuple(map(_digest, keys))
@@ -121,8 +119,7 @@ class Keys:
         return bool(self._digests)
 
     def check(self, header: str | None) -> str:
-        """The tenant of a request with this ``Authorization``: see ``Submit.tenant``. Raises
-        ``ApiError``."""
+        """The tenant (``Submit.tenant``) of an ``Authorization`` header. Raises ``ApiError``."""
         if not self._digests:
             return ""
         scheme, _, key = (header or "").partition(" ")
@@ -131,7 +128,7 @@ class Keys:
                 401, "there is no API key; send Authorization: Bearer KEY", code="missing_api_key"
             )
         given = _digest(key.strip())
-        # Every key is compared to the end: how long it takes says nothing.
+        # Compares with every key in constant time.
         same = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(same):
             raise ApiError(401, "the API key is not one of this service", code="invalid_api_key")
@@ -143,16 +140,16 @@ def _digest(key: str) -> bytes:
 
 
 def _tenant(digest: bytes) -> str:
-    """Another hash of the key: it names its tenant, and does not open the service."""
+    """A second hash of the key, so that the tenant's name does not reveal the key."""
     return hmac.digest(digest, b"asyncspec tenant", "sha256")[:16].hex()
 
 
-def read_keys(file: Path | None, *, share_prefixes: bool = False) -> Keys:
-    """The keys in a file, one a line, # at its beginning or behind a space begins a comment; else
-    the environment's. Raises ``UserError``."""
+def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
+    """Keys from a file, one a line; ``#`` at the start or after a space begins a comment. Without
+    a file, the environment's key. Raises ``UserError``."""
     if file is None:
-        key = os.environ.get(VARIABLE, "").strip()
-        return Keys([key] if key else [], share_prefixes=share_prefixes)
+        key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        return ApiKeys([key] if key else [], share_prefixes=share_prefixes)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -162,15 +159,15 @@ def read_keys(file: Path | None, *, share_prefixes: bool = False) -> Keys:
     keys = [key for line in lines if (key := _COMMENT.sub("", line).strip())]
     if not keys:
         raise UserError(f"there is no API key in {file}; write one a line")
-    return Keys(keys, share_prefixes=share_prefixes)
+    return ApiKeys(keys, share_prefixes=share_prefixes)
 
 
-# --- A request's body, as it may come.
+# --- Request body
 
 
 async def read_body(request: web.Request, limits: Limits) -> bytes:
     """The bytes of a JSON body. Raises ``ApiError``."""
-    # Also a wall: other sites' pages can send a form here without asking, but not JSON.
+    # Pages of other sites can send forms without a preflight, but not JSON.
     if request.content_type != "application/json":
         raise ApiError(
             415,
@@ -208,72 +205,73 @@ def _too_large(limits: Limits) -> ApiError:
     )
 
 
-# --- What every request passes: the name it was sent to, the page it comes from and its key are
-# checked, and whatever goes wrong is the API's error.
+# --- The middleware
 
-CLOSED = 499
-"""In the metrics: the client has left (nginx's number)."""
+CLIENT_CLOSED = 499
+"""Status in the metrics when the client has disconnected (as nginx)."""
 
-UNKNOWN = "unknown"
-"""In the metrics: no route of this service."""
+UNKNOWN_ROUTE = "unknown"
+"""Route in the metrics for paths of no route."""
 
-OPEN = frozenset({"/health", "/ready", *site.FILES})
-"""Routes that need no key: they tell nothing of anybody's requests."""
+PUBLIC_ROUTES = frozenset({"/health", "/ready", *site.FILES})
+"""Routes without authentication: they reveal nothing of requests."""
 
 
-def guarded(keys: Keys, hosts: Hosts, origins: Origins, metrics: Metrics) -> Middleware:
-    """The middleware of a service."""
+def make_middleware(
+    keys: ApiKeys, hosts: AllowedHosts, origins: AllowedOrigins, metrics: Metrics
+) -> Middleware:
+    """Checks host, origin and key, counts the request, and converts errors to JSON."""
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status, route = CLOSED, await route_of(request)
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        status, route = CLIENT_CLOSED, await route_of(request)
         try:
             hosts.check(request.headers.get("Host"))
             response: web.StreamResponse | None = origins.preflight(request)
             if response is None:
                 origins.check(request)
-                if route not in OPEN:
+                if route not in PUBLIC_ROUTES:
                     keys.check(request.headers.get("Authorization"))
                 response = await handler(request)
             status = response.status
             return response
         except ApiError as error:
             status = error.status
-            return response_of(error)
+            return error_response(error)
         except web.HTTPException as error:
             status = error.status
-            return response_of(api_error(error, request))
+            return error_response(api_error(error, request))
         except ConnectionError:
-            raise  # the client has left: there is nobody to tell
+            raise  # the client has disconnected
         except Exception:
             status = 500
-            return response_of(mistake())
+            return error_response(internal_error())
         finally:
             metrics.requested(route, status)
 
-    return guard
+    return middleware
 
 
-def mistake() -> ApiError:
-    """The exception that is handled, which is our own mistake, as the API's error. It is written
-    down; no request's text is in it, only where it happened."""
+def internal_error() -> ApiError:
+    """A 500 for the exception being handled. Its traceback goes to stderr; a traceback has no text
+    of a request."""
     sys.stderr.write(traceback.format_exc())
-    return ApiError(500, "this service has made a mistake", code="internal")
+    return ApiError(500, "this service has made a internal_error", code="internal")
 
 
 async def route_of(request: web.Request) -> str:
-    """The pattern that the path fits, whatever the method."""
+    """The route's pattern for the request's path, whatever the method."""
     if (resource := request.match_info.route.resource) is not None:
         return resource.canonical
     for other in request.app.router.resources():
         _, methods = await other.resolve(request)
         if methods:
             return other.canonical
-    return UNKNOWN
+    return UNKNOWN_ROUTE
 
 
 def api_error(error: web.HTTPException, request: web.Request) -> ApiError:
-    """An answer of aiohttp's own in the API's form."""
+    """aiohttp's own error in the API's form."""
     if error.status == 404:
         return ApiError(404, f"there is no {request.method} {request.path}", code="not_found")
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -285,8 +283,7 @@ def api_error(error: web.HTTPException, request: web.Request) -> ApiError:
     return ApiError(error.status, error.reason, code="http_error")
 
 
-def response_of(error: ApiError) -> web.Response:
-    """An error, as it is sent."""
+def error_response(error: ApiError) -> web.Response:
     response = web.Response(
         body=msgspec.json.encode(error.body()),
         status=error.status,
@@ -294,6 +291,6 @@ def response_of(error: ApiError) -> web.Response:
         headers=dict(error.headers),
     )
     if error.status in (408, 413, 417):
-        # The rest of the body is of no interest.
+        # The rest of the body is not read.
         response.force_close()
     return response

@@ -1,4 +1,4 @@
-"""What differs between the two kinds of completions, as the rest of the service sees it. Pure."""
+"""The two completion endpoints: their requests, and the JSON objects of their answers. Pure."""
 
 from __future__ import annotations
 
@@ -16,66 +16,65 @@ from asyncspec_protocol.messages import Output, Submit
 Choice = dict[str, object]
 
 
-class Form(Protocol):
-    """How answers of one kind are written."""
+class ResponseBuilder(Protocol):
+    """Builds the ``choices`` of one endpoint's answers."""
 
-    # ``object`` of a whole answer and of a piece of one, and what its id begins with.
-    whole_name: str
-    piece_name: str
+    # ``object`` of a whole answer and of a streamed chunk, and the prefix of ids.
+    full_object: str
+    chunk_object: str
     id_prefix: str
-    # The parameter that has the prompt.
+    # The parameter that holds the prompt.
     prompt_name: str
 
-    def first(self) -> Choice | None:
-        """What a stream says of an answer before its text, if anything."""
+    def first_chunk(self) -> Choice | None:
+        """The chunk before any text, if the endpoint has one."""
 
-    def piece(self, text: str, said: list[Step], offset: int) -> Choice:
-        """Text, and what was said of its tokens; ``offset``: characters of earlier tokens."""
+    def chunk(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Choice:
+        """New text and its log-probabilities; ``offset``: characters of earlier tokens."""
 
-    def last(self) -> Choice:
-        """What the end of a streamed answer has beside its reason."""
+    def last_chunk(self) -> Choice:
+        """The chunk that carries the finish reason."""
 
-    def whole(self, text: str, said: list[Step]) -> Choice:
-        """An answer at once."""
+    def full(self, text: str, logprobs: list[PositionLogprobs]) -> Choice:
+        """A whole answer."""
 
 
-class Asked(Struct, frozen=True):
-    """A request, understood: what is asked of the cluster, and how the answer is written."""
+class ParsedRequest(Struct, frozen=True):
+    """A checked request: what is submitted to the cluster, and how answers are written."""
 
-    form: Form
-    # The answers to the first prompt, then those to the second, ...
+    builder: ResponseBuilder
+    # ``choices`` answers to the first prompt, then those to the second, ...
     submits: tuple[Submit, ...]
-    # Answers to each prompt.
     choices: int
-    # What all answers' seeds come from; said in the answer, so that it can be had again.
+    # All answers' seeds derive from it; reported in the response, so that it can be reproduced.
     seed: int
     stream: bool
     include_usage: bool
     details: bool
 
-    def of_tenant(self, tenant: str) -> Asked:
-        """The same, asked by a tenant (see ``Submit.tenant``)."""
+    def for_tenant(self, tenant: str) -> ParsedRequest:
+        """The same request on behalf of a tenant (see ``Submit.tenant``)."""
         return replace(self, submits=tuple(replace(one, tenant=tenant) for one in self.submits))
 
     def prompt_of(self, index: int) -> int:
-        """The prompt that the ``index``-th answer is one to."""
+        """The prompt that the ``index``-th answer belongs to."""
         return index // self.choices
 
 
-# --- What a request has used, as the API counts it. Pure.
+# --- Usage
 
 Usage = dict[str, int | dict[str, int]]
 
 
 def usage(ends: Iterable[tuple[int, Mapping[str, float]]]) -> Usage:
-    """Of the ends of all answers: the number of the prompt and the answer's counters. A prompt
+    """Token counts of a response. ``ends``: prompt number and counters of each answer; a prompt
     with several answers counts once."""
     prompts: dict[int, int] = {}
     cached: dict[int, int] = {}
     completion = 0
     for prompt, stats in ends:
         prompts[prompt] = int(stats.get("prompt_tokens", 0))
-        # Of several answers the first has read the prompt, unless it was known before.
+        # The first of several answers computes the prompt, the others share its prefix.
         taken = int(stats.get("shared_tokens", 0))
         cached[prompt] = min(cached.get(prompt, taken), taken)
         completion += int(stats.get("new_tokens", 0))
@@ -88,90 +87,91 @@ def usage(ends: Iterable[tuple[int, Mapping[str, float]]]) -> Usage:
     }
 
 
-# --- Log-probabilities in the API's two forms. Pure.
+# --- Log-probabilities
 
 
-class Place(Struct, frozen=True):
-    """A token and its log-probability."""
+class TokenLogprob(Struct, frozen=True):
+    """A token's bytes and its log-probability (natural logarithm)."""
 
     spelled: bytes
-    log_prob: float
+    logprob: float
 
     @property
     def text(self) -> str:
-        """Bytes that are no character of their own are written as such."""
+        """Bytes that are not valid UTF-8 appear as escapes."""
         return self.spelled.decode(errors="backslashreplace")
 
-    def entry(self) -> dict[str, object]:
-        """In the chat form."""
-        return {"token": self.text, "logprob": self.log_prob, "bytes": list(self.spelled)}
+    def chat_entry(self) -> dict[str, object]:
+        """An entry of a chat completion's ``logprobs``."""
+        return {"token": self.text, "logprob": self.logprob, "bytes": list(self.spelled)}
 
 
-class Step(Struct, frozen=True):
-    """One token of an answer, and the likeliest in its place, best first."""
+class PositionLogprobs(Struct, frozen=True):
+    """The token of one position, and the most likely tokens there, best first."""
 
-    chosen: Place
-    likely: tuple[Place, ...]
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
 
 
-def steps(output: Output) -> Iterator[Step]:
-    """Of every token of a piece, where log-probabilities were asked for."""
+def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
+    """Of every token of an ``Output`` that carries log-probabilities."""
     count = len(output.token_log_probs)
     if not count:
         return
     tops = len(output.top_tokens) // count
-    likely = tuple(map(Place, output.token_bytes[count:], output.top_token_log_probs))
-    for i, log_prob in enumerate(output.token_log_probs):
-        yield Step(Place(output.token_bytes[i], log_prob), likely[i * tops : (i + 1) * tops])
+    top = tuple(map(TokenLogprob, output.token_bytes[count:], output.top_token_log_probs))
+    for i, logprob in enumerate(output.token_log_probs):
+        chosen = TokenLogprob(output.token_bytes[i], logprob)
+        yield PositionLogprobs(chosen, top[i * tops : (i + 1) * tops])
 
 
-def chat_form(said: list[Step]) -> dict[str, object]:
+def chat_logprobs(logprobs: list[PositionLogprobs]) -> dict[str, object]:
     """``choices[].logprobs`` of a chat completion."""
     content = [
-        {**step.chosen.entry(), "top_logprobs": [place.entry() for place in step.likely]}
-        for step in said
+        {**one.chosen.chat_entry(), "top_logprobs": [token.chat_entry() for token in one.top]}
+        for one in logprobs
     ]
     return {"content": content, "refusal": None}
 
 
-def text_form(said: list[Step], offset: int) -> dict[str, object]:
+def text_logprobs(logprobs: list[PositionLogprobs], offset: int) -> dict[str, object]:
     """``choices[].logprobs`` of a text completion. ``offset``: characters before the first."""
     offsets = []
-    for step in said:
+    for one in logprobs:
         offsets.append(offset)
-        offset += len(step.chosen.text)
+        offset += len(one.chosen.text)
     return {
-        "tokens": [step.chosen.text for step in said],
-        "token_logprobs": [step.chosen.log_prob for step in said],
-        # With the chosen token, as the API has it.
+        "tokens": [one.chosen.text for one in logprobs],
+        "token_logprobs": [one.chosen.logprob for one in logprobs],
+        # The API includes the chosen token.
         "top_logprobs": [
-            {place.text: place.log_prob for place in (*step.likely, step.chosen)} for step in said
+            {token.text: token.logprob for token in (*one.top, one.chosen)} for one in logprobs
         ],
         "text_offset": offsets,
     }
 
 
-def width(said: list[Step]) -> int:
+def text_width(logprobs: list[PositionLogprobs]) -> int:
     """Characters of some tokens, as ``text_offset`` counts them."""
-    return sum(len(step.chosen.text) for step in said)
+    return sum(len(one.chosen.text) for one in logprobs)
 
 
-# --- The messages of a conversation, as the API has them and as chat templates want them. Pure.
+# --- Chat completions
 
 
-class Part(Struct, frozen=True):
-    """A part of a message's content; only text is served."""
+class ContentPart(Struct, frozen=True):
+    """A part of a message's content; only text is supported."""
 
     type: str
     text: str | None = None
 
 
 class ChatMessage(Struct, frozen=True):
-    """One message. What else clients send along (``refusal``, ``annotations``) is looked at only
-    where it would change the prompt."""
+    """One message. Fields that cannot change the prompt (``refusal``, ``annotations``) are
+    ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | tuple[Part, ...] | None = None
+    content: str | tuple[ContentPart, ...] | None = None
     name: str | None = None
     tool_calls: object = None
     function_call: object = None
@@ -179,7 +179,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 def conversation(messages: tuple[ChatMessage, ...]) -> str:
-    """As ``Submit.chat`` has it: JSON with role and content alone. Raises ``ApiError``."""
+    """``Submit.chat``: JSON with roles and texts. Raises ``ApiError``."""
     if not messages:
         raise invalid("messages is empty; give at least one", "messages")
     return encode([_plain(message, f"messages[{i}]") for i, message in enumerate(messages)])
@@ -195,7 +195,7 @@ def _plain(message: ChatMessage, where: str) -> Message:
     return Message(role, _text(message.content, f"{where}.content"))
 
 
-def _text(content: str | tuple[Part, ...] | None, where: str) -> str:
+def _text(content: str | tuple[ContentPart, ...] | None, where: str) -> str:
     if isinstance(content, str):
         return content
     if content is None:
@@ -212,9 +212,6 @@ def _unsupported(where: str, what: str) -> Exception:
     return invalid(f"{what} is not supported by this service", where, "unsupported_value")
 
 
-# --- Chat completions: their request, and how their answers are written. Pure.
-
-
 class ChatRequest(Shared, frozen=True, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -224,7 +221,6 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
     top_logprobs: Tops | None = None
 
     def check(self) -> None:
-        """See ``Shared``."""
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is given without logprobs: true", "top_logprobs")
@@ -234,14 +230,13 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """See ``Shared``."""
         return self.max_completion_tokens or self.max_tokens
 
-    def asked(self, seed: int) -> Asked:
-        """What is asked of the cluster. ``seed``: in place of one that is not given."""
+    def parsed(self, seed: int) -> ParsedRequest:
+        """The request for the cluster. ``seed``: the default."""
         seed = seed if self.seed is None else self.seed
         chat = conversation(self.messages)
-        # Without a limit an answer may take what room the context has.
+        # Without a limit an answer may fill the context.
         most = self.limit or MAX_TOKENS
         submits = tuple(
             replace(
@@ -252,54 +247,42 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
             )
             for choice in range(self.choices)
         )
-        return Asked(
-            ChatForm(logprobs=bool(self.logprobs)),
-            submits,
-            self.choices,
-            seed,
-            bool(self.stream),
-            self.include_usage,
-            bool(self.return_details),
-        )
+        return _parsed(self, ChatBuilder(logprobs=bool(self.logprobs)), submits, seed)
 
 
-class ChatForm:
-    """See ``Form``."""
+class ChatBuilder:
+    """``ResponseBuilder`` of chat completions."""
 
-    whole_name = "chat.completion"
-    piece_name = "chat.completion.chunk"
+    full_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
     prompt_name = "messages"
 
     def __init__(self, *, logprobs: bool) -> None:
         self._logprobs = logprobs
 
-    def first(self) -> Choice | None:
-        """See ``Form``."""
+    def first_chunk(self) -> Choice | None:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return {"delta": delta, "logprobs": None}
 
-    def piece(self, text: str, said: list[Step], offset: int) -> Choice:
-        """See ``Form``."""
-        return {"delta": {"content": text}, "logprobs": self._said(said)}
+    def chunk(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Choice:
+        return {"delta": {"content": text}, "logprobs": self._field(logprobs)}
 
-    def last(self) -> Choice:
-        """See ``Form``."""
+    def last_chunk(self) -> Choice:
         return {"delta": {}, "logprobs": None}
 
-    def whole(self, text: str, said: list[Step]) -> Choice:
-        """See ``Form``."""
+    def full(self, text: str, logprobs: list[PositionLogprobs]) -> Choice:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"message": message, "logprobs": self._said(said)}
+        return {"message": message, "logprobs": self._field(logprobs)}
 
-    def _said(self, said: list[Step]) -> dict[str, object] | None:
-        return chat_form(said) if self._logprobs else None
+    def _field(self, logprobs: list[PositionLogprobs]) -> dict[str, object] | None:
+        return chat_logprobs(logprobs) if self._logprobs else None
 
 
-# --- Text completions: their request, and how their answers are written. Pure.
+# --- Text completions
 
 DEFAULT_TOKENS = 16
-"""The API's own."""
+"""The API's default ``max_tokens``."""
 
 Prompt = str | tuple[int, ...]
 
@@ -307,12 +290,12 @@ Prompt = str | tuple[int, ...]
 class CompletionRequest(Shared, frozen=True, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
-    # Text, tokens, or a list of either.
+    # Text, token ids, or a list of either.
     prompt: object
     logprobs: Tops | None = None
 
-    def asked(self, seed: int) -> Asked:
-        """What is asked of the cluster. ``seed``: in place of one that is not given."""
+    def parsed(self, seed: int) -> ParsedRequest:
+        """The request for the cluster. ``seed``: the default."""
         seed = seed if self.seed is None else self.seed
         prompts = _prompts(self.prompt)
         if len(prompts) * self.choices > MAX_CHOICES:
@@ -322,15 +305,7 @@ class CompletionRequest(Shared, frozen=True, kw_only=True):
             for prompt in prompts
             for choice in range(self.choices)
         )
-        return Asked(
-            TextForm(logprobs=self.logprobs is not None),
-            submits,
-            self.choices,
-            seed,
-            bool(self.stream),
-            self.include_usage,
-            bool(self.return_details),
-        )
+        return _parsed(self, TextBuilder(logprobs=self.logprobs is not None), submits, seed)
 
     def _submit(self, prompt: Prompt, seed: int, choice: int) -> Submit:
         text = isinstance(prompt, str)
@@ -344,14 +319,11 @@ class CompletionRequest(Shared, frozen=True, kw_only=True):
 
 
 def _prompts(given: object) -> tuple[Prompt, ...]:
-    """Raises ``ApiError`` for what is no prompt."""
     if isinstance(given, str):
         return (given,)
-    if not isinstance(given, list) or not given:
-        raise invalid("prompt: expected text, tokens, or a list of either", "prompt")
-    if isinstance(given[0], int):
-        return (_tokens(given),)
-    return tuple(one if isinstance(one, str) else _tokens(one) for one in given)
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        return tuple(one if isinstance(one, str) else _tokens(one) for one in given)
+    return (_tokens(given),)
 
 
 def _tokens(given: object) -> tuple[int, ...]:
@@ -363,29 +335,42 @@ def _tokens(given: object) -> tuple[int, ...]:
     return tuple(given)
 
 
-class TextForm:
-    """See ``Form``."""
+class TextBuilder:
+    """``ResponseBuilder`` of text completions."""
 
-    whole_name = "text_completion"
-    piece_name = "text_completion"
+    full_object = "text_completion"
+    chunk_object = "text_completion"
     id_prefix = "cmpl-"
     prompt_name = "prompt"
 
     def __init__(self, *, logprobs: bool) -> None:
         self._logprobs = logprobs
 
-    def first(self) -> Choice | None:
-        """See ``Form``."""
+    def first_chunk(self) -> Choice | None:
         return None
 
-    def piece(self, text: str, said: list[Step], offset: int) -> Choice:
-        """See ``Form``."""
-        return {"text": text, "logprobs": text_form(said, offset) if self._logprobs else None}
+    def chunk(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Choice:
+        return {
+            "text": text,
+            "logprobs": text_logprobs(logprobs, offset) if self._logprobs else None,
+        }
 
-    def last(self) -> Choice:
-        """See ``Form``."""
+    def last_chunk(self) -> Choice:
         return {"text": "", "logprobs": None}
 
-    def whole(self, text: str, said: list[Step]) -> Choice:
-        """See ``Form``."""
-        return self.piece(text, said, 0)
+    def full(self, text: str, logprobs: list[PositionLogprobs]) -> Choice:
+        return self.chunk(text, logprobs, 0)
+
+
+def _parsed(
+    request: Shared, builder: ResponseBuilder, submits: tuple[Submit, ...], seed: int
+) -> ParsedRequest:
+    return ParsedRequest(
+        builder,
+        submits,
+        request.choices,
+        seed,
+        bool(request.stream),
+        request.include_usage,
+        bool(request.return_details),
+    )
