@@ -156,6 +156,8 @@ class Runtime(Generic[S]):
         # What the device has computed: it may have gone on by then, so this goes first.
         self._results: deque[Input] = deque()
         self._busy = False
+        # True once there is a device to ask.
+        self._started = False
         self._overdue = Overdue(device_seconds)
         # Why this node is given up, once its device hangs.
         self._hung = ""
@@ -170,6 +172,7 @@ class Runtime(Generic[S]):
         self._device = Device(
             self._run_job, self._ran, self._computed, self._device_failed, self._work
         )
+        self._started = True
         await self._mesh.start(self._sock)
         watch = loop.create_task(self._watch_device())
         try:
@@ -210,13 +213,13 @@ class Runtime(Generic[S]):
 
     @property
     def busy_seconds(self) -> float:
-        """How long the device has worked so far."""
-        return self._device.busy_seconds
+        """How long the device has worked so far; 0 before ``run``."""
+        return self._device.busy_seconds if self._started else 0.0
 
     @property
     def jobs(self) -> int:
-        """Jobs that its device has and has not told the end of; of a node that runs."""
-        return self._device.under_way
+        """Jobs that the device has been given and has not finished; 0 before ``run``."""
+        return self._device.under_way if self._started else 0
 
     def answer_by(self, inspector: Inspector) -> None:
         """``inspector`` says from now on how this node is."""

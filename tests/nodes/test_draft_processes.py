@@ -21,8 +21,8 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, to_toml
 from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.node.huge_pages import TUNABLES, environment
 from asyncspec_nodes.node.reports import Serving, Trouble, read_report
-from asyncspec_nodes.node.resources import TUNABLES, environment
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 from nodes.background import START, Background, no_process_left

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.node.resources import TUNABLES, environment
+from asyncspec_nodes.node.huge_pages import TUNABLES, environment
 
 ASKED = "glibc.malloc.hugetlb=1"
 
@@ -53,7 +53,7 @@ def test_what_the_user_has_set_stays(
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from asyncspec_nodes.node.resources import begin_with_them
+from asyncspec_nodes.node.huge_pages import begin_with_them
 print("begun", flush=True)
 begin_with_them(Path(sys.argv[1]))
 told = os.environ.get("GLIBC_TUNABLES"), os.read(int(sys.argv[2]), 9).decode()

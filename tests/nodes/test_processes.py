@@ -505,8 +505,9 @@ def test_a_cluster_with_keys_serves_its_members_only(
     background = Background(msgspec.structs.replace(config, security=SecurityTable(*files)))
     try:
         code, out, err = background.ask(capsys, "--prompt", "fox")
-        assert (code, out) == (1, "")
+        assert (code, out) == (2, "")
         assert err.count("\n") == 1
+        assert "--config" in err
         file = tmp_path / "cluster.toml"
         file.write_text(to_toml(background.cluster.config))
         argv = ["--config", str(file), "--prompt", "fox", "--json", "--max-new-tokens", "4"]

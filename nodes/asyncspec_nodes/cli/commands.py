@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from asyncspec_nodes.console.arguments import Parser
-from asyncspec_nodes.console.signals import ends_at_once
+from asyncspec_nodes.console.interrupt import ends_at_once
 
 INTRODUCTION = "Several small machines serve one large language model, fast and exactly."
 

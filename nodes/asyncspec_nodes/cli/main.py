@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec_nodes.console.interrupt import LAST_WORDS, ends_at_once
 from asyncspec_nodes.console.output import Unwritten, forgiven_stderr, guarded_stdout
-from asyncspec_nodes.console.signals import LAST_WORDS, ends_at_once
 from asyncspec_protocol.text import printable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -23,7 +23,7 @@ from asyncspec_nodes.cluster.config import DTYPES, MODES, QUANTIZE, WITHOUT_MODE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
-from asyncspec_nodes.console.signals import ends_at_once
+from asyncspec_nodes.console.interrupt import ends_at_once
 
 GIB = 2**30
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from typing import NoReturn
-
-from msgspec import Struct
+from typing import NamedTuple, NoReturn
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.hosts import is_host
@@ -46,7 +44,7 @@ def say(line: str) -> None:
 # or in the arithmetic, and what is said then is no help to anybody.
 
 
-class Bounds(Struct, frozen=True):
+class Bounds(NamedTuple):
     """Numbers from ``least`` to ``most``; with ``above``, ``least`` itself is too little."""
 
     least: float

@@ -19,7 +19,7 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import NUMBER
 from asyncspec_nodes.local.processes import end, said_last
-from asyncspec_nodes.node.resources import environment
+from asyncspec_nodes.node.huge_pages import environment
 
 SUPPORTED = sys.platform == "linux"
 """Elsewhere there are no sockets of packets, or libraries that do not survive a fork."""

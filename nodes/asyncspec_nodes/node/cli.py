@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from asyncspec_nodes.console.interrupt import ends_at_once
 from asyncspec_nodes.console.output import forgiven_stderr
-from asyncspec_nodes.console.signals import ends_at_once
-from asyncspec_nodes.node.resources import begin_with_them
+from asyncspec_nodes.node.huge_pages import begin_with_them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
