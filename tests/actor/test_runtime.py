@@ -64,6 +64,18 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
     run(main())
 
 
+def test_a_node_that_has_not_run_yet_is_idle(run: Runner) -> None:
+    """``/ready`` may ask before the event loop has started the node's task."""
+
+    async def main() -> None:
+        async with LocalCluster(1) as cluster:
+            node = cluster.nodes[1]
+            assert not node.links
+            assert (node.busy_seconds, node.jobs) == (0.0, 0)
+
+    run(main())
+
+
 def test_prompts_that_are_given_up_leave_no_entry_behind(run: Runner) -> None:
     """Those that are kept too long for the books of the answer."""
 
