@@ -36,7 +36,7 @@ class Reader:
                     self.hits.append(None)
                 else:
                     self.hits += [i < effect.hits for i in range(len(effect.tokens))]
-        if self.got >= self.stop.kept and not self._asked:
+        if self.got >= self.stop.length and not self._asked:
             self._asked = True
             self.cluster.world.at(self.cluster.world.now + self.delay, self.tell)
 

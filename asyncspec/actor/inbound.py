@@ -8,7 +8,7 @@ from typing import Protocol
 from asyncspec.actor.link import Link
 from asyncspec.backend import row_compression
 from asyncspec.backend.base import Tensors, WireTensor
-from asyncspec.core.machine import Emit, Finish, Input, Joined, Lost, Received
+from asyncspec.core.machine import Emit, Finish, Input, LinkDown, LinkUp, Received
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
@@ -111,7 +111,7 @@ class Incoming:
         """See ``Owner``."""
         if link.rank >= 0:
             self._shell.changed(link.rank, True, "")
-            self._feed(Joined(link.rank))
+            self._feed(LinkUp(link.rank))
             if self.collector is not None:
                 self.collector.joined(link)
 
@@ -125,7 +125,7 @@ class Incoming:
             self._shell.client_gone(link)
             return
         self._shell.changed(link.rank, False, reason)
-        self._feed(Lost(link.rank, reason))
+        self._feed(LinkDown(link.rank, reason))
 
     def refused(self, rank: Rank, reason: str) -> None:
         """See ``Owner``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from asyncspec.core.machine import Computed, Fired, Input, Joined, Lost, Received
+from asyncspec.core.machine import Computed, Input, LinkDown, LinkUp, Received, TimerFired
 
 REMEMBERED = 40
 """Inputs that are kept."""
@@ -47,11 +47,11 @@ def _brief(memo: object) -> str:
             return f"received {type(message).__name__} from rank {peer} {' '.join(where)}"
         case (job, session, seconds):
             return f"computed {job} of session {session} in {seconds:.4f} s"
-        case Fired(timer):
+        case TimerFired(timer):
             return f"fired {timer}"
-        case Joined(peer):
+        case LinkUp(peer):
             return f"joined rank {peer}"
-        case Lost(peer, reason):
+        case LinkDown(peer, reason):
             return f"lost rank {peer}: {reason}"
         case _:
             return type(memo).__name__.lower()

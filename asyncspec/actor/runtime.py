@@ -22,22 +22,22 @@ from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job, Rows
 from asyncspec.core.machine import (
     Abandon,
-    Arm,
     Compute,
     Computed,
     Effect,
     Emit,
     Finish,
-    Fired,
     Input,
     Machine,
-    Next,
     Received,
-    Report,
+    RunNext,
     RunTask,
     Send,
+    SendClosed,
+    SetTimer,
     Task,
     TaskDone,
+    TimerFired,
 )
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -48,14 +48,13 @@ from asyncspec_protocol.messages import Closed, Fault, Hello, Message
 class Timers:
     """Deadlines by name; one that comes is fed to the machine. Needs a running event loop."""
 
-    def __init__(self, feed: Callable[[Fired], None]) -> None:
+    def __init__(self, feed: Callable[[TimerFired], None]) -> None:
         self._feed = feed
         self._loop = asyncio.get_running_loop()
         self._handles: dict[str, asyncio.TimerHandle] = {}
 
-    def arm(self, timer: str, at: float | None) -> None:
-        """``Fired(timer)`` is due at ``at`` (seconds of ``time.monotonic``) and no longer when it
-        was before; None: not at all."""
+    def set(self, timer: str, at: float | None) -> None:
+        """Set a deadline (seconds of ``time.monotonic``) or, with None, cancel it."""
         if (old := self._handles.pop(timer, None)) is not None:
             old.cancel()
         if at is not None:
@@ -70,7 +69,7 @@ class Timers:
 
     def _fire(self, timer: str) -> None:
         del self._handles[timer]
-        self._feed(Fired(timer))
+        self._feed(TimerFired(timer))
 
 
 # --- What a node sends: messages and rows to its links, held until a whole reaction is written.
@@ -226,7 +225,7 @@ class Runtime(Generic[S]):
         self._incoming.inspector = inspector
 
     def record(self, hook: TraceHook | None, collector: TraceCollector | None) -> None:
-        """Report to ``hook`` from now on; ``collector`` answers requests for the trace."""
+        """SendClosed to ``hook`` from now on; ``collector`` answers requests for the trace."""
         self._hook = hook
         self._mesh.record(hook)
         self._incoming.collector = collector
@@ -299,7 +298,7 @@ class Runtime(Generic[S]):
                 self._device.submit(job)
             case Abandon(job):
                 self._abandon_job(job)
-            case Next(after, job):
+            case RunNext(after, job):
                 self._device.go_on(after, job)
             case Emit():
                 self._shell.emit(effect)
@@ -307,14 +306,14 @@ class Runtime(Generic[S]):
                 sent = sum(map(self._mesh.take_bytes, effect.sessions))
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self._shell.finish(effect)
-            case Report(to, session, passes, computed, dead, seconds, kept):
+            case SendClosed(to, session, passes, computed, dead, seconds, kept):
                 sent = self._mesh.take_bytes(session)
                 account = Closed(session, self.rank, passes, computed, dead, seconds, sent, kept)
                 size = self._outgoing.send(to, account)
                 self._mesh.take_bytes(session)  # the account itself: the books of the session close
                 return size
-            case Arm(timer, at):
-                self._timers.arm(timer, at)
+            case SetTimer(timer, at):
+                self._timers.set(timer, at)
             case RunTask():
                 self._run_task(effect)
             case _:

@@ -1,8 +1,8 @@
 """The contract of a role: ``step(state, input, now) -> (state, effects)``.
 
-Law of this file: compute is an effect, time is an argument, and a machine never raises anything
-but a ``ProtocolError``. The asyncio runtime and the simulator are two readers of the same effects,
-so what is proven in the one is what runs in the other.
+Compute is an effect, time is an argument, and a machine raises nothing but ``ProtocolError``. The
+asyncio runtime (``actor.runtime``) and the simulator (``sim.world``) perform the same effects.
+Inputs and effects with a ``tag`` are written to traces as they are: their fields are append-only.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from asyncspec_protocol.messages import Message
 
 
 class Request(Struct, frozen=True):
-    """What a user wants: tokens after a prompt. ``request`` is unique on this draft node."""
+    """A generation request. ``request`` is unique on this draft node."""
 
     request: int
     prompt: tuple[int, ...]
     max_new_tokens: int
     sampling: Sampling
-    # Token ids that end the answer; the first of them to come is part of it.
+    # Token ids that end the answer; the first to occur is part of it.
     stop_tokens: frozenset[int]
     policy: str
-    # Tokens come with their log-probabilities, and with so many of the likeliest in their place.
+    # Return the log-probability of each token, and those of the ``top_logprobs`` likeliest ones.
     log_probs: bool = False
     top_logprobs: int = 0
-    # An opaque name: only requests of the same tenant share prompt prefixes. Requests without one
-    # share among themselves.
+    # An opaque name: only requests of the same tenant share prompt prefixes. All requests without
+    # one are one tenant.
     tenant: str = ""
 
 
@@ -41,62 +41,61 @@ class Request(Struct, frozen=True):
 
 
 class Received(Struct, frozen=True):
-    """A message came from a peer. ``tensor`` is a device handle, where the message has one."""
+    """A message from a peer. ``tensor`` is the device handle of its tensor, if it has one."""
 
     peer: Rank
     message: Message
     tensor: object | None = None
-    # What the link takes for the tensor's bytes, as far as that is known: it goes by what large
-    # frames have taken lately, not by this one.
+    # Estimated transfer time of the tensor, from the bandwidth of recent large frames; 0: unknown.
     seconds: float = 0.0
 
 
 class Computed(Struct, frozen=True):
-    """A job that has a result is done."""
+    """The result of a job; jobs without a result produce no input."""
 
     job: Job
     result: object
-    # Time the device spent on it.
+    # Device time of the job.
     seconds: float = 0.0
 
 
-class Fired(Struct, frozen=True):
-    """A deadline that was armed has come."""
+class TimerFired(Struct, frozen=True, array_like=True, tag="fired", gc=False):
+    """The deadline of a timer has passed."""
 
     timer: str
 
 
-class Joined(Struct, frozen=True):
+class LinkUp(Struct, frozen=True, array_like=True, tag="joined", gc=False):
     """The link to a peer is up, for the first time or again."""
 
     peer: Rank
 
 
-class Lost(Struct, frozen=True):
-    """The link to a peer is down; what was on the way in either direction may be gone."""
+class LinkDown(Struct, frozen=True, array_like=True, tag="lost", gc=False):
+    """The link to a peer is down; messages in flight in either direction may be lost."""
 
     peer: Rank
     reason: str = ""
 
 
-class Submitted(Struct, frozen=True):
-    """A user's request has come (draft node only)."""
+class Submitted(Struct, frozen=True, array_like=True, tag="submitted"):
+    """A new request (draft node only)."""
 
     request: Request
 
 
-class Cancelled(Struct, frozen=True):
-    """A user no longer wants a request (draft node only). Unknown ones are no error."""
+class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled", gc=False):
+    """The user cancelled a request (draft node only). Unknown requests are ignored."""
 
     request: int
 
 
-class Stopped(Struct, frozen=True):
-    """The ``kept``-th of the tokens emitted for a request completes a stop string: there its answer
-    ends (draft node only). One that is over already is no error."""
+class Stopped(Struct, frozen=True, array_like=True, tag="stopped", gc=False):
+    """A stop string ends the answer to a request after ``length`` tokens (draft node only).
+    Finished requests are ignored."""
 
     request: int
-    kept: int
+    length: int
 
 
 class TaskDone(Struct, frozen=True):
@@ -107,14 +106,24 @@ class TaskDone(Struct, frozen=True):
     result: object
 
 
-Input = Received | Computed | Fired | Joined | Lost | Submitted | Cancelled | Stopped | TaskDone
+Input = (
+    Received
+    | Computed
+    | TimerFired
+    | LinkUp
+    | LinkDown
+    | Submitted
+    | Cancelled
+    | Stopped
+    | TaskDone
+)
 
 
 # --- effects ----------------------------------------------------------------------------------
 
 
 class Send(Struct, frozen=True):
-    """Give a message to the link to ``to``; if that link is down the message is gone."""
+    """Send a message to rank ``to``; it is dropped if the link is down."""
 
     to: Rank
     message: Message
@@ -122,24 +131,24 @@ class Send(Struct, frozen=True):
 
 
 class Compute(Struct, frozen=True):
-    """Queue a job at the device. Comes back as ``Computed`` if it has a result."""
+    """Queue a job at the device. Its result, if it has one, comes back as ``Computed``."""
 
     job: Job
 
 
 class Abandon(Struct, frozen=True):
-    """The result of a queued job is of no use any more: the device ends it as soon as it can, with
-    whatever it has, and it comes back as ``Computed`` all the same."""
+    """The result of a queued job is no longer needed: the device ends it as soon as it can and
+    returns a partial result as ``Computed``."""
 
     job: Job
 
 
-class Next(Struct, frozen=True):
-    """The device goes on with ``job`` by itself when ``after``, which is in service, has ended. In
-    place of what was said before; None: it waits for what it will be asked for.
+class RunNext(Struct, frozen=True):
+    """The device starts ``job`` as soon as the running job ``after`` ends, without waiting for the
+    machine. Replaces the previous ``RunNext``; None withdraws it.
 
-    Law: the step that is told of the end of ``after`` asks for this very job, before any other.
-    Until then nothing has begun, and something else may be said.
+    The step that receives the result of ``after`` must issue ``Compute(job)`` before any other
+    job. The machine may change its mind until then.
     """
 
     after: Job
@@ -147,13 +156,13 @@ class Next(Struct, frozen=True):
 
 
 class Emit(Struct, frozen=True):
-    """Certain tokens for the user; the first ``hits`` of them were nodes of the tree."""
+    """Committed tokens for the user; the first ``hits`` of them were nodes of the tree."""
 
     request: int
     tokens: tuple[int, ...]
     hits: int = 0
     session: SessionId = SessionId(-1)
-    # What the target said in the place of each token, where the request asks for it.
+    # The target's log-probabilities for each token, if the request asks for them.
     outputs: tuple[TargetOutput, ...] = ()
 
 
@@ -164,21 +173,21 @@ class Finish(Struct, frozen=True):
     reason: str
     stats: dict[str, float]
     detail: str = ""
-    # The shell adds to ``bytes_sent`` what this node has written for the session.
+    # The runtime adds to the ``bytes_sent`` statistic what this node has sent for the sessions.
     session: SessionId = SessionId(-1)
     # As in ``Finished``.
     code: str = ""
-    # And for those sessions of the request that ended before, with a break of the pipeline.
+    # Earlier sessions of the request, each ended by a pipeline failure.
     earlier: tuple[SessionId, ...] = ()
 
     @property
     def sessions(self) -> tuple[SessionId, ...]:
-        """All that the request had."""
+        """All sessions of the request."""
         return self.earlier if self.session < 0 else (*self.earlier, self.session)
 
 
-class Report(Struct, frozen=True):
-    """Send ``Closed`` for a session: the shell adds the bytes it has counted for it."""
+class SendClosed(Struct, frozen=True):
+    """Send ``Closed`` for a session; the runtime adds the bytes sent for it."""
 
     to: Rank
     session: SessionId
@@ -190,8 +199,8 @@ class Report(Struct, frozen=True):
     kept: bool = False
 
 
-class Arm(Struct, frozen=True):
-    """``Fired(timer)`` is due at ``at``; arming again moves the deadline, None disarms it."""
+class SetTimer(Struct, frozen=True, array_like=True, tag="arm", gc=False):
+    """Set the deadline of a timer to ``at``, replacing the previous one; None cancels it."""
 
     timer: str
     at: float | None
@@ -209,13 +218,13 @@ class RunTask(Struct, frozen=True):
 Task = Callable[[Any], object]
 """A pure function of its argument, a msgspec struct: a replay calls it again and gets the same."""
 
-Effect = Send | Compute | Abandon | Next | Emit | Finish | Report | Arm | RunTask
+Effect = Send | Compute | Abandon | RunNext | Emit | Finish | SendClosed | SetTimer | RunTask
 
 S = TypeVar("S")
 
 
 class Machine(Protocol[S]):
-    """A role. ``step`` leaves ``state`` as it was, also where it raises ``ProtocolError``."""
+    """A role. ``step`` does not modify ``state``, even if it raises ``ProtocolError``."""
 
     def step(self, state: S, event: Input, now: float) -> tuple[S, tuple[Effect, ...]]:
-        """React to one input at time ``now`` (seconds, any origin, never going back)."""
+        """Handle one input at time ``now`` (seconds, any origin, monotonic)."""

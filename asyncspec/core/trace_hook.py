@@ -1,4 +1,4 @@
-"""What a reader of effects tells whoever records it: the runtime and the simulator alike."""
+"""The interface through which the runtime and the simulator report to a trace recorder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from asyncspec_protocol.ids import Rank
 
 
 class TraceHook(Protocol):
-    """Listens to one node. Times are in seconds of the node's own clock; calls are cheap and
-    never raise. Handles of tensors are not kept."""
+    """Receives the events of one node. Times are seconds of the node's own clock. Implementations
+    are cheap, never raise and keep no tensor handles."""
 
     def stepped(
         self,
@@ -23,21 +23,19 @@ class TraceHook(Protocol):
         until: float,
         error: str = "",
     ) -> None:
-        """The machine took an input at ``at``; by ``until`` its effects were under way.
+        """The machine handled an input at ``at``; its effects were performed by ``until``.
 
-        ``sizes``: bytes written for each effect. ``error``: why the input was refused.
+        ``sizes``: bytes sent by each effect. ``error``: why the input was refused.
         """
 
     def ran(self, job: Job, at: float, until: float) -> None:
-        """The device has done a job. Called in the order in which jobs were issued, and before
-        the machine is told."""
+        """The device finished a job. Called in issue order, before the machine gets the result."""
 
     def blocked(self, peer: Rank, at: float, until: float, nbytes: int) -> None:
-        """Bytes waited for the network: more of them than the event loop's high-water mark (64 KiB)
-        found no room in the kernel."""
+        """The write buffer was above the event loop's high-water mark (64 KiB)."""
 
     def probed(self, peer: Rank, asked: float, answered: float, came: float) -> None:
-        """A peer's clock showed ``answered`` at some moment between ``asked`` and ``came``."""
+        """A clock probe: the peer's clock read ``answered`` between ``asked`` and ``came``."""
 
     def silent(self, peer: Rank, at: float, until: float) -> None:
-        """Nothing was heard of a peer for longer than its heartbeats should have let it."""
+        """No bytes arrived from a peer for more than two heartbeat intervals."""

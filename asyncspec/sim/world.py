@@ -15,23 +15,23 @@ from asyncspec.backend.base import Tensors
 from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Rows, drafts
 from asyncspec.core.machine import (
     Abandon,
-    Arm,
     Compute,
     Computed,
     Effect,
     Emit,
     Finish,
-    Fired,
     Input,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Machine,
-    Next,
-    Report,
+    RunNext,
     RunTask,
     Send,
+    SendClosed,
+    SetTimer,
     Task,
     TaskDone,
+    TimerFired,
 )
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec.sim.costs import Costs, Wires
@@ -68,7 +68,7 @@ class Actor(Struct):
     underway: deque[Underway] = field(default_factory=deque)
     # Grows when the node is restarted: what its old life had under way is void.
     life: int = 0
-    # As the machine has said with ``Next``.
+    # As the machine has said with ``RunNext``.
     after: Job | None = None
     job: Job | None = None
     # Where devices are watched.
@@ -216,11 +216,11 @@ class World:
             Send: self._send,
             Compute: self._compute,
             Abandon: self._abandon,
-            Next: self._next,
+            RunNext: self._next,
             Emit: self._emit,
             Finish: self._finish,
-            Report: self._report,
-            Arm: self._arm,
+            SendClosed: self._report,
+            SetTimer: self._arm,
             RunTask: self._run_task,
         }
 
@@ -262,14 +262,14 @@ class World:
     def connect(self, one: Rank, other: Rank) -> None:
         """Bring up the link between two nodes."""
         if self._lines.connect(one, other):
-            self.feed(one, Joined(other))
-            self.feed(other, Joined(one))
+            self.feed(one, LinkUp(other))
+            self.feed(other, LinkUp(one))
 
     def cut(self, one: Rank, other: Rank) -> None:
         """Take down a link; what is on the way is gone."""
         if self._lines.cut(one, other):
-            self.feed(one, Lost(other))
-            self.feed(other, Lost(one))
+            self.feed(one, LinkDown(other))
+            self.feed(other, LinkDown(one))
 
     def restart(self, rank: Rank, actor: Actor) -> None:
         """Replace a node by a fresh one that has forgotten everything. Links stay down."""
@@ -279,7 +279,7 @@ class World:
             self._clock.cancel(entry.number)
         for peer in self._lines.peers(rank):
             if self._lines.cut(peer, rank):
-                self.feed(peer, Lost(rank))
+                self.feed(peer, LinkDown(rank))
         for owner, timer in list(self._timers):
             if owner == rank:
                 self._disarm(owner, timer)
@@ -298,7 +298,7 @@ class World:
     # --- effects --------------------------------------------------------------------------------
     # Each gives the bytes written, where somebody records them.
 
-    def _report(self, rank: Rank, actor: Actor, effect: Report) -> int:
+    def _report(self, rank: Rank, actor: Actor, effect: SendClosed) -> int:
         session, passes, rows = effect.session, effect.passes, effect.rows
         dead, seconds, kept = effect.dead_rows, effect.compute_seconds, effect.kept
         sent = self._lines.take_bytes(rank, session)
@@ -375,7 +375,7 @@ class World:
         self._jobs.abandon(rank, actor, effect.job)
         return 0
 
-    def _next(self, rank: Rank, actor: Actor, effect: Next) -> int:
+    def _next(self, rank: Rank, actor: Actor, effect: RunNext) -> int:
         """Nothing to do: here a step takes no time, so the device waits for none."""
         actor.after, actor.job = effect.after, effect.job
         return 0
@@ -390,7 +390,7 @@ class World:
             result = self._tasks[effect.task](effect.argument)
             self.feed(rank, TaskDone(effect.task, effect.argument, result))
 
-    def _arm(self, rank: Rank, actor: Actor, effect: Arm) -> int:
+    def _arm(self, rank: Rank, actor: Actor, effect: SetTimer) -> int:
         timer, when = effect.timer, effect.at
         self._disarm(rank, timer)
         if when is not None:
@@ -399,7 +399,7 @@ class World:
 
     def _fire(self, rank: Rank, timer: str) -> None:
         del self._timers[rank, timer]
-        self.feed(rank, Fired(timer))
+        self.feed(rank, TimerFired(timer))
 
     def _disarm(self, rank: Rank, timer: str) -> None:
         number = self._timers.pop((rank, timer), None)

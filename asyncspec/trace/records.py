@@ -340,11 +340,11 @@ def input_record(event: machine.Input, job: int) -> Input:
     if isinstance(event, machine.Computed):
         return _computed(event, job)
     match event:
-        case machine.Fired(timer):
+        case machine.TimerFired(timer):
             return Fired(timer)
-        case machine.Joined(peer):
+        case machine.LinkUp(peer):
             return Joined(peer)
-        case machine.Lost(peer, reason):
+        case machine.LinkDown(peer, reason):
             return Lost(peer, reason)
         case machine.Submitted(request):
             return Submitted(request)
@@ -387,7 +387,7 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> Effect:
     match effect:
         case machine.Abandon(job):
             return Abandoned(kind_of_job(job), *names(job))
-        case machine.Next(_, job):
+        case machine.RunNext(_, job):
             if job is None:
                 return Next()
             return Next(kind_of_job(job), *names(job), rows(job))
@@ -395,9 +395,9 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> Effect:
             return Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):
             return Finished(request, reason, session, dict(stats))
-        case machine.Report(to, session, passes, computed, dead_rows):
+        case machine.SendClosed(to, session, passes, computed, dead_rows):
             return Reported(to, session, passes, computed, dead_rows, nbytes)
-        case machine.Arm(timer, at):
+        case machine.SetTimer(timer, at):
             return Armed(timer, at)
         case machine.RunTask(task, argument):
             return TaskRun(task, zlib.crc32(_PACK(argument)))

@@ -13,11 +13,11 @@ from asyncspec.core.machine import (
     Computed,
     Effect,
     Input,
-    Joined,
-    Next,
+    LinkUp,
     Received,
-    Report,
+    RunNext,
     Send,
+    SendClosed,
 )
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
@@ -68,7 +68,7 @@ def passes(effects: list[Effect]) -> list[Forward]:
 
 def following(effects: list[Effect]) -> list[Job | None]:
     """What the device was told to go on with by itself."""
-    return [e.job for e in effects if isinstance(e, Next)]
+    return [e.job for e in effects if isinstance(e, RunNext)]
 
 
 def abandoned(effects: list[Effect]) -> list[Job]:
@@ -79,7 +79,7 @@ def abandoned(effects: list[Effect]) -> list[Job]:
 def forgotten(session: int) -> list[Effect]:
     """What a token source does with a session that is over: its books close too."""
     name = SessionId(session)
-    return [Compute(Release(name)), Report(owner(name), name, 0, 0, 0, 0.0)]
+    return [Compute(Release(name)), SendClosed(owner(name), name, 0, 0, 0, 0.0)]
 
 
 def stage(
@@ -97,7 +97,7 @@ def stage(
     )
     driven = Driven(VerifyMachine(config))
     peers = {DRAFT, Rank(rank - 1)} | ({Rank(rank + 1)} if rank < stages else set())
-    driven.feed(*(Joined(peer) for peer in sorted(peers)))
+    driven.feed(*(LinkUp(peer) for peer in sorted(peers)))
     if rank < stages:
         driven.feed(Received(Rank(rank + 1), Credit(1000)))
     message = replace(opening(prompt_length, features=features), coalesce=coalesce)
@@ -112,7 +112,7 @@ def draft(
     config = DraftConfig(stages=stages, policies=SMALL, features=features, max_sessions=4, **more)
     driven = Driven(DraftMachine(config))
     for rank in range(1, stages + 1):
-        driven.feed(Joined(Rank(rank)), Received(Rank(rank), Ready(Rank(rank), True)))
+        driven.feed(LinkUp(Rank(rank)), Received(Rank(rank), Ready(Rank(rank), True)))
     driven.feed(Received(Rank(1), Credit(credit)))
     return driven
 

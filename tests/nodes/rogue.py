@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.jobs import Job
-from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, Joined, Received, Send
+from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, LinkUp, Received, Send
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import taps
 from asyncspec_nodes.roles.verify.state import VerifyConfig
@@ -128,7 +128,7 @@ def standing(rank: int, stages: int, vocab: int, device: Any, each: int = 1) -> 
     node = Node(Driven(VerifyMachine(config)), device)
     peers = {DRAFT, Rank(rank - 1)} | ({Rank(rank + 1)} if rank < stages else set())
     for peer in sorted(peers):
-        node.feed(Joined(peer))
+        node.feed(LinkUp(peer))
     if rank < stages:
         node.hear(rank + 1, Credit(1000))
     return node

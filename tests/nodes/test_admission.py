@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Finish, Joined, Received, Submitted
+from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.roles.draft.admission import (
@@ -103,7 +103,7 @@ def test_what_drafts_has_room_or_they_wait() -> None:
 
 def test_a_source_of_its_own_says_for_how_much_it_has_room() -> None:
     driven = draft(source=Rank(2))
-    driven.feed(Joined(Rank(2)), Received(Rank(2), Ready(Rank(2), True, 64)))
+    driven.feed(LinkUp(Rank(2)), Received(Rank(2), Ready(Rank(2), True, 64)))
     opened = sent(driven.feed(Submitted(ask(1, max_new_tokens=20)), Submitted(ask(2))), Open)
     assert len(opened) == 1
     assert slots_in_all(driven.state) is None

@@ -10,7 +10,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Compute, Effect, Received, Report, Send
+from asyncspec.core.machine import Compute, Effect, Received, Send, SendClosed
 from asyncspec_nodes.roles.draft.scheduler import together
 from asyncspec_nodes.roles.verify.batching import Share, gather, prompt
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting
@@ -188,8 +188,8 @@ def test_nothing_waits_for_ever_for_a_fair_share(most: int, fair: int, sizes: li
     raise AssertionError("the last of them was never served")
 
 
-def reports(effects: list[Effect]) -> list[Report]:
-    return [e for e in effects if isinstance(e, Report)]
+def reports(effects: list[Effect]) -> list[SendClosed]:
+    return [e for e in effects if isinstance(e, SendClosed)]
 
 
 def in_one_pass() -> tuple[Driven, Batch]:

@@ -8,18 +8,18 @@ import pytest
 
 from asyncspec.core.jobs import Feed, Release, Rows
 from asyncspec.core.machine import (
-    Arm,
     Cancelled,
     Compute,
     Computed,
     Emit,
     Finish,
-    Fired,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Received,
     Send,
+    SetTimer,
     Submitted,
+    TimerFired,
 )
 from asyncspec.policy import POLICIES
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -262,19 +262,19 @@ def test_the_token_limit_ends_the_answer_and_nothing_is_drafted_past_it() -> Non
 def test_an_account_that_never_comes_does_not_hold_up_the_end() -> None:
     driven = started(max_new_tokens=2)
     effects = driven.feed(verdict(1, {1: 10}))
-    (arm,) = [e for e in effects if isinstance(e, Arm)]
-    (finish,) = [e for e in driven.feed(Fired(arm.timer)) if isinstance(e, Finish)]
+    (arm,) = [e for e in effects if isinstance(e, SetTimer)]
+    (finish,) = [e for e in driven.feed(TimerFired(arm.timer)) if isinstance(e, Finish)]
     assert finish.reason == "length"
 
 
 def test_a_lost_stage_ends_the_session_and_a_new_one_goes_on_from_the_committed_path() -> None:
     driven = started()
-    effects = driven.feed(Lost(V1))
+    effects = driven.feed(LinkDown(V1))
     assert not driven.state.sessions
     assert driven.state.backlog[0].given == (5,)
     again = draft()
     again.state, again.machine = driven.state, driven.machine
-    effects = again.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(8)))
+    effects = again.feed(LinkUp(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(8)))
     (opened,) = sent(effects, Open)
     assert (opened.session, opened.prompt_length) == (1, 2)
     (chunk,) = sent(effects, Segment)
@@ -441,7 +441,7 @@ def test_accounts_that_overflow() -> None:
     account = Closed(SessionId(0), V1, most, most, most, seconds, most)
     for _ in range(3000):
         driven.feed(Received(V1, account))
-    (finish,) = [e for e in driven.feed(Cancelled(0), Lost(V1)) if isinstance(e, Finish)]
+    (finish,) = [e for e in driven.feed(Cancelled(0), LinkDown(V1)) if isinstance(e, Finish)]
     told = Finished(finish.request, finish.reason, finish.detail, finish.stats)
     assert decode(encode(told)).message == told
     assert finish.stats["rows"] == most
@@ -488,7 +488,7 @@ def bushy(job: Expand) -> Expanded:
 )
 def test_whatever_a_users_policy_asks_for_messages_can_say_it(policy: str) -> None:
     driven = Driven(DraftMachine(DraftConfig(stages=1, policies=POLICIES)))
-    effects = driven.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(1000)))
+    effects = driven.feed(LinkUp(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(1000)))
     effects += driven.feed(Submitted(ask(0, prompt=(1,), max_new_tokens=10**6, policy=policy)))
     effects += driven.feed(verdict(0, {0: 5}))
     segments = 0

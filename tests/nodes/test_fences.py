@@ -14,11 +14,11 @@ from asyncspec.core.machine import (
     Effect,
     Emit,
     Finish,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Received,
-    Report,
     Send,
+    SendClosed,
     Stopped,
     Submitted,
 )
@@ -62,7 +62,7 @@ def grown(driven: Driven, effects: list[Effect], tree: dict[int, int]) -> list[E
 def speculating(credit: int = 100) -> tuple[Driven, list[Effect]]:
     """A session whose first token is 5 (node 1), with nodes 2 and 3 below it, and 4 below 2."""
     driven = draft(credit=credit, source=V2)
-    driven.feed(Joined(V2))
+    driven.feed(LinkUp(V2))
     effects = driven.feed(Submitted(ask(0, prompt=(1,), policy="pruned")))
     grown(driven, effects, {})
     effects = driven.feed(verdict(0, {0: 5}))
@@ -110,7 +110,7 @@ def test_the_cache_is_compacted_before_the_pass_that_counts_on_it() -> None:
 def test_a_prune_that_lets_a_pass_begin_compacts_first() -> None:
     """The row that waited for credit dies, and with it what kept the device idle."""
     first = stage(1, 2)
-    first.feed(Lost(V2), Joined(V2), Received(V2, Credit(1)))
+    first.feed(LinkDown(V2), LinkUp(V2), Received(V2, Credit(1)))
     first.feed(Received(DRAFT, opening(1, session=1)))
     (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0}, session=1))))
     first.feed(done(job, object()))
@@ -224,14 +224,14 @@ def test_credit_starts_anew_with_a_link() -> None:
     driven = draft(stages=2, credit=5)
     driven.feed(Submitted(ask(0, prompt=(1,), policy="autoregressive")))
     assert (driven.state.allowed, driven.state.sent) == (5, 1)
-    driven.feed(Lost(V1), Joined(V1))
+    driven.feed(LinkDown(V1), LinkUp(V1))
     assert (driven.state.allowed, driven.state.sent) == (0, 0)
     driven.feed(Received(V1, Credit(2)))
     first = stage(1, 2)
     (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1}))))
     first.feed(done(job, object()))
     assert (first.state.allowed, first.state.sent) == (1000, 1)
-    first.feed(Lost(V2), Joined(V2))
+    first.feed(LinkDown(V2), LinkUp(V2))
     assert (first.state.allowed, first.state.sent) == (0, 0)
 
 
@@ -291,9 +291,9 @@ def test_an_account_says_whether_the_prompt_stays(busy: bool) -> None:
     effects = [] if busy else only.feed(done(job, (9,)))
     effects += only.feed(Received(DRAFT, Close(SessionId(0), keep=True)))
     effects += only.feed(done(job, (9,))) if busy else []
-    assert [e.kept for e in effects if isinstance(e, Report)] == [True]
+    assert [e.kept for e in effects if isinstance(e, SendClosed)] == [True]
     effects = only.feed(Received(DRAFT, Close(SessionId(0))))
-    assert [e.kept for e in effects if isinstance(e, Report)] == [False]
+    assert [e.kept for e in effects if isinstance(e, SendClosed)] == [False]
 
 
 def test_a_prompt_that_is_kept_and_closed_is_released() -> None:
@@ -333,7 +333,7 @@ def test_a_node_that_waits_is_not_sent_again() -> None:
 
 def test_a_source_names_tokens_of_the_vocabulary() -> None:
     driven = draft(source=V2, vocab=12)
-    driven.feed(Joined(V2))
+    driven.feed(LinkUp(V2))
     effects = driven.feed(Submitted(ask(0, prompt=(1,), policy="pruned")))
     grown(driven, effects, {})
     effects = driven.feed(verdict(0, {0: 5}))
@@ -388,7 +388,7 @@ def test_a_lost_stage_owes_no_account() -> None:
     driven = draft(stages=2)
     driven.feed(Submitted(ask(0, prompt=(1,), policy="autoregressive")), Cancelled(0))
     driven.feed(Received(V1, Closed(SessionId(0), V1, 0, 0, 0, 0.0, 0)))
-    assert len([e for e in driven.feed(Lost(V2)) if isinstance(e, Finish)]) == 1
+    assert len([e for e in driven.feed(LinkDown(V2)) if isinstance(e, Finish)]) == 1
 
 
 def test_an_answer_that_is_cut_keeps_its_first_tokens() -> None:
@@ -415,5 +415,5 @@ def test_requests_of_a_broken_pipeline_go_before_those_that_wait() -> None:
     driven = draft(stages=1)
     driven.feed(*(Submitted(ask(n, prompt=(n,))) for n in range(6)))
     assert [job.request.request for job in driven.state.backlog] == [4, 5]
-    driven.feed(Lost(V1))
+    driven.feed(LinkDown(V1))
     assert [job.request.request for job in driven.state.backlog] == [0, 1, 2, 3, 4, 5]

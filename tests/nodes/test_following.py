@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, Compact, Forward
-from asyncspec.core.machine import Abandon, Compute, Lost, Next, Received
+from asyncspec.core.machine import Abandon, Compute, LinkDown, Received, RunNext
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Close, Credit, Verdict
 from nodes.drive import Driven, done, following, heard, opening, outcome, passes, prune, sent, stage
@@ -22,7 +22,7 @@ def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:
 
 def test_a_segment_that_waits_is_said_to_follow_and_does() -> None:
     driven, running = at_work()
-    (told,) = [e for e in driven.feed(heard(driven, 2, {3: 1, 4: 2})) if isinstance(e, Next)]
+    (told,) = [e for e in driven.feed(heard(driven, 2, {3: 1, 4: 2})) if isinstance(e, RunNext)]
     assert told.after is running
     assert isinstance(told.job, Forward)
     assert told.job.segment == 2
@@ -90,7 +90,7 @@ def test_nothing_follows_where_the_stage_after_has_no_room_for_what_is_in_servic
 def test_nothing_follows_once_the_stage_after_is_gone() -> None:
     driven, _ = at_work(1, 2)
     driven.feed(heard(driven, 2, {3: 1}))
-    assert following(driven.feed(Lost(Rank(2)))) == [None]
+    assert following(driven.feed(LinkDown(Rank(2)))) == [None]
 
 
 def test_turns_count_as_if_it_had_been_planned_when_it_began() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.core.machine import Cancelled, Fired, Joined, Lost, Received, Submitted
+from asyncspec.core.machine import Cancelled, LinkDown, LinkUp, Received, Submitted, TimerFired
 from asyncspec_nodes.roles.draft.admission import BLOCK, slots_taken
 from asyncspec_nodes.roles.draft.lifecycle import account_timer
 from asyncspec_protocol.ids import Rank, SessionId
@@ -37,7 +37,7 @@ def closed(rank: Rank, session: int, *, kept: bool = False) -> Received:
 def test_an_end_without_all_accounts_frees_nothing() -> None:
     driven = room()
     driven.feed(small(1), small(2), Cancelled(1))
-    driven.feed(Fired(account_timer(SessionId(0))))
+    driven.feed(TimerFired(account_timer(SessionId(0))))
     assert not driven.state.endings
     assert not driven.state.sessions
     assert slots_taken(driven.state) == BLOCK
@@ -48,7 +48,7 @@ def test_an_end_without_all_accounts_frees_nothing() -> None:
 
 def test_after_a_break_a_stage_has_freed_what_is_below_the_floor_it_has_heard_of() -> None:
     driven = room()
-    driven.feed(small(1), Lost(V2), Joined(V2))
+    driven.feed(small(1), LinkDown(V2), LinkUp(V2))
     (floor, _) = sent(driven.feed(ready(V2, 0)), Floor)
     assert floor.first == 1
     # The old session may be anywhere: its ``Open`` was under way.
@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_stage_that_does_not_say_what_is_free() -> None:
 def test_an_answer_to_a_floor_from_before_a_break_says_nothing_of_that() -> None:
     """A stage tells of a break that was heard of already, behind an answer that was under way."""
     driven = room(slots=0)
-    driven.feed(small(1), Lost(V2), Joined(V2), ready(V2, 1, slots=0))
+    driven.feed(small(1), LinkDown(V2), LinkUp(V2), ready(V2, 1, slots=0))
     assert driven.state.sessions
     driven.feed(ready(V1, 0, slots=0), ready(V1, 0, up=False, slots=0))
     (job,) = driven.state.backlog

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-from asyncspec.core.machine import Effect, Joined, Received
+from asyncspec.core.machine import Effect, LinkUp, Received
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
@@ -145,17 +145,17 @@ def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
     last = second()
     serve(last, 3, 0.25)
     other = Rank(1001)
-    told = sent(last.feed(Joined(other)), PassTimes, other)
+    told = sent(last.feed(LinkUp(other)), PassTimes, other)
     assert [one.row_seconds for one in told] == [0.25]
     assert times_of(serve(last, 1, 0.25)) == []
 
 
 def test_a_draft_node_that_comes_first_is_told_what_was_tried() -> None:
     config = VerifyConfig(Rank(1), 1, tried_rows=(1, 16), tried_microseconds=(250000, 750000))
-    told = sent(Driven(VerifyMachine(config)).feed(Joined(DRAFT)), PassTimes, DRAFT)
+    told = sent(Driven(VerifyMachine(config)).feed(LinkUp(DRAFT)), PassTimes, DRAFT)
     assert told == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75))]
     untried = Driven(VerifyMachine(VerifyConfig(Rank(1), 1)))
-    assert sent(untried.feed(Joined(DRAFT)), PassTimes, DRAFT) == []
+    assert sent(untried.feed(LinkUp(DRAFT)), PassTimes, DRAFT) == []
 
 
 # --- a draft node -------------------------------------------------------------------------------

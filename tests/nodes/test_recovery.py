@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncspec.core.jobs import Release
-from asyncspec.core.machine import Compute, Emit, Joined, Lost, Received, Submitted
+from asyncspec.core.machine import Compute, Emit, LinkDown, LinkUp, Received, Submitted
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, Version, draft_rank, first_session
@@ -39,7 +39,7 @@ THEIRS = first_session(OTHER)
 def test_every_stage_gets_a_floor_when_the_pipeline_is_complete_again(lost: Rank) -> None:
     driven = draft(stages=2)
     driven.feed(Submitted(ask(0)), Submitted(ask(1)))
-    assert sent(driven.feed(Lost(lost), Joined(lost)), Floor) == []
+    assert sent(driven.feed(LinkDown(lost), LinkUp(lost)), Floor) == []
     effects = driven.feed(Received(lost, Ready(lost, True)))
     for rank in (V1, V2):
         assert sent(effects, Floor, to=rank) == [Floor(SessionId(2))]
@@ -47,8 +47,8 @@ def test_every_stage_gets_a_floor_when_the_pipeline_is_complete_again(lost: Rank
 
 def test_a_source_gets_a_floor_when_it_is_back() -> None:
     driven = draft(stages=1, source=V2)
-    driven.feed(Joined(V2), Submitted(ask(0)), Lost(V2))
-    assert sent(driven.feed(Joined(V2)), Floor, to=V2) == [Floor(SessionId(1))]
+    driven.feed(LinkUp(V2), Submitted(ask(0)), LinkDown(V2))
+    assert sent(driven.feed(LinkUp(V2)), Floor, to=V2) == [Floor(SessionId(1))]
 
 
 def test_a_floor_ends_the_sessions_below_it_and_no_other() -> None:
@@ -102,7 +102,7 @@ def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
         effects = driven.feed(Received(V1, said))
         given += [token for e in effects if isinstance(e, Emit) for token in e.tokens]
     assert given == [8, 9, 10]
-    driven.feed(Lost(V1), Joined(V1))
+    driven.feed(LinkDown(V1), LinkUp(V1))
     effects = driven.feed(Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
     assert [(m.session, m.prompt_length) for m in sent(effects, Open)] == [(1, 5)]
     assert sum((message.tokens for message in sent(effects, Segment)), ()) == (1, 2, 8, 9, 10)
@@ -114,10 +114,10 @@ def test_breaks_are_counted_from_the_last_token_on() -> None:
     for session in range(3):
         node = driven.state.sessions[session].tree.root
         said = Verdict(SessionId(session), 0, 0, (node,), (7,))
-        driven.feed(Received(V1, said), Lost(V1))
+        driven.feed(Received(V1, said), LinkDown(V1))
         assert [job.counters.breaks for job in driven.state.backlog] == [1]
-        driven.feed(Joined(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
-    driven.feed(Lost(V1))
+        driven.feed(LinkUp(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
+    driven.feed(LinkDown(V1))
     assert [job.counters.breaks for job in driven.state.backlog] == [2]
 
 
@@ -159,7 +159,7 @@ def test_no_token_is_given_twice_or_left_out_when_links_are_lost(policy: str) ->
 )
 def test_a_stage_hears_of_a_session_from_its_own_draft_node_only(message: Message) -> None:
     only = stage()
-    only.feed(Joined(OTHER))
+    only.feed(LinkUp(OTHER))
     before = only.state
     with pytest.raises(RemoteProtocolError, match="is another draft node's") as caught:
         only.feed(Received(OTHER, message))
@@ -182,7 +182,7 @@ def test_a_source_hears_of_a_session_from_its_own_draft_node_only(message: Messa
 
 
 def lose_the_draft_node(driven: Driven) -> None:
-    driven.feed(Lost(OTHER))
+    driven.feed(LinkDown(OTHER))
 
 
 def close_the_session(driven: Driven) -> None:
@@ -196,7 +196,7 @@ def raise_the_floor(driven: Driven) -> None:
 @pytest.mark.parametrize("end", [lose_the_draft_node, close_the_session, raise_the_floor])
 def test_rows_of_a_session_that_is_over_leave_the_queue(end: Callable[[Driven], None]) -> None:
     only = stage()
-    only.feed(Joined(OTHER), Received(OTHER, opening(1, THEIRS)))
+    only.feed(LinkUp(OTHER), Received(OTHER, opening(1, THEIRS)))
     only.feed(Received(DRAFT, segment(0, {0: -1})))
     for number in (0, 1):
         only.feed(Received(OTHER, segment(number, {number: number - 1}, session=THEIRS)))
@@ -210,7 +210,7 @@ def test_rows_of_a_session_that_is_over_leave_the_queue(end: Callable[[Driven], 
 def test_rows_of_a_session_that_is_over_are_not_sent_on(end: Callable[[Driven], None]) -> None:
     first = stage(1, 2)
     # The link to the next stage is new: there is no credit on it.
-    first.feed(Lost(V2), Joined(V2), Joined(OTHER), Received(OTHER, opening(1, THEIRS)))
+    first.feed(LinkDown(V2), LinkUp(V2), LinkUp(OTHER), Received(OTHER, opening(1, THEIRS)))
     (job,) = passes(first.feed(Received(OTHER, segment(0, {0: -1}, session=THEIRS))))
     first.feed(done(job, object()))
     assert [w.session for w in first.state.parked] == [THEIRS]

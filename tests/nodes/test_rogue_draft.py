@@ -16,7 +16,7 @@ from asyncspec.core.machine import (
     Computed,
     Finish,
     Input,
-    Joined,
+    LinkUp,
     Received,
     Send,
     Submitted,
@@ -127,7 +127,7 @@ def test_no_job_of_a_draft_node_fails(data: st.DataObject) -> None:
     driven = draft(vocab=VOCAB, source=Rank(2) if away else None)
     node = Draft(driven)
     if away:
-        node.feed(Joined(Rank(2)))
+        node.feed(LinkUp(Rank(2)))
     for request in range(2):
         policy = data.draw(st.sampled_from(sorted(SMALL)))
         node.feed(Submitted(ask(request, prompt=(1, 2, 3), policy=policy)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch
-from asyncspec.core.machine import Arm, Computed, Fired, Input, Joined, Received, Send
+from asyncspec.core.machine import Computed, Input, LinkUp, Received, Send, SetTimer, TimerFired
 from asyncspec_nodes.roles.verify.batch_schedule import ROTA
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
@@ -30,7 +30,7 @@ class Stage:
         self.state, self.now, self.armed = self.machine.initial(), 0.0, True
         self.credit = 0
         self.sent = dict[int, int]()
-        self.feed(Joined(DRAFT))
+        self.feed(LinkUp(DRAFT))
         members = [SessionId(s) for batch in batches for s in batch]
         for name in (*members, *map(SessionId, range(100, 100 + also))):
             self.feed(Received(DRAFT, Open(name, 1, 4096, 0, 0.0, 0, 1.0)))
@@ -44,7 +44,7 @@ class Stage:
     def feed(self, event: Input) -> None:
         self.state, effects = self.machine.step(self.state, event, self.now)
         for effect in effects:
-            if isinstance(effect, Arm) and effect.timer == ROTA:
+            if isinstance(effect, SetTimer) and effect.timer == ROTA:
                 self.armed = effect.at is not None
             if isinstance(effect, Send) and isinstance(effect.message, Credit):
                 self.credit = effect.message.limit
@@ -73,7 +73,7 @@ class Stage:
         """The deadline, if there is one."""
         if self.armed:
             self.armed = False
-            self.feed(Fired(ROTA))
+            self.feed(TimerFired(ROTA))
 
     @property
     def running(self) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Admit, Batch, Release
-from asyncspec.core.machine import Compute, Effect, Input, Joined, Lost, Received, Send
+from asyncspec.core.machine import Compute, Effect, Input, LinkDown, LinkUp, Received, Send
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -40,7 +40,7 @@ THEIRS = first_session(OTHER)
 def shared(rank: int = 1, stages: int = 1, window: int = 8) -> Driven:
     """A stage with session 0 of draft node 0 and the first session of another."""
     driven = stage(rank, stages, window=window)
-    driven.feed(Joined(OTHER))
+    driven.feed(LinkUp(OTHER))
     before = OTHER if rank == 1 else Rank(rank - 1)
     driven.feed(Received(before, opening(1, THEIRS)))
     return driven
@@ -138,7 +138,7 @@ def test_losing_one_ends_its_sessions_alone() -> None:
     middle = shared(1, 2)
     (job,) = passes(middle.feed(theirs(0, {0: -1})))
     middle.feed(own(0, {0: -1}), theirs(1, {1: 0}))
-    effects = middle.feed(Lost(OTHER))
+    effects = middle.feed(LinkDown(OTHER))
     released = [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Release)]
     assert released == [Release(THEIRS)]
     assert sent(effects, Ready) == []
@@ -147,14 +147,14 @@ def test_losing_one_ends_its_sessions_alone() -> None:
     effects = middle.feed(done(job, object()))
     assert sent(effects, Segment) == []
     assert sessions(effects) == [0]
-    granted = middle.feed(Joined(OTHER))
+    granted = middle.feed(LinkUp(OTHER))
     assert Send(OTHER, Credit(8, 8)) in granted
     assert Send(OTHER, Ready(Rank(1), True, 0, THEIRS, SessionId(0))) in granted
 
 
 def test_all_are_told_of_the_next_stage_and_of_what_passes_take() -> None:
     first = shared(1, 2)
-    effects = first.feed(Lost(Rank(2)))
+    effects = first.feed(LinkDown(Rank(2)))
     for rank, opened in ((DRAFT, SessionId(0)), (OTHER, THEIRS)):
         assert Send(rank, Ready(Rank(1), False, 0, opened, SessionId(0))) in effects
     assert not first.state.sessions
@@ -168,7 +168,7 @@ def test_all_are_told_of_the_next_stage_and_of_what_passes_take() -> None:
 def test_nothing_is_opened_for_a_draft_node_that_is_gone() -> None:
     """Nobody would ever close it here; and what comes of it is known to be over."""
     last = shared(2, 2)
-    last.feed(Lost(OTHER))
+    last.feed(LinkDown(OTHER))
     late = segment(0, {0: -1}, tokens=False, session=THEIRS + 1)
     effects = last.feed(
         Received(Rank(1), opening(1, THEIRS + 1)), Received(Rank(1), late, object())
@@ -216,7 +216,7 @@ def test_prompts_are_kept_while_their_draft_node_is_there() -> None:
         only.feed(done(job, (5,)))
         only.feed(Received(rank, Close(SessionId(session), keep=True)))
     assert only.state.kept == {0: 1, THEIRS: 1}
-    effects = only.feed(Lost(OTHER))
+    effects = only.feed(LinkDown(OTHER))
     assert Compute(Release(THEIRS)) in effects
     assert only.state.kept == {0: 1}
 
@@ -225,7 +225,11 @@ def test_each_may_count_on_its_share_of_the_cache() -> None:
     only = Driven(VerifyMachine(VerifyConfig(Rank(1), 1, slots=900)))
     shares = [
         [(e.to, e.message.slots) for e in effects if isinstance(e, Send) and is_ready(e.message)]
-        for effects in (only.feed(Joined(DRAFT)), only.feed(Joined(OTHER)), only.feed(Lost(DRAFT)))
+        for effects in (
+            only.feed(LinkUp(DRAFT)),
+            only.feed(LinkUp(OTHER)),
+            only.feed(LinkDown(DRAFT)),
+        )
     ]
     assert shares == [[(DRAFT, 900)], [(DRAFT, 450), (OTHER, 450)], [(OTHER, 900)]]
 

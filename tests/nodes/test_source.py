@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from asyncspec.core.jobs import Drafting
-from asyncspec.core.machine import Abandon, Compute, Computed, Fired, Joined, Lost, Received, Send
+from asyncspec.core.machine import (
+    Abandon,
+    Compute,
+    Computed,
+    LinkDown,
+    LinkUp,
+    Received,
+    Send,
+    TimerFired,
+)
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank, first_session
@@ -19,7 +28,7 @@ RANK = Rank(3)
 
 def source() -> Driven:
     driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10)))
-    driven.feed(Joined(DRAFT))
+    driven.feed(LinkUp(DRAFT))
     return driven
 
 
@@ -72,7 +81,9 @@ def test_what_is_withdrawn_is_abandoned_and_still_answered() -> None:
     assert driven.feed(Received(DRAFT, Withdraw(0)), Received(DRAFT, Withdraw(7))) == []
 
 
-@pytest.mark.parametrize("end", [Received(DRAFT, Close(0)), Received(DRAFT, Floor(5)), Lost(DRAFT)])
+@pytest.mark.parametrize(
+    "end", [Received(DRAFT, Close(0)), Received(DRAFT, Floor(5)), LinkDown(DRAFT)]
+)
 def test_the_end_of_a_session(end: Any) -> None:
     driven = source()
     job = question(0, (1,))
@@ -94,8 +105,8 @@ def test_what_has_no_place_here() -> None:
     for peer, message in ((DRAFT, Credit(1)), (Rank(1), Withdraw(0))):
         with pytest.raises(RemoteProtocolError, match="unexpected"):
             driven.feed(Received(peer, message))
-    with pytest.raises(LocalProtocolError, match="no use for Fired"):
-        driven.feed(Fired("late"))
+    with pytest.raises(LocalProtocolError, match="no use for TimerFired"):
+        driven.feed(TimerFired("late"))
 
 
 OTHER = draft_rank(5)
@@ -104,7 +115,7 @@ THEIRS = first_session(OTHER)
 
 def test_two_draft_nodes_have_one_device() -> None:
     driven = source()
-    driven.feed(Joined(OTHER))
+    driven.feed(LinkUp(OTHER))
     first, theirs, third = question(0, (1,)), question(0, (2,), THEIRS), question(0, (3,), 1)
     asked(driven, first)
     assert driven.feed(Received(OTHER, theirs), Received(DRAFT, third)) == []
@@ -118,10 +129,10 @@ def test_two_draft_nodes_have_one_device() -> None:
     ]
 
 
-@pytest.mark.parametrize("end", [Lost(OTHER), Received(OTHER, Floor(THEIRS + 9))])
+@pytest.mark.parametrize("end", [LinkDown(OTHER), Received(OTHER, Floor(THEIRS + 9))])
 def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
     driven = source()
-    driven.feed(Joined(OTHER))
+    driven.feed(LinkUp(OTHER))
     job, theirs = question(0, (1,)), question(0, (2,), THEIRS)
     asked(driven, job)
     driven.feed(Received(OTHER, theirs))
@@ -135,7 +146,7 @@ def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
 )
 def test_nobody_speaks_of_anothers_session(message: Any) -> None:
     driven = source()
-    driven.feed(Joined(OTHER))
+    driven.feed(LinkUp(OTHER))
     asked(driven, question(0, (1,)))
     with pytest.raises(RemoteProtocolError, match="another draft node's") as caught:
         driven.feed(Received(OTHER, message))
@@ -144,7 +155,7 @@ def test_nobody_speaks_of_anothers_session(message: Any) -> None:
 
 def test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time() -> None:
     driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, sessions=2)))
-    driven.feed(Joined(DRAFT), Joined(OTHER))
+    driven.feed(LinkUp(DRAFT), LinkUp(OTHER))
     asked(driven, question(0, (1,)))
     driven.feed(Received(DRAFT, question(0, (1,), 1)), Received(OTHER, question(0, (1,), THEIRS)))
     with pytest.raises(RemoteProtocolError, match="more than 2 sessions at a time"):

@@ -15,13 +15,13 @@ from asyncspec.core.machine import (
     Cancelled,
     Compute,
     Computed,
-    Fired,
     Input,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Received,
     Stopped,
     Submitted,
+    TimerFired,
 )
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.messages import (
@@ -101,9 +101,9 @@ messages: st.SearchStrategy[Any] = st.one_of(
 inputs: st.SearchStrategy[Any] = st.one_of(
     st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"]), shares),
     st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"]), shares),
-    st.builds(Joined, ranks),
-    st.builds(Lost, ranks),
-    st.builds(Fired, st.sampled_from(["rejoin", "account:0", "rota", "tea"])),
+    st.builds(LinkUp, ranks),
+    st.builds(LinkDown, ranks),
+    st.builds(TimerFired, st.sampled_from(["rejoin", "account:0", "rota", "tea"])),
     st.builds(Cancelled, small),
     st.builds(Stopped, small, small),
     st.just("device"),

@@ -6,7 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Admit, Compact, Release, Rows, SamplerOutput
-from asyncspec.core.machine import Compute, Effect, Fired, Joined, Lost, Received, Report, Send
+from asyncspec.core.machine import (
+    Compute,
+    Effect,
+    LinkDown,
+    LinkUp,
+    Received,
+    Send,
+    SendClosed,
+    TimerFired,
+)
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -37,7 +46,7 @@ def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
 
 def test_a_session_opened_by_nobody_who_is_linked() -> None:
     middle = stage(2, 3)
-    middle.feed(Lost(Rank(1)))
+    middle.feed(LinkDown(Rank(1)))
     with pytest.raises(RemoteProtocolError, match="not linked"):
         middle.feed(Received(Rank(1), opening(1, session=5)))
 
@@ -181,7 +190,7 @@ def test_an_old_prune_changes_nothing() -> None:
 
 def test_without_credit_a_result_is_parked_and_nothing_is_started() -> None:
     first = stage(1, 2)
-    first.feed(Lost(Rank(2)), Joined(Rank(2)))
+    first.feed(LinkDown(Rank(2)), LinkUp(Rank(2)))
     first.feed(Received(DRAFT, opening(1, session=1)))
     (job,) = passes(first.feed(Received(DRAFT, segment(0, {0: -1}, session=1))))
     first.feed(Received(DRAFT, segment(1, {1: 0}, session=1)))
@@ -199,7 +208,7 @@ def test_close_frees_everything_and_gives_account() -> None:
     effects = last.feed(Received(DRAFT, Close(SessionId(0))))
     assert [e.job for e in effects if isinstance(e, Compute)] == [Release(SessionId(0))]
     (report,) = last.feed(done(job, (3,)))
-    assert report == Report(DRAFT, 0, passes=1, rows=1, dead_rows=0, compute_seconds=0.5)
+    assert report == SendClosed(DRAFT, 0, passes=1, rows=1, dead_rows=0, compute_seconds=0.5)
     # Whoever closes it once more, a prompt that was kept say, is told that nothing is left.
     again = last.feed(Received(DRAFT, Close(SessionId(0))))
     assert again == [replace(report, passes=0, rows=0, compute_seconds=0.0)]
@@ -210,7 +219,7 @@ def test_close_may_overtake_open() -> None:
     assert last.feed(Received(DRAFT, Close(SessionId(1)))) == []
     effects = last.feed(Received(DRAFT, opening(1, session=1)))
     assert [e for e in effects if isinstance(e, Compute)] == []
-    assert [e.session for e in effects if isinstance(e, Report)] == [1]
+    assert [e.session for e in effects if isinstance(e, SendClosed)] == [1]
     assert last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))) == [Send(DRAFT, Credit(9, 8))]
 
 
@@ -225,11 +234,11 @@ def test_floor_ends_what_the_draft_node_could_not_close() -> None:
 def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_began() -> None:
     """The next stage will never hear of it, so nothing of it may be sent there later."""
     first = stage(1, 2)
-    first.feed(Lost(Rank(2)))
+    first.feed(LinkDown(Rank(2)))
     assert first.feed(Received(DRAFT, opening(1, session=1))) == []
     effects = first.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
     assert sent(effects, Credit) == [Credit(9, 8)]
-    effects = first.feed(Joined(Rank(2)), Received(Rank(2), Credit(2)))
+    effects = first.feed(LinkUp(Rank(2)), Received(Rank(2), Credit(2)))
     assert sent(effects, Segment) == []
     assert not first.state.sessions
 
@@ -237,18 +246,18 @@ def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_beg
 def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
     first = stage(1, 2)
     down, up = (Ready(Rank(1), up, 0, SessionId(0), SessionId(0)) for up in (False, True))
-    assert Send(DRAFT, down) in first.feed(Lost(Rank(2)))
-    assert Send(DRAFT, up) in first.feed(Joined(Rank(2)))
+    assert Send(DRAFT, down) in first.feed(LinkDown(Rank(2)))
+    assert Send(DRAFT, up) in first.feed(LinkUp(Rank(2)))
 
 
 def test_a_session_that_cannot_be_announced_to_the_next_stage_is_over() -> None:
     """Else its segments would reach a stage that has never heard of it, once the link is back."""
     first = stage(1, 2)
-    first.feed(Lost(Rank(2)))
+    first.feed(LinkDown(Rank(2)))
     first.feed(
         Received(DRAFT, opening(1, session=1)), Received(DRAFT, segment(0, {0: -1}, session=1))
     )
-    effects = first.feed(Joined(Rank(2)), Received(Rank(2), Credit(5)))
+    effects = first.feed(LinkUp(Rank(2)), Received(Rank(2), Credit(5)))
     assert sent(effects, Segment) == []
     assert first.state.sessions == {}
 
@@ -277,7 +286,7 @@ def test_what_a_peer_must_not_say(peer: int, message: Message, tensor: object, t
 def test_a_token_outside_the_vocabulary_is_the_peers_fault() -> None:
     machine = VerifyMachine(VerifyConfig(Rank(1), 1, vocab=5))
     driven = Driven(machine)
-    driven.feed(Joined(DRAFT), Received(DRAFT, opening(1)))
+    driven.feed(LinkUp(DRAFT), Received(DRAFT, opening(1)))
     with pytest.raises(RemoteProtocolError, match="not in the vocabulary"):
         driven.feed(Received(DRAFT, segment(0, {0: -1, 5: 0})))
 
@@ -387,7 +396,7 @@ def test_a_link_that_lets_segments_queue_gets_shorter_again() -> None:
 def test_no_link_is_longer_than_memory_allows() -> None:
     config = VerifyConfig(Rank(1), 1, window=1, most_window=2)
     only = Driven(VerifyMachine(config))
-    only.feed(Joined(DRAFT), Received(DRAFT, opening(1)))
+    only.feed(LinkUp(DRAFT), Received(DRAFT, opening(1)))
     for number in range(4):
         effects = only.feed(waited(number))
         only.feed(done(passes(effects)[0], (7,)))
@@ -396,7 +405,7 @@ def test_no_link_is_longer_than_memory_allows() -> None:
 
 def test_a_stage_says_which_segments_had_to_wait_for_credit() -> None:
     middle = Driven(VerifyMachine(VerifyConfig(Rank(1), 2)))
-    middle.feed(Joined(DRAFT), Joined(Rank(2)), Received(Rank(2), Credit(1)))
+    middle.feed(LinkUp(DRAFT), LinkUp(Rank(2)), Received(Rank(2), Credit(1)))
     middle.feed(Received(DRAFT, opening(1)))
     onward: list[Segment] = []
     for number in range(2):
@@ -416,4 +425,4 @@ def test_a_node_is_not_sent_twice() -> None:
 
 def test_a_stage_has_no_timers() -> None:
     with pytest.raises(LocalProtocolError):
-        stage().feed(Fired("tea"))
+        stage().feed(TimerFired("tea"))

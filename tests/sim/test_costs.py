@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Forward, Row
-from asyncspec.core.machine import Effect, Joined, Received, Send
+from asyncspec.core.machine import Effect, LinkUp, Received, Send
 from asyncspec.sim.costs import (
     PRESETS,
     PROMPT_ROWS,
@@ -128,7 +128,7 @@ class Talker:
         self.heard: list[tuple[float, Message]] = []
 
     def step(self, state: None, event: Any, now: float) -> tuple[None, tuple[Effect, ...]]:
-        if isinstance(event, Joined):
+        if isinstance(event, LinkUp):
             return None, tuple(Send(event.peer, word) for word in self.words)
         if isinstance(event, Received):
             self.heard.append((now, event.message))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Fired, Received
+from asyncspec.core.machine import Received, TimerFired
 from asyncspec_nodes.roles.verify.batch_schedule import PATIENCE, ROTA
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Rates
@@ -222,7 +222,7 @@ def test_whatever_a_member_says_of_itself_the_others_are_served(data: st.DataObj
 def test_a_deadline_without_a_plan_is_nothing() -> None:
     trial = Trial(Bench(people([0.01])), tokens=5)
     trial.run()
-    trial.cluster.world.feed(Rank(1), Fired(ROTA))
+    trial.cluster.world.feed(Rank(1), TimerFired(ROTA))
 
 
 def test_other_policies_are_served_beside_a_plan() -> None:

@@ -100,9 +100,9 @@ _S = ((-0.1, -2.0), (-0.1,), (-0.7, -0.8), (), (-0.2,), (-0.9, -1.0))
 
 CASE = Setting(Synthetic(vocab=40), PRESETS["jetson-7b"], stages=3, tokens=60, prompt_tokens=5)
 MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (stage_session, "place", slot_reused_too_early),
-    (stage_session, "place", one_row_unmasked),
-    (stage_session, "settle", path_assumed_contiguous),
+    (stage_session, "allocate", slot_reused_too_early),
+    (stage_session, "allocate", one_row_unmasked),
+    (stage_session, "reclaim", path_assumed_contiguous),
     (prunes, "prune", compaction_forgotten),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.machine import Fired, Received
+from asyncspec.core.machine import Received, TimerFired
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Dropped, Node, Step
 from asyncspec_protocol.ids import Rank
@@ -18,7 +18,7 @@ def recorder(most: int = 100, now: float = 0.0) -> Recorder:
 
 def fill(target: Recorder, count: int) -> None:
     for i in range(count):
-        target.stepped(Fired(str(i)), (), (), float(i), float(i))
+        target.stepped(TimerFired(str(i)), (), (), float(i), float(i))
 
 
 @given(st.integers(1, 20), st.integers(0, 60), st.integers(0, 60), st.integers(1, 9))

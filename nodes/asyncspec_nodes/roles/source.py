@@ -21,16 +21,16 @@ from asyncspec.core.machine import (
     Compute,
     Computed,
     Effect,
-    Fired,
     Input,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Received,
-    Report,
     Send,
+    SendClosed,
     Stopped,
     Submitted,
     TaskDone,
+    TimerFired,
 )
 from asyncspec.source.batch import Answers, admitted, answers, batched
 from asyncspec_nodes.roles.ownership import check_owner
@@ -94,13 +94,13 @@ class SourceMachine:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
             case Computed(Expand() | Drafting() as job, result, seconds):
                 return _go_on(*_computed(state, answers(job, result), seconds))
-            case Lost(peer) if is_draft(peer):
+            case LinkDown(peer) if is_draft(peer):
                 return _forget(state, _of(state, peer))
-            case Joined(peer) if is_draft(peer) and self.config.slots:
+            case LinkUp(peer) if is_draft(peer) and self.config.slots:
                 return state, (Send(peer, Ready(self.config.rank, True, self.config.slots)),)
-            case Joined() | Lost():
+            case LinkUp() | LinkDown():
                 return state, ()
-            case Computed() | Fired() | Submitted() | Cancelled() | Stopped() | TaskDone():
+            case Computed() | TimerFired() | Submitted() | Cancelled() | Stopped() | TaskDone():
                 raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
             case _:
                 assert_never(event)
@@ -200,7 +200,7 @@ def _forget(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceStat
         if asked is not None and asked in state.working:
             effects.append(Abandon(asked))
         effects.append(Compute(Release(session)))
-        effects.append(Report(owner(session), session, 0, 0, 0, 0.0))
+        effects.append(SendClosed(owner(session), session, 0, 0, 0, 0.0))
     left = {k: v for k, v in state.sessions.items() if k not in over}
     waiting = tuple(job for job in state.waiting if job.session not in over)
     return replace(state, sessions=left, waiting=waiting), tuple(effects)

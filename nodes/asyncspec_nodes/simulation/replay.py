@@ -158,11 +158,11 @@ class _Player:
             case records.Computed(job):
                 return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
             case records.Fired(timer):
-                return machine.Fired(timer)
+                return machine.TimerFired(timer)
             case records.Joined(peer):
-                return machine.Joined(peer)  # type: ignore[arg-type]
+                return machine.LinkUp(peer)  # type: ignore[arg-type]
             case records.Lost(peer, reason):
-                return machine.Lost(peer, reason)  # type: ignore[arg-type]
+                return machine.LinkDown(peer, reason)  # type: ignore[arg-type]
             case records.Submitted(request):
                 if request.policy not in self._machine.config.policies:
                     raise UserError(f"the recording has policy {request.policy}, unknown here")

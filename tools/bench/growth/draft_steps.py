@@ -8,7 +8,7 @@ from asyncspec.core.machine import (
     Compute,
     Computed,
     Input,
-    Joined,
+    LinkUp,
     Received,
     Request,
     Send,
@@ -44,7 +44,7 @@ class DraftSteps:
         # What the source was asked last, and the last segment.
         self._asked: list[Expand] = []
         self._sent: list[Segment] = []
-        self._feed(Joined(FIRST))
+        self._feed(LinkUp(FIRST))
         self._feed(Received(FIRST, Ready(FIRST, True)))
         self._feed(self._grant(1))
         sampling = Sampling()

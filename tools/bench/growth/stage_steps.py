@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.core.jobs import Forward
-from asyncspec.core.machine import Compute, Computed, Effect, Input, Joined, Received
+from asyncspec.core.machine import Compute, Computed, Effect, Input, LinkUp, Received
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
@@ -58,7 +58,7 @@ class StageSteps(Struct, frozen=True):
 def stage_steps(committed: int, live: int) -> StageSteps:
     """A stage that has been sent so much of a prompt and of a tree, through ``step`` alone."""
     machine = VerifyMachine(VerifyConfig(Rank(1), 1))
-    state, _ = machine.step(machine.initial(), Joined(DRAFT), 0.0)
+    state, _ = machine.step(machine.initial(), LinkUp(DRAFT), 0.0)
     capacity = committed + 2 * live + 2 * ROWS
     opening = Open(SESSION, committed, capacity, 0, 0.0, 0, 1.0)
     state, _ = machine.step(state, Received(DRAFT, opening), 0.0)

@@ -7,8 +7,8 @@ from tools.mutants.mutant import Mutant
 RECOVERY: tuple[Mutant, ...] = (
     Mutant(
         "floor-not-sent",
-        "return state, (*floors, Arm(REJOIN, None))",
-        "return state, (Arm(REJOIN, None),)",
+        "return state, (*floors, SetTimer(REJOIN, None))",
+        "return state, (SetTimer(REJOIN, None),)",
         "test_every_stage_gets_a_floor_when_the_pipeline_is_complete_again",
     ),
     Mutant(
@@ -109,8 +109,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-waits-for-ever",
-        "effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))",
-        "effects.append(Arm(REJOIN, None))",
+        "effects.append(SetTimer(REJOIN, now + state.config.rejoin_seconds))",
+        "effects.append(SetTimer(REJOIN, None))",
         "test_a_pipeline_that_never_comes_back_fails_the_request_in_bounded_time",
     ),
     Mutant(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Arm, Finish, Request, Send
+from asyncspec.core.machine import Finish, Request, Send, SetTimer
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.admission import slots_kept, slots_needed
 from asyncspec_nodes.roles.draft.session import DraftSession
@@ -87,7 +87,7 @@ def end(
     missing = frozenset(reachable(state))
     ending = Ending(session=session, reason=reason, ended=now, missing=missing)
     state = replace(state, endings={**state.endings, key: ending})
-    return state, (*effects, Arm(account_timer(key), now + state.config.account_seconds))
+    return state, (*effects, SetTimer(account_timer(key), now + state.config.account_seconds))
 
 
 def give_up(state: DraftState, prompts: Sequence[Kept]) -> tuple[DraftState, Effects]:
@@ -176,7 +176,7 @@ def finish_if_complete(
         session=key,
         earlier=session.counters.earlier,
     )
-    return state, (Arm(account_timer(key), None), finish)
+    return state, (SetTimer(account_timer(key), None), finish)
 
 
 def unserved(job: Job, reason: str, detail: str, now: float, code: str = "") -> Finish:

@@ -8,20 +8,20 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Drafting
 from asyncspec.core.machine import (
-    Arm,
     Cancelled,
     Computed,
     Effect,
-    Fired,
     Input,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Received,
     Request,
     Send,
+    SetTimer,
     Stopped,
     Submitted,
     TaskDone,
+    TimerFired,
 )
 from asyncspec.source.batch import Answers, answers
 from asyncspec_nodes.roles.draft import lifecycle, planning, speculation
@@ -72,7 +72,7 @@ def submitted(state: DraftState, request: Request, now: float) -> tuple[DraftSta
     state = replace(state, backlog=(*state.backlog, job))
     if state.up or len(state.backlog) > 1:
         return state, ()
-    return state, (Arm(REJOIN, now + state.config.rejoin_seconds),)
+    return state, (SetTimer(REJOIN, now + state.config.rejoin_seconds),)
 
 
 def cancelled(state: DraftState, request_id: int, now: float) -> tuple[DraftState, Effects]:
@@ -192,7 +192,7 @@ def complete(state: DraftState) -> tuple[DraftState, Effects]:
         return state, ()
     floor = Floor(first=state.next_session)
     floors = tuple(Send(rank, floor) for rank in sorted(state.peers))
-    return state, (*floors, Arm(REJOIN, None))
+    return state, (*floors, SetTimer(REJOIN, None))
 
 
 def lost(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects]:
@@ -236,7 +236,7 @@ def broken(
     state = replace(state, backlog=(*back, *state.backlog))
     state = leave_prompts(state, state.kept)
     if state.backlog and stood:
-        effects.append(Arm(REJOIN, now + state.config.rejoin_seconds))
+        effects.append(SetTimer(REJOIN, now + state.config.rejoin_seconds))
     return state, tuple(effects)
 
 
@@ -270,13 +270,13 @@ class DraftMachine:
                 state, effects = submitted(state, request, now)
             case Cancelled(request_id):
                 state, effects = cancelled(state, request_id, now)
-            case Stopped(request_id, kept):
-                state, effects = stopped(state, request_id, kept, now)
-            case Fired(timer):
+            case Stopped(request_id, length):
+                state, effects = stopped(state, request_id, length, now)
+            case TimerFired(timer):
                 state, effects = fired(state, timer, now)
-            case Joined(peer):
+            case LinkUp(peer):
                 state, effects = joined(state, peer)
-            case Lost(peer):
+            case LinkDown(peer):
                 state, effects = lost(state, peer, now)
             case TaskDone():
                 raise LocalProtocolError("a draft node plans nothing")

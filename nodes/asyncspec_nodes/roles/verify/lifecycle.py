@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Admit, Release, Trim
 from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Compute, Effect, Report, Send
+from asyncspec.core.machine import Compute, Effect, Send, SendClosed
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.flow_control import (
     abandon_dead,
@@ -196,9 +196,9 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
     return state, (*abandoned, *released, *told, *granted)
 
 
-def report(session: StageSession, *, kept: bool = False) -> Report:
+def report(session: StageSession, *, kept: bool = False) -> SendClosed:
     """The account of a session. ``kept``: its prompt stays."""
-    return Report(
+    return SendClosed(
         to=owner(session.session),
         session=session.session,
         passes=session.passes,
@@ -209,9 +209,9 @@ def report(session: StageSession, *, kept: bool = False) -> Report:
     )
 
 
-def _nothing_left(session: SessionId) -> Report:
+def _nothing_left(session: SessionId) -> SendClosed:
     """Nothing is here of a session whose account was given before, not even its prompt."""
-    return Report(owner(session), session, 0, 0, 0, 0.0)
+    return SendClosed(owner(session), session, 0, 0, 0, 0.0)
 
 
 # --- Neighbours and draft nodes come and go.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
-from asyncspec.core.machine import Compute, Next, Send
+from asyncspec.core.machine import Compute, RunNext, Send
 from asyncspec_nodes.roles.verify.batching import fair_share, gather
 from asyncspec_nodes.roles.verify.flow_control import give_back
 from asyncspec_nodes.roles.verify.planning import taken
@@ -46,8 +46,8 @@ def look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
     known, following = state.following, planned(state)
     state = replace(state, following=following, planned_from=basis)
     if following is None:
-        return state, () if known is None else (Next(running.job, None),)
-    return state, (Next(running.job, following.running.job),)
+        return state, () if known is None else (RunNext(running.job, None),)
+    return state, (RunNext(running.job, following.running.job),)
 
 
 def planned(state: VerifyState) -> Following | None:

@@ -12,15 +12,15 @@ from asyncspec.core.jobs import Batch, Forward, Rows
 from asyncspec.core.machine import (
     Cancelled,
     Computed,
-    Fired,
     Input,
-    Joined,
-    Lost,
+    LinkDown,
+    LinkUp,
     Received,
     Send,
     Stopped,
     Submitted,
     TaskDone,
+    TimerFired,
 )
 from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_nodes.roles.verify import planning
@@ -173,15 +173,15 @@ class VerifyMachine:
                 if not isinstance(event.job, Forward | Batch):
                     raise LocalProtocolError("a stage asks for no other result than a pass's")
                 state, effects = computed(state, event.job, event.result, event.seconds, now)
-            case Joined(peer):
+            case LinkUp(peer):
                 state, effects = joined(state, peer)
-            case Lost(peer):
+            case LinkDown(peer):
                 state, effects = lost(state, peer)
             case TaskDone():
                 state, effects = planning.planned(state, event, now)
-            case Fired(timer) if timer == ROTA:
+            case TimerFired(timer) if timer == ROTA:
                 state, effects = planning.fired(state, now)
-            case Fired() | Submitted() | Cancelled() | Stopped():
+            case TimerFired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
                 assert_never(event)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
-from asyncspec.core.machine import Arm, RunTask, Send, TaskDone
+from asyncspec.core.machine import RunTask, Send, SetTimer, TaskDone
 from asyncspec.dipsd.brought import Account
 from asyncspec.dipsd.decide import LONGEST_MS, MAX_JITTER, Decision, Planning
 from asyncspec.dipsd.drift import drifted
@@ -232,11 +232,11 @@ def fired(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     return replace(state, rota=rota), (deadline(rota, now),)
 
 
-def deadline(rota: Rota, now: float) -> Arm:
+def deadline(rota: Rota, now: float) -> SetTimer:
     """Of the batch whose turn it is from now on."""
     if not rota.batches:
-        return Arm(ROTA, None)
-    return Arm(ROTA, max(rota.deadline_from, now + LEAST * rota.period))
+        return SetTimer(ROTA, None)
+    return SetTimer(ROTA, max(rota.deadline_from, now + LEAST * rota.period))
 
 
 # --- When the first stage asks for a plan, and what becomes of the answer (DiP-SD at run time).
