@@ -12,7 +12,8 @@ from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import POLICIES, Policy
+from asyncspec.policy.base import Policy
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor, World
 from asyncspec.trace.recorder import Recorder

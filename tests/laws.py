@@ -17,12 +17,12 @@ from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Effect, Input, Received, Request, Send
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import TokenTree
-from asyncspec.policy import Policy
 from asyncspec.policy.autoregressive import Autoregressive
+from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.policy.level_tree import Levels
+from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
@@ -37,8 +37,8 @@ SMALL: dict[str, Policy] = {
     "static-tree": StaticTree(branching=(2, 1, 2)),
     "chunked": Chunked(size=7, depth=3, width=3, segment=3),
     "pruned": Chunked(early=True, size=7, depth=3, width=3, segment=2, coalesce=True),
-    "pipedec": Levels(width=3, children=2),
-    "specpipe": Levels(width=4, children=3, levels=2, parts=2, depth=5, coalesce=True),
+    "pipedec": LevelTree(width=3, children=2),
+    "specpipe": LevelTree(width=4, children=3, levels=2, parts=2, depth=5, coalesce=True),
     "flowspec-no-sbd": FlowSpec(
         sbd=False,
         l_init=7,

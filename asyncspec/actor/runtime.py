@@ -19,7 +19,7 @@ from asyncspec.actor.overdue import FLOOR_SECONDS, Overdue
 from asyncspec.backend import row_compression
 from asyncspec.backend.base import Tensors
 from asyncspec.core.errors import ClusterError
-from asyncspec.core.jobs import Job, Rows
+from asyncspec.core.jobs import Job, TensorRows
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -84,7 +84,7 @@ class Outgoing:
         # Links that hold messages; those with a tensor first.
         self._holding: deque[Link] = deque()
 
-    def send(self, to: Rank, message: Message, rows: Rows | None = None) -> int:
+    def send(self, to: Rank, message: Message, rows: TensorRows | None = None) -> int:
         """Give a message to a link, which writes it at ``flush``. Its bytes: none if the link is
         down."""
         link = self._links.get(to)

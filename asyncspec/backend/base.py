@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from asyncspec.core.jobs import Drafted, FeatureJob, Rows, SourceJob, StageJob
+from asyncspec.core.jobs import DraftResult, FeatureJob, SourceJob, StageJob, TensorRows
 from asyncspec.source.hybrid import Part
 
 DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
@@ -44,7 +44,7 @@ class WireTensor(Struct, frozen=True):
 class Tensors(Protocol):
     """A device's handles to bytes and back. Called from any thread."""
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         """Rows for the wire. The bytes must not change until they are sent."""
 
     def unpack(self, tensor: WireTensor) -> object:
@@ -69,8 +69,8 @@ class StageBackend(Tensors, Protocol):
 class TokenSource(Protocol):
     """Proposes tokens."""
 
-    def run(self, job: SourceJob) -> Drafted | None:
-        """Grow a tree (``Expand``) or several (``Drafting``: a tuple, in order), or forget a
+    def run(self, job: SourceJob) -> DraftResult | None:
+        """Grow a tree (``Expand``) or several (``DraftBatch``: a tuple, in order), or forget a
         session (``Release``)."""
 
     def abandon(self, job: SourceJob) -> None:
@@ -81,7 +81,7 @@ class TokenSource(Protocol):
 class FeatureSource(Tensors, Protocol):
     """Proposes tokens from what the target computed for earlier ones."""
 
-    def run(self, job: FeatureJob) -> Drafted | None:
+    def run(self, job: FeatureJob) -> DraftResult | None:
         """As ``TokenSource``, and store features (``Feed``). Raises ``ValueError`` where features
         are missing."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Release, drafts
+from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, Release, draft_jobs
 from asyncspec.sim.costs import DraftCost, KnownLevels, StageCost
 from asyncspec_protocol.messages import Expand
 
@@ -43,8 +43,8 @@ class Pace(Struct, frozen=True):
         match job:
             case Forward() | Batch():
                 return self.stage.seconds(job.row_count), self.layers
-            case Expand() | Drafting():
-                trees = drafts(job)
+            case Expand() | DraftBatch():
+                trees = draft_jobs(job)
                 levels = (max(1, tree.depth) if tree.count else 1 for tree in trees)
                 return self.source.seconds(*trees), max(levels)
             case _:
@@ -86,7 +86,7 @@ class Paced:
         """Perform a job, no sooner than its pace allows."""
         start = time.monotonic()
         with self._lock:
-            self._parts = drafts(job) or (job,)
+            self._parts = draft_jobs(job) or (job,)
             self._given_up.clear()
             self._note()
         seconds, steps = self._pace.steps(self._to_pay(job))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.core.jobs import Admit, Forward, Release, Row, Rows
+from asyncspec.core.jobs import Admit, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
@@ -83,7 +83,7 @@ def _pass(
                 committed=committed,
                 rows=rows,
                 tokens=tuple(tokens) if i == 0 or last else (),
-                hidden=Rows(result, tuple(range(len(tokens)))) if i else None,
+                hidden=TensorRows(result, tuple(range(len(tokens)))) if i else None,
                 sampled_rows=(len(tokens) - 1,) if last and judge else (),
             )
         )

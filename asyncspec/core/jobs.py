@@ -13,7 +13,7 @@ from asyncspec_protocol.ids import SegmentId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
 
-class Rows(Struct, frozen=True):
+class TensorRows(Struct, frozen=True):
     """Some rows, ascending, of a tensor that only the device understands."""
 
     handle: object
@@ -72,7 +72,7 @@ class Forward(Struct, frozen=True):
     committed: int
     rows: tuple[Row, ...]
     tokens: tuple[int, ...] = ()
-    hidden: Rows | None = None
+    hidden: TensorRows | None = None
     sampled_rows: tuple[int, ...] = ()
 
     @property
@@ -141,10 +141,10 @@ class Feed(Struct, frozen=True):
 
     session: SessionId
     start: int
-    rows: tuple[Rows, ...]
+    rows: tuple[TensorRows, ...]
 
 
-class Drafting(Struct, frozen=True):
+class DraftBatch(Struct, frozen=True):
     """Trees for several sessions, level by level together: one draft pass a level for all of them.
 
     At most one job a session. The result is a tuple of ``Expanded`` in the order of ``jobs``; each
@@ -155,18 +155,18 @@ class Drafting(Struct, frozen=True):
 
 
 StageJob = Admit | Forward | Batch | Compact | Trim | Release
-SourceJob = Expand | Drafting | Release
+SourceJob = Expand | DraftBatch | Release
 FeatureJob = SourceJob | Feed
 """Of a source that reads the target's features beside its tokens."""
-Job = Admit | Forward | Batch | Compact | Trim | Release | Expand | Drafting | Feed
+Job = Admit | Forward | Batch | Compact | Trim | Release | Expand | DraftBatch | Feed
 
 
-Drafted = Expanded | tuple[Expanded, ...]
-"""What comes of an ``Expand``, and of a ``Drafting``."""
+DraftResult = Expanded | tuple[Expanded, ...]
+"""What comes of an ``Expand``, and of a ``DraftBatch``."""
 
 
-def drafts(job: Job) -> tuple[Expand, ...]:
+def draft_jobs(job: Job) -> tuple[Expand, ...]:
     """The trees a job is to grow, whether one or many; none where it is of another kind."""
-    if isinstance(job, Drafting):
+    if isinstance(job, DraftBatch):
         return job.jobs
     return (job,) if isinstance(job, Expand) else ()

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from asyncspec.core.accept import TargetOutput
-from asyncspec.core.jobs import Job, Rows
+from asyncspec.core.jobs import Job, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Message
@@ -127,7 +127,7 @@ class Send(Struct, frozen=True):
 
     to: Rank
     message: Message
-    tensor: Rows | None = None
+    tensor: TensorRows | None = None
 
 
 class Compute(Struct, frozen=True):

@@ -11,7 +11,7 @@ parent, which makes descending score order a topological order (FlowSpec III-B).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -163,3 +163,15 @@ def by_score(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
 def by_level(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
     """Level by level, oldest first: the order of EAGLE-2's own trees."""
     return tuple(sorted(nodes, key=lambda n: (tree.nodes[n].position, n)))
+
+
+def connected(tree: TokenTree, nodes: Sequence[NodeId], sent: Container[NodeId]) -> bool:
+    """True where every node's parent is in ``sent`` or earlier in ``nodes``. The root's own parent
+    is on the committed path and needs no check."""
+    seen: set[NodeId] = set()
+    for node in nodes:
+        parent = tree.nodes[node].parent
+        if node != tree.root and parent not in sent and parent not in seen:
+            return False
+        seen.add(node)
+    return True

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from asyncspec.policy.base import Growth, Usual, View
+from asyncspec.policy.base import Growth, Policy, View
 from asyncspec_protocol.ids import NodeId
 
 
-class Autoregressive(Usual, frozen=True):
-    """The baseline every other policy has to beat, and the simplest loop to read."""
+class Autoregressive(Policy, frozen=True):
+    """The baseline for every other policy."""
 
     @property
-    def drafts(self) -> bool:
+    def uses_draft(self) -> bool:
         return False
 
-    def most_live(self, stages: int) -> int:
+    def max_tree_nodes(self, stages: int) -> int:
         return 0
 
     def grow(self, view: View) -> Growth | None:
         return None
 
-    def cut(self, view: View) -> tuple[NodeId, ...]:
+    def next_segment(self, view: View) -> tuple[NodeId, ...]:
         return view.unsent

@@ -1,13 +1,13 @@
-"""What a policy is asked, and what it may look at.
+"""The interface between a policy and the draft machine.
 
 A policy is a pure strategy: it decides what to grow, what to send next and when verdicts count.
-Everything else (ids, versions, prunes, credit, losses) is the draft machine's business and the
-same for all of them, so comparing two papers is a switch.
+Ids, versions, prunes, credit and losses are handled by the draft machine, the same for all
+policies.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -22,42 +22,41 @@ Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
-MAX_LIVE_NODES = MAX_TREE_NODES
-"""Nodes of a tree at most, whatever a policy asks for."""
-
 
 class View(Struct, frozen=True):
-    """A session as a policy sees it. The root is a new token, or for those that are ``eager`` the
-    prompt's last one, which has been sent or will be."""
+    """A session as a policy sees it.
+
+    The root is a new token, or with ``speculate_during_prefill`` the prompt's last one, which has
+    been sent or will be.
+    """
 
     # Live nodes, the root being the tip of the committed path.
     tree: TokenTree
-    # Live nodes not sent yet, oldest first; the root may be one of them.
+    # Live nodes not sent yet, oldest first; may include the root.
     unsent: tuple[NodeId, ...]
     # Number of live nodes that were sent and have no verdict yet.
     pending: int
     # Number of verify stages.
     stages: int
-    # Segments sent since this round began, and trees that were asked for in it and have come.
+    # Segments sent and trees received in this round.
     segments: int
-    drafts: int
-    # Tokens committed since the token source was last asked.
-    news: int
-    # How deep the source was last asked to go.
+    trees_received: int
+    # Tokens committed since the last draft request.
+    tokens_since_draft: int
+    # Levels of the last draft request.
     last_depth: int
-    # True where nothing waits at the first stage: it will soon be idle.
-    starving: bool
+    # Nothing waits at the first stage: it will soon be idle.
+    first_stage_idle: bool
     # Levels below the root that can still become part of the answer.
-    room: int
-    # Rows that a segment should have at most: a row must be worth the time that it takes of passes
-    # and lines (``asyncspec.core.cost_model``).
-    rows: int = PARAMETERS.max_rows
-    # Tokens that a draft should have by the first stage's schedule; 0: the policy's own number.
+    levels_left: int
+    # Rows of a segment at most, by what a row costs (``asyncspec.core.cost_model``).
+    max_rows: int = PARAMETERS.max_rows
+    # Tokens of a draft by the first stage's schedule; 0: the policy's own number.
     draft_length: int = 0
-    # Levels that the tree below the tip had when the tip last moved.
-    begun: int = 0
-    # The source has been asked about the tree as it is, and has nothing more to say.
-    barren: bool = False
+    # Levels below the tip when the tip last moved.
+    initial_depth: int = 0
+    # The last draft request about this very tree brought no new node.
+    no_growth: bool = False
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:
@@ -83,98 +82,74 @@ class View(Struct, frozen=True):
 
 
 class Growth(Struct, frozen=True):
-    """A tree to ask the token source for."""
+    """A draft request."""
 
     shape: Shape
-    # Most nodes to adopt that the tree does not have yet.
+    # New nodes to adopt at most.
     adopt: int
-    # Live nodes it is to hang from; empty: the tip.
+    # Live nodes to grow below; empty: the tip.
     frontier: tuple[NodeId, ...] = ()
 
 
-class Usual(Struct, frozen=True):
-    """What most policies answer: they draft, act on every verdict at once, and are lossless."""
+class Policy(Struct, frozen=True):
+    """A policy's decisions; its fields are its parameters. The defaults are those of a lossless
+    policy that drafts and acts on every verdict at once."""
 
     @property
-    def drafts(self) -> bool:
+    def uses_draft(self) -> bool:
+        """False where no token source is needed."""
         return True
 
     @property
     def top_logprobs(self) -> int:
+        """Likeliest tokens wanted with every verdict; 0 for lossless policies."""
         return 0
 
     @property
-    def planned(self) -> bool:
+    def plannable(self) -> bool:
+        """The first stage may plan when its segments are verified, and how long they are
+        (``View.draft_length``)."""
         return False
 
     @property
     def coalesce(self) -> bool:
+        """Segments that wait at a stage may share a pass. The papers give each its own turn."""
         return False
 
     @property
-    def narrows(self) -> bool:
+    def limits_rows(self) -> bool:
+        """Nodes for which a segment has no room travel in a later one, so a lone session may be
+        limited to the rows that cost little. Other policies would get smaller trees."""
         return False
 
     @property
-    def eager(self) -> bool:
+    def speculate_during_prefill(self) -> bool:
+        """Drafts below the prompt's last token follow the prompt through the pipeline. The papers
+        begin to draft with the first token."""
         return False
 
-    def accepts(self, view: View) -> bool:
+    def accepts_verdicts(self, view: View) -> bool:
+        """Whether the verdicts received so far take effect now."""
         return True
 
     def choose(self, tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
+        """The token after ``node``; the sampled one for lossless policies."""
         return output.token
 
-
-class Policy(Protocol):
-    """The questions. Implementations are frozen structs whose fields are the parameters."""
-
-    @property
-    def drafts(self) -> bool:
-        """False where no token source is needed."""
-
-    @property
-    def top_logprobs(self) -> int:
-        """Likeliest tokens wanted with every verdict. Lossless policies want none: 0."""
-
-    @property
-    def planned(self) -> bool:
-        """True where the first stage may plan when its segments are verified, and how long they are
-        (``View.draft_length``)."""
-
-    @property
-    def coalesce(self) -> bool:
-        """True where segments that wait at a stage may share a pass. The papers give each its own
-        turn."""
-
-    @property
-    def narrows(self) -> bool:
-        """True where what a segment has no room for may come with the next. Then a session that is
-        alone sends as many rows as cost little; others' trees would be smaller."""
-
-    @property
-    def eager(self) -> bool:
-        """True where what is drafted below the prompt's last token may follow the prompt through
-        the pipeline. The papers begin to draft with the first token."""
-
-    def most_live(self, stages: int) -> int:
-        """Nodes of a session's tree at most, its root not counted: what a pipeline of so many
-        stages may have to hold beside prompt and answer. A tree that is full grows no more."""
-
-    def choose(self, tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
-        """The token after ``node``. Of lossless policies it is the drawn one."""
-
-    def accepts(self, view: View) -> bool:
-        """Whether verdicts that have come are to be acted on now."""
+    def max_tree_nodes(self, stages: int) -> int:
+        """Nodes of a session's tree at most, without its root. A full tree grows no more."""
+        raise NotImplementedError
 
     def grow(self, view: View) -> Growth | None:
-        """What to ask the token source for. Asked whenever it is free."""
+        """The next draft request. Called whenever the token source is free."""
+        raise NotImplementedError
 
-    def cut(self, view: View) -> tuple[NodeId, ...]:
-        """The next segment, from ``view.unsent``, parents first. Asked whenever the first stage
-        can take one; empty means: nothing yet."""
+    def next_segment(self, view: View) -> tuple[NodeId, ...]:
+        """The nodes of the next segment, from ``view.unsent``, parents first; empty: none yet.
+        Called whenever the first stage can take one."""
+        raise NotImplementedError
 
 
-def most_live(policy: Policy, stages: int) -> int:
-    """Nodes that a session's tree is held to, its root not counted."""
-    return min(policy.most_live(stages), MAX_LIVE_NODES)
+def max_tree_nodes(policy: Policy, stages: int) -> int:
+    """Nodes of a session's tree at most, without its root: the policy's bound or the protocol's."""
+    return min(policy.max_tree_nodes(stages), MAX_TREE_NODES)

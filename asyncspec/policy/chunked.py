@@ -1,19 +1,18 @@
-"""Chunk-PP and Pruned PP: one EAGLE-2 tree per round, cut in segments (FlowSpec V-A, V-C)."""
+"""Chunk-PP and Pruned PP: one EAGLE-2 tree per round, sent in segments (FlowSpec V-A, V-C)."""
 
 from __future__ import annotations
 
-from asyncspec.core.segment import share
 from asyncspec.core.tree import by_level, by_score
-from asyncspec.policy.base import Count, Growth, Positive, Usual, View
+from asyncspec.policy.base import Count, Growth, Policy, Positive, View
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 
-class Chunked(Usual, frozen=True):
-    """One tree per round in segments, verified as a whole: the round is synchronous.
+class Chunked(Policy, frozen=True):
+    """A tree per round, sent in segments; the verdicts count when all of them have come.
 
-    With ``early`` it is the paper's "Pruned PP": score order, and every segment's verdict counts
-    at once, so what it rules out is pruned; still one tree per round.
+    With ``early`` it is the paper's "Pruned PP": segments in score order, and every verdict counts
+    at once, so that what it rules out is pruned; still one tree per round.
     """
 
     early: bool = False
@@ -23,35 +22,42 @@ class Chunked(Usual, frozen=True):
     width: Positive = 10
     # Longest segment, the root not counted (FlowSpec: L_seg).
     segment: Positive = 16
-    # Segments a tree is cut into, where none is too long; 0: one for each pipeline position.
+    # Segments per tree, more where they would be too long; 0: one for each pipeline position.
     pieces: Count = 0
-    # What waits at a stage may share a pass. Ours: the paper's stages do one segment a turn.
+    # An extension: the paper's stages compute one segment a turn.
     coalesce: bool = False
 
-    def most_live(self, stages: int) -> int:
+    def max_tree_nodes(self, stages: int) -> int:
         return self.size
 
-    def accepts(self, view: View) -> bool:
+    def accepts_verdicts(self, view: View) -> bool:
         return self.early or (view.pending == 0 and not view.unsent)
 
     def grow(self, view: View) -> Growth | None:
-        if view.drafts or not view.room:
+        if view.trees_received or not view.levels_left:
             return None
-        depth = min(self.depth, view.room)
+        depth = min(self.depth, view.levels_left)
         return Growth(Shape(depth, self.width, self.size), adopt=self.size)
 
-    def cut(self, view: View) -> tuple[NodeId, ...]:
-        if not view.drafts and view.room:
-            return ()  # the round starts with its tree
-        return next_piece(view, min(self.segment, view.rows), self.pieces, scored=self.early)
+    def next_segment(self, view: View) -> tuple[NodeId, ...]:
+        if not view.trees_received and view.levels_left:
+            return ()  # a round starts with its tree
+        return next_piece(view, min(self.segment, view.max_rows), self.pieces, scored=self.early)
 
 
 def next_piece(view: View, longest: int, pieces: int = 0, *, scored: bool) -> tuple[NodeId, ...]:
-    """The next of the ``pieces`` that a round's first tree is cut into, or more; 0: one for each
-    pipeline position, the draft node's too. The root travels with the first, not counted.
+    """The next of ``pieces`` near-equal segments of a round's first tree (FlowSpec III-B).
 
-    The size is worked out anew for what is left, because a prune may have thinned it meanwhile.
+    0 pieces: one for each pipeline position, the draft node's included. No segment has more than
+    ``longest`` nodes, so there may be more of them. A fresh root travels with the first, not
+    counted. The size is computed anew each time, because a prune may have removed nodes.
     """
     order = (by_score if scored else by_level)(view.tree, view.drafted)
-    size = share(len(order), (pieces or view.stages + 1) - view.segments, longest)
+    size = segment_size(len(order), (pieces or view.stages + 1) - view.segments, longest)
     return (*view.fresh_root, *order[:size])
+
+
+def segment_size(count: int, pieces: int, longest: int) -> int:
+    """Size of the next of ``pieces`` near-equal pieces of ``count`` items, larger ones first, at
+    most ``longest``."""
+    return min(longest, -(-count // max(1, pieces)))

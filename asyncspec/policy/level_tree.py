@@ -1,52 +1,50 @@
 """PipeDec and SpecPipe: the tree enters the pipeline level by level, one level a turn.
 
-Both grow the tree from its leaves and keep each level to the same width: of all children of the
-last level the best by cumulative probability (PipeDec 3.3.3, SpecPipe 3.3.3 "fixed-width tree").
-They differ in their parameters and in the systems around them.
+Both grow the tree from its leaves. Each level has the same width: of all children of the last
+level, the best by cumulative probability (PipeDec 3.3.3, SpecPipe 3.3.3 "fixed-width tree").
 """
 
 from __future__ import annotations
 
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, by_score
-from asyncspec.policy.base import Count, Growth, Positive, Share, Usual, View
-from asyncspec.policy.lossy import TOPS, Lossy, relaxed, within_top_p
+from asyncspec.policy.base import Count, Growth, Policy, Positive, Share, View
+from asyncspec.policy.lossy import TOP_LOGPROBS, Lossy, relaxed, within_top_p
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 
-class Levels(Usual, frozen=True):
-    """While a level is computed by one stage, the levels before it are at later ones, and the
-    draft node grows the next. A hit costs one turn, a miss as many as there are stages.
-    """
+class LevelTree(Policy, frozen=True):
+    """While one stage computes a level, the levels above it are at later stages, and the draft
+    node grows the next one. A hit costs one turn, a miss as many as there are stages."""
 
-    # Most nodes of a level (PipeDec and SpecPipe: w).
+    # Nodes of a level at most (PipeDec and SpecPipe: w).
     width: Positive = 32
-    # Most children of a node (c).
+    # Children of a node at most (c).
     children: Positive = 16
-    # Most levels below the root, which is the number of pipeline groups (PipeDec 3.1); 0: as many
-    # as there are stages.
+    # Levels below the root at most: the number of pipeline groups (PipeDec 3.1); 0: the number of
+    # stages.
     depth: Count = 0
     # Levels that enter in one turn (SpecPipe 3.4, "more than one tree-level").
     levels: Positive = 1
     # Segments a level is cut into, so that the stages of one group work side by side (SpecPipe
     # 3.4, "mini-batch").
     parts: Positive = 1
-    # What waits at a stage may share a pass. Ours, and then a turn may bring more than one level.
+    # An extension: a turn may then compute more than one level.
     coalesce: bool = False
-    # Whether what is drafted below the prompt's last token follows the prompt. Ours.
-    eager: bool = True
-    # Which token to take (SpecPipe 3.4, "lossy acceleration"); p of "top-p".
+    # An extension.
+    speculate_during_prefill: bool = True
+    # Rule by which tokens are accepted (SpecPipe 3.4, "lossy acceleration"), and p of "top-p".
     lossy: Lossy = ""
     top_p: Share = 0.9
 
     @property
-    def narrows(self) -> bool:
+    def limits_rows(self) -> bool:
         return True
 
     @property
     def top_logprobs(self) -> int:
-        return TOPS if self.lossy else 0
+        return TOP_LOGPROBS if self.lossy else 0
 
     def choose(self, tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
         if self.lossy == "relaxed":
@@ -55,25 +53,24 @@ class Levels(Usual, frozen=True):
             return within_top_p(tree, node, output, self.top_p)
         return output.token
 
-    def most_live(self, stages: int) -> int:
-        """Every level is as wide as it may be, but for the first ones, which have not enough
-        parents yet."""
+    def max_tree_nodes(self, stages: int) -> int:
+        """Every level has its full width, except the first ones, whose parents are too few."""
         left, size, level = self._depth(stages), 0, min(self.children, self.width)
         while left and 1 < level < self.width:
             left, size, level = left - 1, size + level, min(level * self.children, self.width)
         return size + left * level
 
     def grow(self, view: View) -> Growth | None:
-        room = min(self._depth(view.stages), view.room) - view.levels
+        room = min(self._depth(view.stages), view.levels_left) - view.levels
         if view.drafted or room <= 0:
             return None
         levels, width = min(self.levels, room), self._width(view)
         shape = Shape(levels, self.children, levels * width, width, fixed_width=True)
         return Growth(shape, adopt=shape.count, frontier=view.deepest)
 
-    def cut(self, view: View) -> tuple[NodeId, ...]:
+    def next_segment(self, view: View) -> tuple[NodeId, ...]:
         if view.fresh_root or not view.drafted:
-            return view.fresh_root  # alone, while its children are drafted
+            return view.fresh_root  # sent alone, while its children are drafted
         nodes = view.tree.nodes
         end = min(nodes[n].position for n in view.drafted) + self.levels
         level = (n for n in view.drafted if nodes[n].position < end)
@@ -85,5 +82,5 @@ class Levels(Usual, frozen=True):
         return self.depth or stages * self.levels
 
     def _width(self, view: View) -> int:
-        """Of a level, where its segments are to have so many rows at most."""
-        return max(1, min(self.width, view.rows * self.parts // self.levels))
+        """Width of a level whose segments have at most ``view.max_rows`` rows."""
+        return max(1, min(self.width, view.max_rows * self.parts // self.levels))

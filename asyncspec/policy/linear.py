@@ -4,52 +4,50 @@ from __future__ import annotations
 
 import math
 
-from asyncspec.policy.base import Growth, Positive, Usual, View
+from asyncspec.policy.base import Growth, Policy, Positive, View
 from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
 
-LEAST = math.log(0.3)
-"""The log of the chance, by the draft, that all so far is right, from which on a device goes on
-below it. A miss waits for the token that is being drafted: with less than this it costs more than
-a hit brings, where devices are slow."""
+MIN_LOG_CHANCE = math.log(0.3)
+"""Log-probability of a chain, by the draft, above which drafting continues below it. A miss waits
+for the token that is being drafted; below this it costs more than a hit brings on slow devices."""
 
 
-class Linear(Usual, frozen=True):
-    """A round drafts a chain, all of it and its root are one segment, and the next round begins
-    with its verdict: a user drafts while others are verified (DiP-SD, section III)."""
+class Linear(Policy, frozen=True):
+    """A round drafts a chain and sends it with its root as one segment; the next round begins with
+    the verdict. A user drafts while others are verified (DiP-SD, section III)."""
 
-    # Tokens of a draft, where no plan says how many.
+    # Tokens of a draft where there is no plan.
     length: Positive = 4
-    # Whether the first stage is asked for a plan; else whoever is ready is verified.
+    # Ask the first stage for a plan; else drafts are verified as they come.
     plan: bool = True
-    # Whether its device goes on below a chain that is being verified, as if all of it were right,
-    # the next root included (ours). What it has then comes on top of the next draft's length: it
-    # is ready when a plan expects it, and brings more.
+    # An extension: continue drafting below a chain that is being verified, as if all of it and the
+    # next root were right. Those tokens come on top of the next draft's length, so that it is ready
+    # when a plan expects it.
     ahead: bool = False
-    # Nodes for each token of the length (ours): above 1 a draft is a tree of as many levels, the
-    # best of all children, which few users with poor guesses gain by and crowds lose by.
+    # An extension: nodes per level. Above 1 a draft is a tree, which helps few users with poor
+    # drafts and harms many users.
     width: Positive = 1
 
     def __post_init__(self) -> None:
         if self.ahead and self.width > 1:
-            raise ValueError("ahead needs width=1: below a tree there is no one place to go on")
+            raise ValueError("ahead needs width=1: a tree has no single node to continue from")
 
     @property
-    def planned(self) -> bool:
+    def plannable(self) -> bool:
         return self.plan
 
-    def most_live(self, stages: int) -> int:
-        """With ``ahead`` a draft, as many tokens that were there when it began, and below both the
-        next root with as many again."""
+    def max_tree_nodes(self, stages: int) -> int:
+        """With ``ahead``: the tokens drafted ahead, the draft, the next root, and as many again."""
         length = max(self.length, MAX_DRAFT_LENGTH) if self.plan else self.length
         return 3 * length + 1 if self.ahead else length * self.width
 
-    def accepts(self, view: View) -> bool:
+    def accepts_verdicts(self, view: View) -> bool:
         return view.pending == 0 and not view.fresh_root
 
     def grow(self, view: View) -> Growth | None:
-        if not self.ahead and view.drafts:
+        if not self.ahead and view.trees_received:
             return None
         depth = self._wanted(view) - view.levels
         if not view.fresh_root:
@@ -60,9 +58,11 @@ class Linear(Usual, frozen=True):
         count = depth * self.width
         return Growth(Shape(depth, self.width, count), adopt=count, frontier=frontier)
 
-    def cut(self, view: View) -> tuple[NodeId, ...]:
+    def next_segment(self, view: View) -> tuple[NodeId, ...]:
         wanted = self._wanted(view)
-        drafted = view.levels >= wanted or (view.barren if self.ahead else view.drafts > 0)
+        drafted = view.levels >= wanted or (
+            view.no_growth if self.ahead else view.trees_received > 0
+        )
         if not view.fresh_root or not drafted:
             return ()  # a round starts with its draft
         nodes = view.tree.nodes
@@ -71,12 +71,12 @@ class Linear(Usual, frozen=True):
 
     def _wanted(self, view: View) -> int:
         """Levels of this round's draft."""
-        return min((view.draft_length or self.length) + view.begun, view.room)
+        return min((view.draft_length or self.length) + view.initial_depth, view.levels_left)
 
     def _further(self, view: View) -> int:
-        """Levels to draft below a chain that is being verified: one at a time, for what is there
-        when the verdict comes counts, and no more than its root and a draft."""
+        """Levels to draft below a chain that is being verified: one at a time, because only what
+        is there when the verdict comes counts; at most the next root and a draft."""
         nodes = view.tree.nodes
-        likely = min(nodes[node].score for node in view.deepest) >= LEAST
+        likely = min(nodes[node].score for node in view.deepest) >= MIN_LOG_CHANCE
         enough = len(view.drafted) > (view.draft_length or self.length)
-        return 1 if likely and not enough and view.levels < view.room else 0
+        return 1 if likely and not enough and view.levels < view.levels_left else 0

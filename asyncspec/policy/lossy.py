@@ -1,7 +1,7 @@
-"""Ways to take another token than the target's (SpecPipe 3.4): fewer misses, another text.
+"""Acceptance rules that may take another token than the target's (SpecPipe 3.4).
 
-Nothing here is lossless. A policy that uses one of them is named ``lossy-...``, asks for the
-target's likeliest tokens with every verdict, and says so in every output.
+They trade fewer misses for another text. A policy that uses one is named ``lossy-...``, asks for
+the target's likeliest tokens with every verdict, and every output says that it is lossy.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from asyncspec.core.tree import TokenTree, by_score
 from asyncspec_protocol.ids import NodeId
 
 Lossy = Literal["", "relaxed", "top-p"]
-"""Nothing; "relaxed verification without pipeline stall"; "strict verification by sampling"."""
+"""None; "relaxed verification without pipeline stall"; "strict verification by sampling"."""
 
-TOPS = 64
-"""Likeliest tokens that come with a verdict: more candidates than a node has children."""
+TOP_LOGPROBS = 64
+"""Likeliest tokens per verdict: more than a node has children."""
 
 
 def relaxed(tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
-    """The child the target finds likeliest, so that there is no miss where there is a child.
+    """The token of the child that the target finds likeliest: a node with children never misses.
 
-    Children the target does not list are behind all that it lists, best score first.
+    Children that the target does not list come after all listed ones, best score first.
     """
     children = by_score(tree, trees.children(tree, node))
     if not children:
@@ -35,8 +35,7 @@ def relaxed(tree: TokenTree, node: NodeId, output: TargetOutput) -> int:
 
 
 def within_top_p(tree: TokenTree, node: NodeId, output: TargetOutput, top_p: float) -> int:
-    """Of the children in the target's top-p set the one the draft finds likeliest, else the
-    target's token."""
+    """The token of the best-scored child in the target's top-p set, else the target's token."""
     allowed, mass = set[int](), 0.0
     for token, log_prob in zip(output.top_tokens, output.top_log_probs, strict=True):
         if mass >= top_p:

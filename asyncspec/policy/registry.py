@@ -1,4 +1,4 @@
-"""Policies by name, and with other parameters: ``pipedec:width=16,children=8``."""
+"""Policies by name and parameters, as in ``pipedec:width=16,children=8``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from contextlib import suppress
 import msgspec
 
 from asyncspec.core.errors import UserError
+from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
+from asyncspec.policy.chain import Chain
+from asyncspec.policy.chunked import Chunked
+from asyncspec.policy.flowspec import FlowSpec
+from asyncspec.policy.level_tree import LevelTree
+from asyncspec.policy.linear import Linear
+from asyncspec.policy.static_tree import StaticTree
 
 
-class Catalogue(Mapping[str, Policy]):
-    """A mapping from names to policies that also understands parameters after a name. Values of
-    parameters that are lists are joined by ``x``: ``static-tree:branching=2x2x1``.
-    """
+class PolicyRegistry(Mapping[str, Policy]):
+    """A mapping from names to policies; a name may be followed by parameters. The values of a list
+    are joined by ``x``: ``static-tree:branching=2x2x1``."""
 
     def __init__(self, named: Mapping[str, Policy]) -> None:
         self._named = dict(named)
 
     def __getitem__(self, spec: str) -> Policy:
-        """Raises ``UserError`` for parameters that cannot be, ``KeyError`` for an unknown name."""
+        """Raises ``UserError`` for invalid parameters, ``KeyError`` for an unknown name."""
         name, _, changes = spec.partition(":")
         policy = self._named[name]
         changed = _changed(name, policy, changes) if changes else policy
@@ -41,7 +47,7 @@ class Catalogue(Mapping[str, Policy]):
         return isinstance(spec, str) and self.problem(spec) is None
 
     def problem(self, spec: str) -> str | None:
-        """Why there is no such policy, as a sentence for the user; None where there is one."""
+        """What is wrong with a name or its parameters, one sentence for the user; None: nothing."""
         try:
             self[spec]
         except UserError as error:
@@ -51,8 +57,30 @@ class Catalogue(Mapping[str, Policy]):
         return None
 
 
+POLICIES = PolicyRegistry(
+    {
+        "autoregressive": Autoregressive(),
+        "chain": Chain(),
+        "chain-streamed": Chain(k=1),
+        "static-tree": StaticTree(),
+        "chunked": Chunked(),
+        "pruned": Chunked(early=True),
+        "pipedec": LevelTree(width=32, children=16),
+        "specpipe": LevelTree(width=64, children=8),
+        "flowspec-no-sbd": FlowSpec(sbd=False),
+        "flowspec": FlowSpec(),
+        "dip-sd": Linear(),
+        "lossy-relaxed": LevelTree(width=64, children=8, lossy="relaxed"),
+        "lossy-top-p": LevelTree(width=64, children=8, lossy="top-p"),
+    }
+)
+
+LOSSLESS = tuple(name for name, policy in POLICIES.items() if not policy.top_logprobs)
+"""Policies whose text is what the target alone would have written."""
+
+
 def split(names: str) -> list[str]:
-    """The names in a list with commas, which also stand between parameters: a piece that is one
+    """The names in a list with commas. Commas also separate parameters: a piece ``key=value``
     belongs to the name before it."""
     found: list[str] = []
     for piece in names.split(","):
@@ -64,7 +92,7 @@ def split(names: str) -> list[str]:
 
 
 def parameters(policy: Policy) -> dict[str, str]:
-    """A policy's parameters as they are written in a name."""
+    """A policy's parameters, written as in a name."""
     fields: dict[str, object] = msgspec.to_builtins(policy)
     return {name: _written(value) for name, value in fields.items()}
 
@@ -88,7 +116,7 @@ def _changed(name: str, policy: Policy, changes: str) -> Policy:
 
 
 def _read(text: str, before: object) -> object:
-    """A parameter's new value, as far as what it was says how to read it."""
+    """A parameter's new value, read by the type of the old one."""
     if isinstance(before, list | tuple):
         return text.split("x")
     if isinstance(before, float):

@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Release, drafts
+from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, Release, draft_jobs
 from asyncspec.core.rng import GOLDEN, mix
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.framing import frame_bytes
@@ -83,7 +83,7 @@ class EqualTurns(Struct, frozen=True):
         """One turn a pass; a draft by its depth."""
         if isinstance(job, Forward | Batch):
             return 1.0
-        if is_draft(rank) and (trees := drafts(job)):
+        if is_draft(rank) and (trees := draft_jobs(job)):
             return min(1.0, self.draft_level * max(tree.depth for tree in trees))
         return 0.0
 
@@ -160,8 +160,8 @@ class KnownLevels:
 
     def rest(self, job: Job) -> Job:
         """A job as it is to be paid for, which makes its trees' levels known."""
-        if isinstance(job, Drafting):
-            return Drafting(tuple(map(self._rest, job.jobs)))
+        if isinstance(job, DraftBatch):
+            return DraftBatch(tuple(map(self._rest, job.jobs)))
         return self._rest(job) if isinstance(job, Expand) else job
 
     def _rest(self, job: Expand) -> Expand:
@@ -278,7 +278,7 @@ class Pricing:
             return 0.0
         if isinstance(job, Release):
             self._levels.forget(job.session)
-        elif trees := drafts(self._levels.rest(job)):
+        elif trees := draft_jobs(self._levels.rest(job)):
             first = trees[0]
             factor = cost.jitter.factor(3, first.session, first.version, first.base)
             return cost.draft.seconds(*trees) * factor

@@ -13,15 +13,15 @@ from asyncspec.core.jobs import (
     Admit,
     Batch,
     Compact,
-    Drafted,
-    Drafting,
+    DraftBatch,
+    DraftResult,
     Forward,
     Release,
     Row,
-    Rows,
     SamplerOutput,
     SourceJob,
     StageJob,
+    TensorRows,
     Trim,
 )
 from asyncspec.core.rng import mix
@@ -101,7 +101,7 @@ class PathStage:
         return {session: len(cache) for session, cache in self._caches.items()}
 
 
-def _check(job: Forward, came: Rows, cache: list[int]) -> Sequence[Hidden]:
+def _check(job: Forward, came: TensorRows, cache: list[int]) -> Sequence[Hidden]:
     """A later stage: rows have their paths with them, and see whether their slots agree. A row for
     which they do not has a path of its own from here on."""
     hidden = cast("Sequence[Hidden]", came.handle)
@@ -143,12 +143,12 @@ class LanguageSource:
         # Committed tokens and their path.
         self._sessions: dict[SessionId, tuple[int, int]] = {}
 
-    def run(self, job: SourceJob) -> Drafted | None:
+    def run(self, job: SourceJob) -> DraftResult | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
-        if isinstance(job, Drafting):
+        if isinstance(job, DraftBatch):
             return one_by_one(self._answer, job)
         return self._answer(job)
 

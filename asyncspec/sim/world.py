@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.overdue import Overdue
 from asyncspec.backend.base import Tensors
-from asyncspec.core.jobs import Batch, Drafting, Forward, Job, Rows, drafts
+from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, TensorRows, draft_jobs
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -126,7 +126,7 @@ class Jobs:
                 return
             entry.start -= saved if entry.start > now else 0.0
             entry.end -= saved
-            parts = drafts(entry.job) or (entry.job,)
+            parts = draft_jobs(entry.job) or (entry.job,)
             if any(part is job for part in parts) and job not in entry.useless:
                 entry.useless += (job,)
                 if len(entry.useless) < len(parts):
@@ -140,7 +140,7 @@ class Jobs:
 
     def _stopped(self, entry: Underway) -> float:
         """When a job that is given up now ends."""
-        now, trees = self._clock.now, drafts(entry.job)
+        now, trees = self._clock.now, draft_jobs(entry.job)
         if not self._whole_levels or not trees or entry.start >= now:
             return max(entry.start, now)
         level = (entry.end - entry.start) / max(max(1, tree.depth) for tree in trees)
@@ -160,8 +160,8 @@ def _cut_short(job: Job, useless: tuple[Job, ...]) -> Job:
     match job:
         case Expand():
             return replace(job, count=0)
-        case Drafting(jobs):
-            return Drafting(tuple(replace(x, count=0) if x in useless else x for x in jobs))
+        case DraftBatch(jobs):
+            return DraftBatch(tuple(replace(x, count=0) if x in useless else x for x in jobs))
         case _:
             return job
 
@@ -331,7 +331,7 @@ class World:
         handle = None if rows is None else self._travel(actor, effect.to, rows)
         return self._lines.send(line, effect.message, handle)
 
-    def _travel(self, sender: Actor, target: Rank, rows: Rows) -> object:
+    def _travel(self, sender: Actor, target: Rank, rows: TensorRows) -> object:
         """The receiver's handle to some rows of the sender's."""
         here, there = sender.tensors, self.actors[target].tensors
         if here is not None and there is not None:

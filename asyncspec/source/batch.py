@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
-from asyncspec.core.jobs import Drafting, Job, drafts
+from asyncspec.core.jobs import DraftBatch, Job, draft_jobs
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -42,26 +42,26 @@ def admitted(jobs: Iterable[Expand]) -> tuple[Expand, ...]:
     return tuple(batch)
 
 
-def batched(jobs: tuple[Expand, ...]) -> Expand | Drafting:
+def batched(jobs: tuple[Expand, ...]) -> Expand | DraftBatch:
     """The job for a device. Who is alone is asked as if there were no batches."""
-    return jobs[0] if len(jobs) == 1 else Drafting(jobs)
+    return jobs[0] if len(jobs) == 1 else DraftBatch(jobs)
 
 
 Answers = tuple[tuple[Expand, Expanded], ...]
 """The trees a device was asked for, each with what it has grown."""
 
 
-def answers(job: Expand | Drafting, result: object) -> Answers:
+def answers(job: Expand | DraftBatch, result: object) -> Answers:
     """The trees a device was asked for, each with what it has grown. Raises
     ``LocalProtocolError`` for a result that is none."""
-    grown = result if isinstance(job, Drafting) else (result,)
-    asked = job.jobs if isinstance(job, Drafting) else (job,)
+    grown = result if isinstance(job, DraftBatch) else (result,)
+    asked = job.jobs if isinstance(job, DraftBatch) else (job,)
     if not isinstance(grown, tuple) or [*map(type, grown)] != [Expanded] * len(asked):
         raise LocalProtocolError(f"{type(result).__name__} is no answer to {type(job).__name__}")
     return tuple(zip(asked, grown, strict=True))
 
 
-def one_by_one(answer: Callable[[Expand], Expanded], batch: Drafting) -> tuple[Expanded, ...]:
+def one_by_one(answer: Callable[[Expand], Expanded], batch: DraftBatch) -> tuple[Expanded, ...]:
     """A batch for a source that gains nothing by growing trees together."""
     return tuple(map(answer, batch.jobs))
 
@@ -74,39 +74,41 @@ def one_by_one(answer: Callable[[Expand], Expanded], batch: Drafting) -> tuple[E
 W = TypeVar("W")
 R = TypeVar("R")
 
-Course = Generator[W, None, R]
+Coroutine = Generator[W, None, R]
 """Yields needs, ends with a result."""
 
 
-def together(courses: Sequence[Course[W, R]], compute: Callable[[list[W]], None]) -> tuple[R, ...]:
+def run_cobatched(
+    coroutines: Sequence[Coroutine[W, R]], compute: Callable[[list[W]], None]
+) -> tuple[R, ...]:
     """Run courses to their ends and return their results in that order. ``compute`` is called once
     a step with the next need of every course that has one, so it is called as often as the longest
     of them alone would call it."""
     results: dict[int, R] = {}
-    going = dict(enumerate(courses))
+    going = dict(enumerate(coroutines))
     while going:
         needs: list[W] = []
-        for number, course in tuple(going.items()):
+        for number, coroutine in tuple(going.items()):
             try:
-                needs.append(next(course))
+                needs.append(next(coroutine))
             except StopIteration as end:
                 results[number] = end.value
                 del going[number]
         if needs:
             compute(needs)
-    return tuple(results[number] for number in range(len(courses)))
+    return tuple(results[number] for number in range(len(coroutines)))
 
 
-def alone(course: Course[W, R]) -> R:
+def run_single(coroutine: Coroutine[W, R]) -> R:
     """The result of a course that can do without anybody: what it yields is passed over."""
-    (result,) = together([course], lambda _: None)
+    (result,) = run_cobatched([coroutine], lambda _: None)
     return result
 
 
 # --- Which trees nobody waits for any more.
 
 
-class GivenUp:
+class AbandonedJobs:
     """The last tree of each session that was given up. Noted by one thread while another asks:
     every step is a single operation on a dictionary."""
 
@@ -115,7 +117,7 @@ class GivenUp:
 
     def note(self, job: Job) -> None:
         """Nothing more needs to grow for a job, or for any tree of a batch."""
-        for draft in drafts(job):
+        for draft in draft_jobs(job):
             self._jobs[draft.session] = draft
 
     def has(self, job: Expand) -> bool:

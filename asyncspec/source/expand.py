@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from asyncspec.source.batch import Course, alone
+from asyncspec.source.batch import Coroutine, run_single
 from asyncspec_protocol.messages import Expand, Expanded
 
 TIP = -1
@@ -107,10 +107,10 @@ def nothing(nodes: Sequence[int]) -> tuple[()]:
 def beam(grower: Grower, shape: Shape, start: Start = FROM_TIP) -> Grown:
     """Grow a tree and return its nodes: first the known ones that lead to it, then the new ones,
     best first."""
-    return alone(growing(grower, shape, start, nothing))
+    return run_single(growing(grower, shape, start, nothing))
 
 
-def growing(grower: Grower, shape: Shape, start: Start, prepare: Prepare[W]) -> Course[W, Grown]:
+def growing(grower: Grower, shape: Shape, start: Start, prepare: Prepare[W]) -> Coroutine[W, Grown]:
     """``beam``, with a pause for all that ``prepare`` names before a level is asked about: several
     trees can be grown level by level together, and share their passes.
 
@@ -164,10 +164,12 @@ def start_of(job: Expand) -> Start:
 
 def answer(grower: Grower, job: Expand, length: int) -> Expanded:
     """Grow what ``job`` asks for; ``length`` is that of the committed path by now."""
-    return alone(answering(grower, job, length, nothing))
+    return run_single(answering(grower, job, length, nothing))
 
 
-def answering(grower: Grower, job: Expand, length: int, prepare: Prepare[W]) -> Course[W, Expanded]:
+def answering(
+    grower: Grower, job: Expand, length: int, prepare: Prepare[W]
+) -> Coroutine[W, Expanded]:
     """``answer``, with the pauses of ``growing``."""
     grown = yield from growing(grower, shape_of(job), start_of(job), prepare)
     return Expanded(job.session, job.version, length, *grown)

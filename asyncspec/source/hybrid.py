@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Drafted, Drafting, FeatureJob, Feed, Release
-from asyncspec.source.batch import Course, together
+from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release
+from asyncspec.source.batch import Coroutine, run_cobatched
 from asyncspec.source.expand import (
     NOTHING,
     TIP,
@@ -39,7 +39,7 @@ class Part(Protocol):
     def grower(self, job: Expand) -> Grower:
         """Grows a tree from the tip on. ``begin`` came before."""
 
-    def run(self, job: Any) -> Drafted | None:
+    def run(self, job: Any) -> DraftResult | None:
         """See ``TokenSource`` (or ``FeatureSource``)."""
 
     def abandon(self, job: Any) -> None:
@@ -51,7 +51,7 @@ class Model(Part, Protocol):
     """A part whose passes several sessions can share: what it would compute for one of them it
     names first, as a value only it understands."""
 
-    def reading(self, job: Expand) -> Course[Any, int]:
+    def reading(self, job: Expand) -> Coroutine[Any, int]:
         """``begin``, with a pause for every pass."""
 
     def levels(self, job: Expand) -> tuple[Grower, Prepare[Any]]:
@@ -69,7 +69,7 @@ class _AtOnce:
         self.begin, self.grower = part.begin, part.grower
         self.run, self.abandon = part.run, part.abandon
 
-    def reading(self, job: Expand) -> Course[Any, int]:
+    def reading(self, job: Expand) -> Coroutine[Any, int]:
         """See ``Model``."""
         yield from ()
         return self._part.begin(job)
@@ -116,7 +116,7 @@ class HybridSource:
         self._reader = reader
         self._sessions: dict[SessionId, Learned] = {}
 
-    def run(self, job: FeatureJob) -> Drafted | None:
+    def run(self, job: FeatureJob) -> DraftResult | None:
         """See ``TokenSource`` and ``FeatureSource``."""
         if isinstance(job, Feed):
             assert self._reader is not None, "features that nobody reads"
@@ -126,16 +126,16 @@ class HybridSource:
             for part in (self._base, *self._asides):
                 part.run(job)
             return None
-        if isinstance(job, Drafting):
-            return together([self._course(draft) for draft in job.jobs], self._base.compute)
-        (answer,) = together([self._course(job)], self._base.compute)
+        if isinstance(job, DraftBatch):
+            return run_cobatched([self._draft(draft) for draft in job.jobs], self._base.compute)
+        (answer,) = run_cobatched([self._draft(job)], self._base.compute)
         return answer
 
     def learned(self, session: SessionId) -> Learned:
         """What a session knows by now; at its start nothing."""
         return self._sessions.get(session) or Learned((Trust(),) * len(self._asides))
 
-    def _course(self, job: Expand) -> Course[Any, Expanded]:
+    def _draft(self, job: Expand) -> Coroutine[Any, Expanded]:
         """A tree, with a pause for every pass of the base."""
         self._sessions[job.session] = self.learned(job.session).advance(job.committed)
         length = yield from self._base.reading(job)

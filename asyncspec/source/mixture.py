@@ -98,7 +98,7 @@ class Trust(Struct, frozen=True):
     # Of all others.
     other: Record = Record()
     # Of the base's first choices where the aside was silent.
-    alone: Record = Record()
+    run_single: Record = Record()
 
     @property
     def heard(self) -> bool:
@@ -111,7 +111,7 @@ class Trust(Struct, frozen=True):
             return self
         if not len(aside[0]):
             first, chance = base[0][0], math.exp(base[1][0])
-            return replace(self, alone=self.alone.counted(chance, true=first == token))
+            return replace(self, run_single=self.run_single.counted(chance, true=first == token))
         same, other = self.same, self.other
         for proposed, chance, agreed in _chances(base, aside):
             if agreed:
@@ -132,7 +132,7 @@ def mix(base: Proposal, aside: Proposal, trust: Trust, width: int) -> Proposal:
         }
     elif trust.heard:
         chance = math.exp(base[1][0])
-        told = {base[0][0]: max(chance, trust.alone.corrected(chance))}
+        told = {base[0][0]: max(chance, trust.run_single.corrected(chance))}
     else:
         return base[0][:width], base[1][:width]
     return _ranked(_settled(probabilities(base), told), width)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.core.jobs import Drafted, Drafting, Release, SourceJob
+from asyncspec.core.jobs import DraftBatch, DraftResult, Release, SourceJob
 from asyncspec.source.batch import one_by_one
 from asyncspec.source.expand import NOTHING, PathGrower, Proposal, answer
 from asyncspec_protocol.ids import SessionId
@@ -54,12 +54,12 @@ class NGramSource:
         self._lengths = range(longest, shortest - 1, -1)
         self._sessions: dict[SessionId, _Text] = {}
 
-    def run(self, job: SourceJob) -> Drafted | None:
+    def run(self, job: SourceJob) -> DraftResult | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._sessions.pop(job.session, None)
             return None
-        if isinstance(job, Drafting):
+        if isinstance(job, DraftBatch):
             return one_by_one(self._answer, job)
         return self._answer(job)
 

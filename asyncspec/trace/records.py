@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core import machine
-from asyncspec.core.jobs import Batch, Drafting, Feed, Forward, Job, SamplerOutput
+from asyncspec.core.jobs import Batch, DraftBatch, Feed, Forward, Job, SamplerOutput
 from asyncspec.core.machine import Request
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -359,7 +359,7 @@ def input_record(event: machine.Input, job: int) -> Input:
 
 
 def _computed(event: machine.Computed, job: int) -> Computed:
-    if isinstance(event.job, Batch | Drafting) and isinstance(event.result, tuple):
+    if isinstance(event.job, Batch | DraftBatch) and isinstance(event.result, tuple):
         parts = tuple(_result(own, job, 0.0) for own in event.result)
         return Computed(job, event.seconds, parts=parts)
     return _result(event.result, job, event.seconds)
@@ -461,7 +461,7 @@ def rows(job: Job) -> int:
             return job.row_count
         case Expand(count=count):
             return count
-        case Drafting(jobs):
+        case DraftBatch(jobs):
             return sum([tree.count for tree in jobs])
         case Feed(rows=fed):
             return sum(len(some.rows) for some in fed)
@@ -473,7 +473,7 @@ def parts(job: Job) -> tuple[Forward | Expand, ...]:
     """The passes of a batch, or its trees; none of any other job."""
     if isinstance(job, Batch):
         return job.passes
-    return job.jobs if isinstance(job, Drafting) else ()
+    return job.jobs if isinstance(job, DraftBatch) else ()
 
 
 def _without_handles(job: Job) -> object:

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.jobs import Drafting
-from asyncspec.source.batch import ROWS, Course, GivenUp, admitted, answers, batched, rows, together
+from asyncspec.core.jobs import DraftBatch
+from asyncspec.source.batch import (
+    ROWS,
+    AbandonedJobs,
+    Coroutine,
+    admitted,
+    answers,
+    batched,
+    rows,
+    run_cobatched,
+)
 from asyncspec.source.expand import PathGrower, Shape, Start, beam, growing
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.errors import LocalProtocolError
@@ -64,29 +73,29 @@ def test_nobody_wants_anything() -> None:
 def test_who_is_alone_is_asked_as_if_there_were_no_batches() -> None:
     one, other = expand(1), expand(2)
     assert batched((one,)) is one
-    assert batched((one, other)) == Drafting((one, other))
+    assert batched((one, other)) == DraftBatch((one, other))
 
 
 def test_answers_belong_to_their_questions() -> None:
     one, other = expand(1), expand(2)
     trees = (Expanded(1, 0, 1, (), (), ()), Expanded(2, 0, 1, (), (), ()))
     assert answers(one, trees[0]) == ((one, trees[0]),)
-    assert answers(Drafting((one, other)), trees) == ((one, trees[0]), (other, trees[1]))
-    for job, result in ((one, trees), (Drafting((one, other)), trees[:1]), (one, None)):
+    assert answers(DraftBatch((one, other)), trees) == ((one, trees[0]), (other, trees[1]))
+    for job, result in ((one, trees), (DraftBatch((one, other)), trees[:1]), (one, None)):
         with pytest.raises(LocalProtocolError, match="is no answer to"):
             answers(job, result)
 
 
 @given(st.lists(st.integers(0, 9), max_size=12))
 def test_in_step_means_as_many_steps_as_the_longest_has(lengths: list[int]) -> None:
-    def course(number: int, length: int) -> Course[tuple[int, int], str]:
+    def coroutine(number: int, length: int) -> Coroutine[tuple[int, int], str]:
         for step in range(length):
             yield number, step
             assert computed[-1].count((number, step)) == 1, "it is computed before it goes on"
         return f"{number} is done"
 
     computed: list[Sequence[tuple[int, int]]] = []
-    found = together([course(*one) for one in enumerate(lengths)], computed.append)
+    found = run_cobatched([coroutine(*one) for one in enumerate(lengths)], computed.append)
     assert found == tuple(f"{number} is done" for number in range(len(lengths)))
     assert len(computed) == max(lengths, default=0)
     for step, needs in enumerate(computed):
@@ -109,7 +118,7 @@ def test_trees_grown_together_are_those_grown_alone(
         key = hash((seed, *path))
         return [key % 97 + i for i in range(width)], [-0.1 * (key % 7 + i) for i in range(width)]
 
-    def course(number: int) -> Course[tuple[int, Sequence[int]], Any]:
+    def coroutine(number: int) -> Coroutine[tuple[int, Sequence[int]], Any]:
         depth, width, count, seed = shapes[number]
         known: set[tuple[int, int]] = set()
 
@@ -126,7 +135,7 @@ def test_trees_grown_together_are_those_grown_alone(
         return growing(grower, Shape(depth, width, count), Start(), prepare)
 
     passes: list[Any] = []
-    found = together([course(i) for i in range(len(shapes))], passes.append)
+    found = run_cobatched([coroutine(i) for i in range(len(shapes))], passes.append)
     for (depth, width, count, seed), grown in zip(shapes, found, strict=True):
         alone = PathGrower(partial(children, seed))
         assert grown == beam(alone, Shape(depth, width, count))
@@ -137,17 +146,17 @@ def test_a_source_without_passes_answers_one_by_one() -> None:
     text = (1, 2, 3, 1, 2)
     alone, both = NGramSource(), NGramSource()
     trees = [alone.run(expand(session, text)) for session in (1, 2)]
-    assert both.run(Drafting((expand(1, text), expand(2, text)))) == tuple(trees)
+    assert both.run(DraftBatch((expand(1, text), expand(2, text)))) == tuple(trees)
 
 
 def test_what_was_given_up_is_one_tree_of_a_session() -> None:
-    given_up = GivenUp()
+    given_up = AbandonedJobs()
     one, same, other = expand(1), expand(1), expand(2)
     given_up.note(one)
     assert given_up.has(one)
     assert not given_up.has(same)
     assert not given_up.has(other)
-    given_up.note(Drafting((same, other)))
+    given_up.note(DraftBatch((same, other)))
     assert [given_up.has(job) for job in (one, same, other)] == [False, True, True]
     given_up.forget(other.session)
     assert not given_up.has(other)

@@ -14,7 +14,7 @@ import pytest
 
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import PRESETS, Pricing
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.recorded import Recorded, read_language

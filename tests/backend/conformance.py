@@ -23,8 +23,8 @@ from asyncspec.core.jobs import (
     Forward,
     Release,
     Row,
-    Rows,
     SamplerOutput,
+    TensorRows,
     Trim,
 )
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
@@ -169,7 +169,7 @@ class Pipeline:
     ) -> Steps[tuple[int, ...]]:
         """The same, but somebody else runs its passes."""
         self._segment += 1
-        hidden: Rows | None = None
+        hidden: TensorRows | None = None
         result: object = None
         for i, (stage, known) in enumerate(zip(self.stages, self.known, strict=True)):
             committed = known.slots.committed
@@ -186,10 +186,10 @@ class Pipeline:
             )
             result = yield i, job
             if not last:
-                wire = stage.pack(Rows(result, tuple(range(len(ids)))))
+                wire = stage.pack(TensorRows(result, tuple(range(len(ids)))))
                 if self._segment % 2:  # lines pack in the midst of a session, and cease to
                     wire = row_compression.unpack(row_compression.pack(wire))
-                hidden = Rows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
+                hidden = TensorRows(self.stages[i + 1].unpack(wire), tuple(range(len(ids))))
         if isinstance(result, SamplerOutput):
             features = cast("Sequence[Any]", result.features)
             self.featured |= dict(zip(ids, features, strict=True))
@@ -462,15 +462,15 @@ def check_wire(make: MakeStages) -> None:
     second.run(Admit(SESSION, 8, Sampling()))
     rows = (Row(0, 0, (0,)), Row(1, 1, (0, 1)), Row(2, 2, (0, 1, 2)))
     hidden = first.run(Forward(SESSION, SegmentId(0), 0, rows, tokens=(1, 2, 3)))
-    whole = first.pack(Rows(hidden, (0, 1, 2)))
-    some = first.pack(Rows(hidden, (0, 2)))
+    whole = first.pack(TensorRows(hidden, (0, 1, 2)))
+    some = first.pack(TensorRows(hidden, (0, 2)))
     assert some.shape[0] == 2
     assert (
         bytes(some.data)
         == bytes(whole.data)[: whole.data.nbytes // 3]
         + bytes(whole.data)[-(whole.data.nbytes // 3) :]
     )
-    again = second.pack(Rows(second.unpack(whole), (0, 1, 2)))
+    again = second.pack(TensorRows(second.unpack(whole), (0, 1, 2)))
     assert (again.dtype, again.shape, bytes(again.data)) == (
         whole.dtype,
         whole.shape,

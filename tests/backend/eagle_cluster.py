@@ -9,7 +9,7 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.eagle.source import HFEagle
 from asyncspec.backend.hf.wire import select
-from asyncspec.core.jobs import Drafted, FeatureJob, Feed, Rows
+from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
 from asyncspec.sim.costs import Costs
 from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.ids import SessionId
@@ -23,14 +23,14 @@ class Watched:
         self.eagle = eagle
         self.fed: dict[SessionId, list[torch.Tensor]] = {}
 
-    def run(self, job: FeatureJob) -> Drafted | None:
+    def run(self, job: FeatureJob) -> DraftResult | None:
         if isinstance(job, Feed):
             fed = self.fed.setdefault(job.session, [])
             assert job.start == sum(map(len, fed))
             fed.extend(select(rows).clone() for rows in job.rows)
         return self.eagle.run(job)
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         return self.eagle.pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:

@@ -15,11 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.reference import decode
-from asyncspec.core.jobs import Batch, Forward, Job, Release, drafts
+from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
 from asyncspec.core.machine import Abandon, Effect, Input, Received
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import LOSSLESS
+from asyncspec.policy.registry import LOSSLESS
 from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
@@ -95,7 +95,7 @@ class Interleaving:
         return self._below(self._latency)
 
     def device(self, rank: Rank, job: Job) -> float:
-        if not isinstance(job, Forward | Batch) and not drafts(job):
+        if not isinstance(job, Forward | Batch) and not draft_jobs(job):
             return 0.0
         return (1 + self._below(5)) * self._slow[rank]
 

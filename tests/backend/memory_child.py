@@ -13,7 +13,7 @@ import torch
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.core.jobs import Admit, Forward, Release, Row, Rows
+from asyncspec.core.jobs import Admit, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
 
@@ -83,7 +83,7 @@ def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
         start,
         rows,
         tokens=(1,) * 64 if embeds else (),
-        hidden=None if embeds else Rows(hidden, tuple(range(64))),
+        hidden=None if embeds else TensorRows(hidden, tuple(range(64))),
         sampled_rows=(63,) if stage.shard.judges else (),
     )
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from asyncspec.backend.base import StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.toy.model import ToyModel, ToyStage
-from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, Rows
+from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId
 from backend import conformance
@@ -141,12 +141,14 @@ def test_jobs_that_cannot_be_meant(tiny: Callable[..., Path]) -> None:
     last.run(Release(SESSION))
     last.run(Admit(SESSION, 8, DRAWS["greedy, penalties"]))
     with pytest.raises(ValueError, match="0 tokens for 1 rows"):
-        last.run(Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), sampled_rows=(0,)))
+        last.run(
+            Forward(SESSION, segment, 0, (row,), hidden=TensorRows(hidden, (0,)), sampled_rows=(0,))
+        )
     last.run(Release(SESSION))
     last.run(Admit(SESSION, 8, Sampling()))
     assert isinstance(
         last.run(
-            Forward(SESSION, segment, 0, (row,), hidden=Rows(hidden, (0,)), sampled_rows=(0,))
+            Forward(SESSION, segment, 0, (row,), hidden=TensorRows(hidden, (0,)), sampled_rows=(0,))
         ),
         tuple,
     )

@@ -15,7 +15,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import CHUNK, HFDraft, load_draft
 from asyncspec.backend.hf.draft_trie import Trie
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
-from asyncspec.core.jobs import Drafting, Feed, Release, Rows
+from asyncspec.core.jobs import DraftBatch, Feed, Release, TensorRows
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded
@@ -79,7 +79,7 @@ class Texts:
         for session, text in enumerate(self.texts):
             start, end = max(self._known[session], 1) - 1, len(text) - 1
             if self._features[session].numel() and end > start:
-                rows = Rows(self._features[session], tuple(range(start, end)))
+                rows = TensorRows(self._features[session], tuple(range(start, end)))
                 found.append(Feed(session, start, (rows,)))
         return found
 
@@ -119,7 +119,7 @@ def compare(alone: Source, together: Source, texts: Texts, rounds: int = 6) -> N
             together.run(feed)
         jobs = texts.ask()
         trees = [alone.run(job) for job in jobs]
-        same(trees, together.run(Drafting(jobs)))
+        same(trees, together.run(DraftBatch(jobs)))
         texts.go_on(trees)  # type: ignore[arg-type]
 
 
@@ -176,7 +176,7 @@ def test_as_many_passes_as_the_longest_needs(
     # A prompt of three chunks, and trees of one to five levels: the first level needs the tip only.
     prompts = [(5,) * (2 * CHUNK + 1), (1, 2), (3,), (4, 4), (6, 7)]
     jobs = [Expand(i, 0, 0, text, i + 1, 3, 50) for i, text in enumerate(prompts)]
-    draft.run(Drafting(tuple(jobs)))
+    draft.run(DraftBatch(tuple(jobs)))
     assert passes == 5
 
 
@@ -190,7 +190,7 @@ def test_memories_of_different_lengths(models: Iterator[HFDraft]) -> None:
             for i, job in enumerate(texts.ask(depth=3, count=12))
         )
         trees = [alone.run(job) for job in jobs]
-        same(trees, together.run(Drafting(jobs)))
+        same(trees, together.run(DraftBatch(jobs)))
         texts.go_on(trees)  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def give_up_one(
         return add_child(self, wanted)
 
     monkeypatch.setattr(Trie, "hang", watched)
-    found: Any = together.run(Drafting(jobs))
+    found: Any = together.run(DraftBatch(jobs))
     monkeypatch.undo()
     whole = [alone.run(job) for job in jobs]
     same([whole[0], whole[2]], [found[0], found[2]])
@@ -246,7 +246,7 @@ def give_up_one(
         alone.run(feed)
         together.run(feed)
     jobs = texts.ask(depth=4, count=12)
-    same([alone.run(job) for job in jobs], together.run(Drafting(jobs)))
+    same([alone.run(job) for job in jobs], together.run(DraftBatch(jobs)))
     together.check()
 
 
@@ -271,7 +271,7 @@ def test_a_pass_attends_to_its_own_session_only(
         return mix(self, asked, query, *rest)
 
     monkeypatch.setattr(TreeAttention, "mix", watched)
-    draft.run(Drafting((Expand(0, 0, 0, (1, 2), 1, 2, 4), Expand(1, 0, 0, (3,), 1, 2, 4))))
+    draft.run(DraftBatch((Expand(0, 0, 0, (1, 2), 1, 2, 4), Expand(1, 0, 0, (3,), 1, 2, 4))))
     layers = len(draft.shard.layers)
     assert sorted(rows for _, rows in seen) == [1] * layers + [2] * layers
     assert len({cache for cache, _ in seen}) == 2

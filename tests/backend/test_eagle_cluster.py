@@ -14,7 +14,7 @@ import torch
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
 from asyncspec.core.machine import Request
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import Rank

@@ -14,7 +14,7 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
 from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
-from asyncspec.core.jobs import Feed, Release, Rows
+from asyncspec.core.jobs import Feed, Release, TensorRows
 from asyncspec.source.expand import Grown
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
@@ -312,7 +312,7 @@ def test_rows_that_do_not_fit(eagle: Twin) -> None:
 def ask(both: Twin, base: int, committed: Sequence[int]) -> Expanded:
     start, end = max(base, 1) - 1, base + len(committed) - 1
     if end > start:
-        rows = Rows(both.features, tuple(range(start, end)))
+        rows = TensorRows(both.features, tuple(range(start, end)))
         assert both.source.run(Feed(ONE, start, (rows,))) is None
     expanded = both.source.run(Expand(ONE, Version(7), base, tuple(committed), 4, 4, 14))
     assert isinstance(expanded, Expanded)
@@ -344,19 +344,19 @@ def test_features_may_come_before_their_tokens(eagle: Twin) -> None:
     """Fed piece by piece, asked in other pieces; what is not taken yet goes with its session."""
     text = [9, *eagle.tokens]
     for start, end in ((0, 7), (7, 8), (8, 40)):
-        eagle.source.run(Feed(ONE, start, (Rows(eagle.features, tuple(range(start, end))),)))
+        eagle.source.run(Feed(ONE, start, (TensorRows(eagle.features, tuple(range(start, end))),)))
     for base, end in ((0, 5), (5, 6), (6, 41)):
         expanded = eagle.source.run(Expand(ONE, Version(1), base, tuple(text[base:end]), 4, 4, 14))
     assert expanded is not None
     same((expanded.parents, expanded.tokens, expanded.scores), eagle.want(40))
-    eagle.source.run(Feed(ONE, 40, (Rows(eagle.features, (40, 41)),)))
+    eagle.source.run(Feed(ONE, 40, (TensorRows(eagle.features, (40, 41)),)))
     eagle.source.run(Release(ONE))
-    eagle.source.run(Feed(ONE, 0, (Rows(eagle.features, (0,)),)))
+    eagle.source.run(Feed(ONE, 0, (TensorRows(eagle.features, (0,)),)))
     assert eagle.source.known(ONE) == 0
 
 
 def test_features_as_they_come_from_the_wire(eagle: Twin) -> None:
-    wire = eagle.source.pack(Rows(eagle.features, (3, 5)))
+    wire = eagle.source.pack(TensorRows(eagle.features, (3, 5)))
     found = eagle.source.unpack(wire)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, eagle.features[[3, 5]])

@@ -19,7 +19,7 @@ from asyncspec.backend.base import Mode, StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.wire import from_wire, to_wire
 from asyncspec.backend.toy.model import ToyModel, ToyStage
-from asyncspec.core.jobs import Admit, Forward, Row, Rows
+from asyncspec.core.jobs import Admit, Forward, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import NodeId, SegmentId
 from asyncspec_protocol.messages import FINAL
@@ -178,7 +178,7 @@ def test_what_travels_between_stages_is_checked(tiny: MakeTiny) -> None:
         stage.run(Admit(SESSION, 8, Sampling(), features=(1, 3, 6)))
     rows = (Row(0, 0, (0,)), Row(1, 1, (0, 1)), Row(2, 2, (0, 1, 2)))
     result = first.run(Forward(SESSION, SegmentId(0), 0, rows, tokens=(1, 2, 3)))
-    wire = first.pack(Rows(result, (0, 2)))
+    wire = first.pack(TensorRows(result, (0, 2)))
     assert wire.shape == (2, 3, 64)
     back = second.unpack(wire)
     assert isinstance(back, torch.Tensor)
@@ -193,6 +193,6 @@ def test_what_travels_between_stages_is_checked(tiny: MakeTiny) -> None:
 def test_rows_with_numbers_that_are_not_finite_are_refused(number: float) -> None:
     rows = torch.ones(3, 8)
     rows[1, 5] = number
-    wire = to_wire(Rows(rows, (0, 1, 2)))
+    wire = to_wire(TensorRows(rows, (0, 1, 2)))
     with pytest.raises(ValueError, match="not finite"):
         from_wire(wire, torch.float32, 8)

@@ -19,7 +19,7 @@ from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
 from asyncspec.backend.hf.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
-from asyncspec.policy import LOSSLESS, POLICIES
+from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.node.loading import Source
@@ -72,7 +72,7 @@ def test_it_is_the_whole_matrix_and_everything_happened(matrix: Matrix) -> None:
     if len(matrix.passed) < len(CELLS):
         pytest.skip("only where every cell was run")
     happened = matrix.happened
-    for key in (*SOURCES, *(name for name in LOSSLESS if POLICIES[name].drafts)):
+    for key in (*SOURCES, *(name for name in LOSSLESS if POLICIES[name].uses_draft)):
         assert happened[key, "hits"] > 0, key
         assert happened[key, "misses"] > 0, key
     total = {what: sum(happened[source, what] for source in SOURCES) for what in ("hits", "misses")}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.paced import LEAD, Pace, Paced
-from asyncspec.core.jobs import Drafting, Forward, Job, Release, Row
+from asyncspec.core.jobs import DraftBatch, Forward, Job, Release, Row
 from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec_protocol.messages import Expand
 
@@ -33,7 +33,7 @@ PACE = Pace(StageCost(0.04, 16, 0.001), DraftCost(0.005, 0.001), layers=4)
         (forward(18), 0.042, 4),
         (expand(5), 0.026, 5),
         (expand(0, 0), 0.006, 1),
-        (Drafting((expand(2), expand(5, session=2), expand(0, 0, 3))), 0.026, 5),
+        (DraftBatch((expand(2), expand(5, session=2), expand(0, 0, 3))), 0.026, 5),
         (Release(1), 0.0, 1),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_batch_keeps_its_pace_until_nobody_waits_for_any_of_its_trees() -> Non
         for tree in trees[:given_up]:
             paced.abandon(tree)
         start = time.monotonic()
-        paced.run(Drafting(trees))
+        paced.run(DraftBatch(trees))
         took = time.monotonic() - start
         assert took >= seconds
         assert given_up == 1 or took < 0.12, "the level it is in, and no more"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.roles.draft.admission import (
     BLOCK,
@@ -52,7 +52,7 @@ def test_a_session_takes_its_prompt_its_answer_and_its_policys_tree(
 
 def test_stages_are_told_what_was_admitted() -> None:
     (opened,) = sent(room(0, 0).feed(Submitted(ask(1))), Open)
-    assert (opened.capacity, opened.max_tree_nodes) == (6 + 24, SMALL["flowspec"].most_live(2))
+    assert (opened.capacity, opened.max_tree_nodes) == (6 + 24, SMALL["flowspec"].max_tree_nodes(2))
 
 
 def test_the_smallest_stage_decides_and_order_is_kept() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.policy import LOSSLESS, POLICIES
+from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client import answers, client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncspec.core.jobs import Feed, Release, Rows
+from asyncspec.core.jobs import Feed, Release, TensorRows
 from asyncspec.core.machine import (
     Cancelled,
     Compute,
@@ -21,7 +21,7 @@ from asyncspec.core.machine import (
     Submitted,
     TimerFired,
 )
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_protocol.codec import decode, encode
@@ -315,11 +315,11 @@ def with_features() -> Driven:
 def test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_accepted() -> None:
     driven = with_features()
     feed, expand = jobs(driven.feed(featured(0, {}, tuple(range(64)), HANDLE)))
-    assert feed == Feed(0, 0, (Rows(HANDLE, tuple(range(64))),))  # type: ignore[arg-type]
+    assert feed == Feed(0, 0, (TensorRows(HANDLE, tuple(range(64))),))  # type: ignore[arg-type]
     assert (expand.base, len(expand.committed), expand.count) == (0, 65, 0)
     # The source is at work: what comes is given to it, it is not asked again.
     (feed,) = jobs(driven.feed(featured(1, {69: 5}, tuple(range(64, 70)), HANDLE)))
-    assert feed == Feed(0, 64, (Rows(HANDLE, tuple(range(6))),))  # type: ignore[arg-type]
+    assert feed == Feed(0, 64, (TensorRows(HANDLE, tuple(range(6))),))  # type: ignore[arg-type]
     effects = driven.feed(Computed(expand, Expanded(0, 0, 65, (), (), ())))  # type: ignore[arg-type]
     (expand,) = jobs(effects)
     assert (expand.base, expand.committed) == (65, (1,) * 5 + (5,))
@@ -328,7 +328,7 @@ def test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_acc
     # 72 is dead, and so is what came of it.
     effects = driven.feed(featured(2, {70: 10, 71: 13, 72: 1, 74: 99}, (70, 71, 72, 74), HANDLE))
     feed, expand = jobs(effects)
-    assert feed == Feed(0, 70, (Rows(HANDLE, (0, 1, 3)),))  # type: ignore[arg-type]
+    assert feed == Feed(0, 70, (TensorRows(HANDLE, (0, 1, 3)),))  # type: ignore[arg-type]
     assert (expand.base, expand.committed) == (71, (10, 13, 99))
     session = driven.state.sessions[0]
     assert (session.features.held, session.features.ready) == ({}, ())

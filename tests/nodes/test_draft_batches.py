@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncspec.core.jobs import Drafting, Release, drafts
+from asyncspec.core.jobs import DraftBatch, Release, draft_jobs
 from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
 from asyncspec.source.batch import READ, ROWS
 from asyncspec_protocol.messages import Expand, Expanded, Segment
@@ -28,8 +28,8 @@ def answer(job: Expand, **tree: Any) -> Expanded:
 
 def done(driven: Driven, job: Any, seconds: float = 0.1, **tree: Any) -> list[Any]:
     """The device has done a job, and every tree has grown the same."""
-    grown = tuple(answer(one, **tree) for one in drafts(job))
-    result = grown if isinstance(job, Drafting) else grown[0]
+    grown = tuple(answer(one, **tree) for one in draft_jobs(job))
+    result = grown if isinstance(job, DraftBatch) else grown[0]
     return driven.feed(Computed(job, result, seconds))
 
 
@@ -52,7 +52,7 @@ def test_while_the_source_is_busy_nobody_asks_and_then_all_do_at_once() -> None:
     driven, first = three()
     assert jobs(driven.feed(verdict(0, {0: 5}))) == [], "a tree is wanted, but not before its turn"
     (both,) = jobs(done(driven, first))
-    assert isinstance(both, Drafting)
+    assert isinstance(both, DraftBatch)
     # Who has waited longest comes first, and the tree is asked for as it is wanted by now.
     assert [(job.session, job.committed, job.count > 0) for job in both.jobs] == [
         (1, (1, 2), False),
@@ -125,8 +125,8 @@ def test_a_batch_is_bounded_in_rows_and_nobody_is_left_out_twice() -> None:
     turns: list[list[int]] = []
     (job,) = jobs(done(driven, first))
     while job is not None:
-        assert sum(len(one.committed) for one in drafts(job)) <= ROWS
-        turns.append([one.session for one in drafts(job)])
+        assert sum(len(one.committed) for one in draft_jobs(job)) <= ROWS
+        turns.append([one.session for one in draft_jobs(job)])
         job = next(iter(jobs(done(driven, job))), None)
     # All have read the first half before anybody goes on with the second.
     order = [session for turn in turns for session in turn]

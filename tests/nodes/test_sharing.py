@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Effect, Finish, Input, Received, Request, Submitted
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.prefix_cache import alike
@@ -207,7 +207,7 @@ def test_penalties_read_the_whole_prompt() -> None:
 
 
 def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
-    slots, tree = 256, POLICIES["chain"].most_live(3)
+    slots, tree = 256, POLICIES["chain"].max_tree_nodes(3)
     cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=slots)
     large = ask(1, prompt=(1, 2), max_new_tokens=slots - tree - 2, policy="chain")
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4, policy="chain"), large)

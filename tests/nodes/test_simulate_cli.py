@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import commands
-from asyncspec.policy import LOSSLESS
+from asyncspec.policy.registry import LOSSLESS
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.file import read_trace

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncspec.core.jobs import Drafting
+from asyncspec.core.jobs import DraftBatch
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -120,7 +120,7 @@ def test_two_draft_nodes_have_one_device() -> None:
     asked(driven, first)
     assert driven.feed(Received(OTHER, theirs), Received(DRAFT, third)) == []
     *_, compute = driven.feed(Computed(first, answer(first)))
-    batch = Drafting((theirs, third))
+    batch = DraftBatch((theirs, third))
     assert compute == Compute(batch)
     found = driven.feed(Computed(batch, (answer(theirs), answer(third)), 0.5))
     assert [(e.to, e.message.session) for e in found if isinstance(e, Send)] == [

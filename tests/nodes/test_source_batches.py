@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncspec.core.jobs import Drafting
+from asyncspec.core.jobs import DraftBatch
 from asyncspec.core.machine import Abandon, Compute, Computed, Received, Send
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT
@@ -28,7 +28,7 @@ def test_what_waits_is_one_batch_when_the_device_is_free() -> None:
     driven, first, waiting = busy()
     sent, compute = driven.feed(Computed(first, answer(first), 0.5))
     assert isinstance(sent, Send)
-    batch = Drafting(tuple(waiting))
+    batch = DraftBatch(tuple(waiting))
     assert compute == Compute(batch)
     third = question(1, (4,))
     assert driven.feed(Received(DRAFT, third)) == []
@@ -55,7 +55,7 @@ def test_one_of_a_batch_is_withdrawn_at_the_device() -> None:
     driven, first, (one, other) = busy()
     driven.feed(Computed(first, answer(first)))
     assert driven.feed(Received(DRAFT, Withdraw(2))) == [Abandon(other)]
-    found = driven.feed(Computed(Drafting((one, other)), (answer(one), answer(other))))
+    found = driven.feed(Computed(DraftBatch((one, other)), (answer(one), answer(other))))
     assert [effect.message.session for effect in found if isinstance(effect, Send)] == [1, 2]
 
 
@@ -69,7 +69,7 @@ def test_a_session_that_is_closed_at_the_device_leaves_the_batch_to_the_others()
     driven, first, (one, other) = busy()
     driven.feed(Computed(first, answer(first)))
     assert driven.feed(Received(DRAFT, Close(1))) == [Abandon(one), *forgotten(1)]
-    found = driven.feed(Computed(Drafting((one, other)), (answer(one), answer(other))))
+    found = driven.feed(Computed(DraftBatch((one, other)), (answer(one), answer(other))))
     assert [effect.message.session for effect in found if isinstance(effect, Send)] == [2]
 
 

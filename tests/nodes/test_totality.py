@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.core.jobs import Admit, Drafting, Forward, SamplerOutput
+from asyncspec.core.jobs import Admit, DraftBatch, Forward, SamplerOutput
 from asyncspec.core.machine import (
     Cancelled,
     Compute,
@@ -121,7 +121,7 @@ def answer(job: Any, draw: Any, *, featured: bool) -> Input:
         return Computed(
             job, tuple(draw(small) for _ in job.sampled_rows) if job.sampled_rows else "hidden"
         )
-    if isinstance(job, Drafting):
+    if isinstance(job, DraftBatch):
         return Computed(job, tuple(tree(one, draw) for one in job.jobs))
     return Computed(job, tree(job, draw))
 
@@ -152,7 +152,7 @@ def torment(driven: Driven, data: st.DataObject, check: Any, featured: set[int])
             continue
         check(driven.state)
         asked = [e.job for e in effects if isinstance(e, Compute)]
-        jobs += [job for job in asked if isinstance(job, Forward | Expand | Drafting)]
+        jobs += [job for job in asked if isinstance(job, Forward | Expand | DraftBatch)]
         if getattr(driven.machine.config, "last", False):
             featured |= {job.session for job in asked if isinstance(job, Admit) and job.features}
 

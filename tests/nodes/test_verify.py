@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Admit, Compact, Release, Rows, SamplerOutput
+from asyncspec.core.jobs import Admit, Compact, Release, SamplerOutput, TensorRows
 from asyncspec.core.machine import (
     Compute,
     Effect,
@@ -137,7 +137,7 @@ def test_rows_that_die_in_a_waiting_segment_are_not_computed() -> None:
     second.feed(Received(Rank(1), segment(1, {1: 0, 2: 0, 3: 1}, tokens=False), handle))
     second.feed(prune(1, 4, (1,), (3,)))
     (job,) = passes(second.feed(done(job, (1,))))
-    assert job.hidden == Rows(handle, (0, 2))
+    assert job.hidden == TensorRows(handle, (0, 2))
 
 
 def test_rows_that_die_during_their_pass_are_not_sent_on_and_counted() -> None:
@@ -148,7 +148,7 @@ def test_rows_that_die_during_their_pass_are_not_sent_on_and_counted() -> None:
     effects = first.feed(done(job, result))
     (onward,) = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Segment)]
     assert onward.message.ids == (0, 2)
-    assert onward.tensor == Rows(result, (0, 2))
+    assert onward.tensor == TensorRows(result, (0, 2))
     assert onward.message.applied == 0
     assert first.state.sessions[0].dead_rows == 1
 
@@ -312,7 +312,7 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     assert onward.message == replace(
         segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1), pass_number=1
     )
-    assert onward.tensor == Rows("hidden", (0, 1, 2))
+    assert onward.tensor == TensorRows("hidden", (0, 1, 2))
     last = stage(2, 2, prompt_length=2, features=(1, 2))
     (job,) = passes(last.feed(Received(Rank(1), onward.message, "arrived")))
     assert job.sampled_rows == (1, 2)
@@ -321,7 +321,7 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
         e for e in last.feed(done(job, SamplerOutput((7, 8), "features"))) if isinstance(e, Send)
     ]
     assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1), pass_number=1)  # type: ignore[arg-type]
-    assert verdict.tensor == Rows("features", (0, 1))
+    assert verdict.tensor == TensorRows("features", (0, 1))
 
 
 def test_features_of_a_prompts_chunk_come_in_a_verdict_on_nobody() -> None:

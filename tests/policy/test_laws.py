@@ -7,10 +7,11 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.segment import connected, share
-from asyncspec.core.tree import new_tree
-from asyncspec.policy import POLICIES, Policy, View
+from asyncspec.core.tree import connected, new_tree
+from asyncspec.policy.base import Policy, View
+from asyncspec.policy.chunked import segment_size
 from asyncspec.policy.linear import Linear
+from asyncspec.policy.registry import POLICIES
 from asyncspec_protocol.ids import NodeId
 from laws import SMALL, add_child
 
@@ -35,15 +36,15 @@ def views(draw: st.DrawFn) -> View:
         pending=draw(st.integers(0, len(sent))),
         stages=draw(st.integers(1, 6)),
         segments=draw(st.integers(0, 8)),
-        drafts=draw(st.integers(0, 3)),
-        news=draw(st.integers(0, 3)),
+        trees_received=draw(st.integers(0, 3)),
+        tokens_since_draft=draw(st.integers(0, 3)),
         last_depth=draw(st.integers(0, 13)),
-        starving=draw(st.booleans()),
-        room=draw(st.integers(0, 9)),
-        rows=draw(st.sampled_from((1, 2, 5, 4096))),
+        first_stage_idle=draw(st.booleans()),
+        levels_left=draw(st.integers(0, 9)),
+        max_rows=draw(st.sampled_from((1, 2, 5, 4096))),
         draft_length=draw(st.integers(0, 6)),
-        begun=draw(st.integers(0, 3)),
-        barren=draw(st.booleans()),
+        initial_depth=draw(st.integers(0, 3)),
+        no_growth=draw(st.booleans()),
     )
 
 
@@ -53,7 +54,7 @@ policies = st.sampled_from([*POLICIES.values(), *SMALL.values()])
 @given(policies, views())
 def test_a_cut_is_new_connected_and_without_repetition(policy: Policy, view: View) -> None:
     before = copy.deepcopy(view)
-    ids = policy.cut(view)
+    ids = policy.next_segment(view)
     assert view == before
     assert set(ids) <= set(view.unsent)
     assert len(set(ids)) == len(ids)
@@ -73,9 +74,9 @@ def test_connected_is_to_have_come_after_ones_parent(view: View, data: st.DataOb
 def test_growth_stays_within_what_can_be_used(policy: Policy, view: View) -> None:
     growth = policy.grow(view)
     if growth is not None:
-        assert policy.drafts
+        assert policy.uses_draft
         shape = growth.shape
-        assert 1 <= shape.depth <= view.room
+        assert 1 <= shape.depth <= view.levels_left
         assert shape.width >= 1
         assert growth.adopt <= shape.count
         assert shape.count >= 1
@@ -88,23 +89,23 @@ def test_no_policy_waits_for_ever(policy: Policy, view: View) -> None:
     """Where nothing is under way a policy drafts, sends or accepts."""
     if view.pending == 0 and view.unsent:
         fresh = view.tree.root in view.unsent
-        assert policy.grow(view) or policy.cut(view) or not fresh
+        assert policy.grow(view) or policy.next_segment(view) or not fresh
 
 
 @given(st.builds(Linear, length=st.integers(1, 5), ahead=st.booleans()), views())
 def test_a_linear_draft_is_all_there_before_it_is_sent_and_alone_until_its_verdict(
     policy: Linear, view: View
 ) -> None:
-    ids = policy.cut(view)
+    ids = policy.next_segment(view)
     nodes = view.tree.nodes
     levels = {nodes[n].position - nodes[view.tree.root].position for n in ids}
-    wanted = min((view.draft_length or policy.length) + view.begun, view.room)
+    wanted = min((view.draft_length or policy.length) + view.initial_depth, view.levels_left)
     assert max(levels, default=0) <= wanted
     if not view.fresh_root:
         assert not ids
         assert policy.ahead or policy.grow(view) is None
     elif ids and policy.ahead:
-        assert view.levels >= wanted or view.barren
+        assert view.levels >= wanted or view.no_growth
 
 
 @given(st.integers(0, 300), st.integers(1, 9), st.integers(1, 40))
@@ -112,7 +113,7 @@ def test_pieces_are_near_equal_and_bounded(count: int, pieces: int, longest: int
     sizes: list[int] = []
     left = count
     while left:
-        sizes.append(share(left, pieces - len(sizes), longest))
+        sizes.append(segment_size(left, pieces - len(sizes), longest))
         left -= sizes[-1]
     assert all(0 < size <= longest for size in sizes)
     if count <= pieces * longest:
@@ -125,6 +126,6 @@ def test_flowspec_pieces_of_the_papers_tree() -> None:
     sizes: list[int] = []
     left = 80
     while left:
-        sizes.append(share(left, 5 - len(sizes), 16))
+        sizes.append(segment_size(left, 5 - len(sizes), 16))
         left -= sizes[-1]
     assert sizes == [16] * 5

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, new_tree
-from asyncspec.policy import LOSSLESS, POLICIES, Policy
-from asyncspec.policy.level_tree import Levels
+from asyncspec.policy.base import Policy
+from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.lossy import relaxed, within_top_p
+from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 from laws import Shaken, add_child, check_empty, watch_invariants
@@ -21,9 +22,9 @@ from laws import Shaken, add_child, check_empty, watch_invariants
 ROOT = NodeId(0)
 VOCAB = 8
 SMALL: dict[str, Policy] = {
-    "lossy-relaxed": Levels(width=4, children=3, lossy="relaxed"),
-    "lossy-top-p": Levels(width=4, children=3, lossy="top-p", top_p=0.5),
-    "lossless": Levels(width=4, children=3),
+    "lossy-relaxed": LevelTree(width=4, children=3, lossy="relaxed"),
+    "lossy-top-p": LevelTree(width=4, children=3, lossy="top-p", top_p=0.5),
+    "lossless": LevelTree(width=4, children=3),
 }
 
 

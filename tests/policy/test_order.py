@@ -7,7 +7,7 @@ from functools import lru_cache
 import pytest
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.policy import LOSSLESS
+from asyncspec.policy.registry import LOSSLESS
 from asyncspec.sim.costs import EqualTurns
 from cluster import Cluster, ask
 
@@ -65,7 +65,7 @@ def test_continuous_rounds_outlive_synchronous_ones() -> None:
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_a_hit_costs_one_turn_and_a_miss_the_whole_pipeline(policy: str, stages: int) -> None:
     """SpecPipe eq. 2: E[TBT] = t (p + (1 - p) N). So never more than one token a turn."""
-    stats = run(f"{policy}:eager=false", stages)
+    stats = run(f"{policy}:speculate_during_prefill=false", stages)
     tokens = (TOKENS - 1) * len(SEEDS)
     # Every round begins with a new root, which has to pass the whole pipeline.
     expected = tokens + (stages - 1) * stats["rounds"]

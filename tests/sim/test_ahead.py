@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.core.jobs import Batch, Forward, Job, drafts
+from asyncspec.core.jobs import Batch, Forward, Job, draft_jobs
 from asyncspec.core.machine import Effect, Input, Received, Send
 from asyncspec.sim.world import Actor, World
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -32,7 +32,7 @@ class Slow:
     def device(self, rank: Rank, job: Job) -> float:
         if isinstance(job, Forward | Batch):
             return 4.5
-        return float(max(tree.depth for tree in drafts(job))) if drafts(job) else 0.0
+        return float(max(tree.depth for tree in draft_jobs(job))) if draft_jobs(job) else 0.0
 
 
 def segments(cluster: Cluster) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.core.jobs import Drafting, Job, drafts
+from asyncspec.core.jobs import DraftBatch, Job, draft_jobs
 from asyncspec.core.machine import Abandon, Cancelled, Compute, Effect, Input, Request
 from asyncspec.sim.costs import ClusterCost, DraftCost, EqualTurns, Pricing, pass_rows
 from asyncspec.sim.world import Actor, World
@@ -33,15 +33,15 @@ class Asked:
 
     def _watch(self, rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
         check_node(self._cluster, rank)
-        asked = [e.job for e in effects if isinstance(e, Compute) and drafts(e.job)]
+        asked = [e.job for e in effects if isinstance(e, Compute) and draft_jobs(e.job)]
         assert rank == self._rank or not asked
         self.jobs += asked
         underway = self._cluster.world.actors[self._rank].underway
-        assert sum(bool(drafts(entry.job)) for entry in underway) + len(asked) <= 1
+        assert sum(bool(draft_jobs(entry.job)) for entry in underway) + len(asked) <= 1
         for job in asked:
-            sessions = [tree.session for tree in drafts(job)]
+            sessions = [tree.session for tree in draft_jobs(job)]
             assert len(sessions) == len(set(sessions))
-            assert (len(sessions) > 1) == isinstance(job, Drafting)
+            assert (len(sessions) > 1) == isinstance(job, DraftBatch)
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,7 +86,7 @@ def test_the_source_of_many_sessions_works_much_less_than_for_each_by_itself(apa
 
     class Costs(EqualTurns, frozen=True):
         def device(self, rank: Rank, job: Job) -> float:
-            return pricing.device(DRAFT, job) if drafts(job) else super().device(rank, job)
+            return pricing.device(DRAFT, job) if draft_jobs(job) else super().device(rank, job)
 
     cluster = Cluster(Costs(), stages=2, max_sessions=8, apart=apart)
     watched = Asked(cluster)
@@ -95,7 +95,7 @@ def test_the_source_of_many_sessions_works_much_less_than_for_each_by_itself(apa
         cluster.submit(request)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)
-    trees = [tree for job in watched.jobs for tree in drafts(job)]
+    trees = [tree for job in watched.jobs for tree in draft_jobs(job)]
     alone = sum(pricing.device(DRAFT, tree) for tree in trees)
     assert cluster.world.actors[cluster.config.source or DRAFT].busy_seconds < alone / 2
 
@@ -158,7 +158,7 @@ class Told:
 
 @pytest.mark.parametrize(("given_up", "end"), [(1, 4.0), (2, 2.0)])
 def test_a_batch_ends_early_when_nobody_waits_for_it_any_more(given_up: int, end: float) -> None:
-    batch = Drafting(tuple(Expand(i, 0, 0, (1,), 4, 2, 9) for i in range(2)))
+    batch = DraftBatch(tuple(Expand(i, 0, 0, (1,), 4, 2, 9) for i in range(2)))
     machine, ran = Told(), []
 
     def device(job: Any) -> Any:

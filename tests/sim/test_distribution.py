@@ -23,7 +23,7 @@ from asyncspec.core.accept import TargetOutput, Walk
 from asyncspec.core.rng import gumbel
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import TokenTree
-from asyncspec.policy import LOSSLESS, POLICIES
+from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
@@ -81,7 +81,7 @@ def answers(policy: str, how: Sampling) -> Counter[Text]:
         cluster.world.run()
         found[tuple(cluster.world.tokens.pop(seed))] += 1
         hits += cluster.world.finished.pop(seed).stats["hit_rate"]
-    assert (hits > SEEDS / 50) == POLICIES[policy].drafts, "without hits nothing is tested"
+    assert (hits > SEEDS / 50) == POLICIES[policy].uses_draft, "without hits nothing is tested"
     return found
 
 

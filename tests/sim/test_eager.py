@@ -55,7 +55,7 @@ def test_the_first_token_comes_no_later_for_it(
     language = Synthetic(coverage=harmonic(0.7))
     setting = Setting(language, cost, stages, tokens=8, prompt_tokens=prompt_tokens)
     hasty = first_token_seconds(simulate(setting, policy))
-    patient = first_token_seconds(simulate(setting, f"{policy}:eager=false"))
+    patient = first_token_seconds(simulate(setting, f"{policy}:speculate_during_prefill=false"))
     assert hasty <= patient + 1e-9
 
 
@@ -72,4 +72,4 @@ def test_answers_are_whole_turns_sooner_for_it(policy: str) -> None:
             for seed in range(8)
         )
 
-    assert seconds(policy) < seconds(f"{policy}:eager=false") - 8
+    assert seconds(policy) < seconds(f"{policy}:speculate_during_prefill=false") - 8

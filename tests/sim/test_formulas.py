@@ -21,7 +21,7 @@ A_MOMENT = 1e-7
 
 # SpecPipe's schedule with one node a level: the next guess enters whenever there is room. As in the
 # papers' formulas the first root is a new token.
-LEVEL_PER_TURN = Chain(k=1, ahead=1000, eager=False)
+LEVEL_PER_TURN = Chain(k=1, ahead=1000, speculate_during_prefill=False)
 
 
 def tbt(setting: Setting, policy: str) -> tuple[float, float]:

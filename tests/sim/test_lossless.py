@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Cancelled, Effect, Finish, Input, Request
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import LOSSLESS
+from asyncspec.policy.registry import LOSSLESS
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask

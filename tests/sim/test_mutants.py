@@ -21,7 +21,7 @@ import asyncspec_nodes.roles.verify.results as results
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.accept import Walk, walk
-from asyncspec.core.jobs import Compact, Rows
+from asyncspec.core.jobs import Compact, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import Sampling
@@ -199,9 +199,9 @@ def asked_ahead_of_features(self: Any) -> int:
     return self.known + 2 if self.known else 0
 
 
-def first_features_sent(handle: object, rows: Any) -> Rows:
+def first_features_sent(handle: object, rows: Any) -> TensorRows:
     """The features of a pass's first rows are sent, not of those that are alive."""
-    return Rows(handle, tuple(range(len(rows))))
+    return TensorRows(handle, tuple(range(len(rows))))
 
 
 def plan_not_renewed(state: Any) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import PRESETS
 from tools.bench.__main__ import main
 from tools.bench.prompts import Prompt

@@ -27,7 +27,7 @@ def recorded(delays: list[int], policy: str, *, apart: bool) -> Cluster:
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=20),
-    st.sampled_from([name for name in sorted(SMALL) if SMALL[name].drafts]),
+    st.sampled_from([name for name in sorted(SMALL) if SMALL[name].uses_draft]),
     st.booleans(),
 )
 def test_every_session_of_a_batch_has_its_span(delays: list[int], policy: str, apart: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.records import Step, TaskRun
 from asyncspec_nodes.simulation.replay import replay
 from dipsd.at_run_time import Bench, Person, Trial

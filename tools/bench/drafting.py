@@ -117,10 +117,10 @@ class _Texts:
 
     def together(self, count: int) -> float:
         """Seconds for the trees of ``count`` sessions in one batch."""
-        from asyncspec.core.jobs import Drafting
+        from asyncspec.core.jobs import DraftBatch
 
         jobs = self._jobs(range(count), 1, count=64)
-        return self._time([jobs[0] if count == 1 else Drafting(tuple(jobs))])
+        return self._time([jobs[0] if count == 1 else DraftBatch(tuple(jobs))])
 
     def one_by_one(self, count: int) -> float:
         """Seconds for them one after another."""
@@ -153,12 +153,12 @@ class _Texts:
         """The features a head needs: any will do, they cost the same."""
         import torch
 
-        from asyncspec.core.jobs import Feed, Rows
+        from asyncspec.core.jobs import Feed, TensorRows
         from asyncspec_protocol.ids import SessionId
 
         start, end = max(base, 1) - 1, base + news - 1
         if self._width and end > start:
             features = torch.randn(end - start, self._width)
             self._source.run(
-                Feed(SessionId(session), start, (Rows(features, tuple(range(end - start))),))
+                Feed(SessionId(session), start, (TensorRows(features, tuple(range(end - start))),))
             )

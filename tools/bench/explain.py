@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.core.jobs import Drafted
+from asyncspec.core.jobs import DraftResult
 from asyncspec.core.sampling import Sampling
 from asyncspec.source.expand import Proposal
 from asyncspec.source.hybrid import HybridSource
@@ -63,7 +63,7 @@ class Listener:
         self._source = source
         self.places: list[Place] = []
 
-    def run(self, job: Any) -> Drafted | None:
+    def run(self, job: Any) -> DraftResult | None:
         """See ``TokenSource``."""
         if isinstance(job, Expand):
             learned = self._source.learned(job.session)

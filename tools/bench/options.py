@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 
 from asyncspec.core.errors import UserError
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.console.arguments import LARGE, Bounds, option
 
 SEVERAL = Bounds(2, LARGE)
@@ -29,5 +29,5 @@ def check_policies(names: Iterable[str]) -> None:
     for name in names:
         if problem := POLICIES.problem(name):
             raise UserError(problem)
-        if not POLICIES[name].drafts:
+        if not POLICIES[name].uses_draft:
             raise UserError(f"policy {name} needs no token source; compare others")

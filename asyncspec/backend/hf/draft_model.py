@@ -15,8 +15,8 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import set_quick_floor
 from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.core.jobs import Drafted, Drafting, Release, Row, SourceJob
-from asyncspec.source.batch import Course, GivenUp, together
+from asyncspec.core.jobs import DraftBatch, DraftResult, Release, Row, SourceJob
+from asyncspec.source.batch import AbandonedJobs, Coroutine, run_cobatched
 from asyncspec.source.expand import Prepare, answering
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -90,14 +90,14 @@ class HFDraft:
         self._context = shard.info.context_length
         self._shape = shard.cache_shape("fast")
         self._sessions: dict[SessionId, _Session] = {}
-        self._given_up = GivenUp()
+        self._given_up = AbandonedJobs()
 
     @property
     def token_bytes(self) -> int:
         """Bytes held for each token of a session, and for each node of its tree."""
         return self._shape.held_bytes()
 
-    def run(self, job: SourceJob) -> Drafted | None:
+    def run(self, job: SourceJob) -> DraftResult | None:
         """See ``TokenSource``. Raises ``ValueError`` where ``base`` is not what the source
         knows."""
         match job:
@@ -105,15 +105,15 @@ class HFDraft:
                 self._sessions.pop(session, None)
                 self._given_up.forget(session)
                 return None
-            case Drafting(jobs):
-                return together([self._course(draft) for draft in jobs], self.compute)
+            case DraftBatch(jobs):
+                return run_cobatched([self._draft(draft) for draft in jobs], self.compute)
             case _:
-                (answer,) = together([self._course(job)], self.compute)
+                (answer,) = run_cobatched([self._draft(job)], self.compute)
                 return answer
 
     def begin(self, job: Expand) -> int:
         """See ``Part``."""
-        (length,) = together([self.reading(job)], self.compute)
+        (length,) = run_cobatched([self.reading(job)], self.compute)
         return length
 
     def grower(self, job: Expand) -> TrieGrower:
@@ -142,12 +142,12 @@ class HFDraft:
             session.trie.check()
             session.cache.check(session.trie.length)
 
-    def _course(self, job: Expand) -> Course[ModelPass, Expanded]:
+    def _draft(self, job: Expand) -> Coroutine[ModelPass, Expanded]:
         length = yield from self.reading(job)
         grower, prepare = self.levels(job)
         return (yield from answering(grower, job, length, prepare))
 
-    def reading(self, job: Expand) -> Course[ModelPass, int]:
+    def reading(self, job: Expand) -> Coroutine[ModelPass, int]:
         """See ``Model``. The tip's successors are known after."""
         known = self._sessions.get(job.session)
         length = 0 if known is None else known.length

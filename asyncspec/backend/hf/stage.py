@@ -41,9 +41,9 @@ from asyncspec.core.jobs import (
     Forward,
     Release,
     Row,
-    Rows,
     SamplerOutput,
     StageJob,
+    TensorRows,
     Trim,
 )
 from asyncspec.core.sampling import Sampling
@@ -151,7 +151,7 @@ class HFStage:
         """See ``StageBackend``."""
         self._useless = job
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         """See ``StageBackend``."""
         return to_wire(rows)
 
@@ -397,6 +397,6 @@ def _chain(stage: HFStage, start: int, rows: int) -> Forward:
             Row(start + i, start + i, tuple(range(start, start + i + 1))) for i in range(rows)
         ),
         tokens=tuple(i % shard.info.vocab_size for i in range(rows)),
-        hidden=Rows(handle, tuple(range(rows))),
+        hidden=TensorRows(handle, tuple(range(rows))),
         sampled_rows=tuple(range(rows)) if shard.judges else (),
     )

@@ -8,12 +8,12 @@ import math
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.core.jobs import Rows
+from asyncspec.core.jobs import TensorRows
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def to_wire(rows: Rows) -> WireTensor:
+def to_wire(rows: TensorRows) -> WireTensor:
     """Some rows of hidden states [n, H] or [n, 1 + taps, H], or of features [n, F]. Copies only
     where rows are left out; a stage never writes to hidden states it has handed out."""
     tensor = select(rows)
@@ -21,7 +21,7 @@ def to_wire(rows: Rows) -> WireTensor:
     return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 
-def select(rows: Rows) -> torch.Tensor:
+def select(rows: TensorRows) -> torch.Tensor:
     """The rows as one contiguous tensor [n, ...]."""
     tensor = rows.handle
     if not isinstance(tensor, torch.Tensor):

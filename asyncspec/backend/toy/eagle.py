@@ -7,7 +7,7 @@ from typing import cast
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy.model import ToyModel, ToySource, ToyState, feature, pack, unpack
-from asyncspec.core.jobs import Drafted, FeatureJob, Feed, Release, Rows
+from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, Release, TensorRows
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
 
@@ -23,7 +23,7 @@ class ToyEagle(ToySource):
         # By session: of positions 0, 1, ...
         self.fed: dict[SessionId, list[bytes]] = {}
 
-    def run(self, job: FeatureJob) -> Drafted | None:
+    def run(self, job: FeatureJob) -> DraftResult | None:
         """See ``FeatureSource``."""
         if isinstance(job, Feed):
             self._feed(job)
@@ -58,7 +58,7 @@ class ToyEagle(ToySource):
         fed = self.fed.get(session)
         return self._seed ^ int.from_bytes(fed[-1][:8], "little") if fed else self._seed
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         """See ``Tensors``."""
         return pack(rows)
 

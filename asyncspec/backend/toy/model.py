@@ -19,14 +19,14 @@ from asyncspec.core.jobs import (
     Admit,
     Batch,
     Compact,
-    Drafted,
-    Drafting,
+    DraftBatch,
+    DraftResult,
     Forward,
     Release,
-    Rows,
     SamplerOutput,
     SourceJob,
     StageJob,
+    TensorRows,
     Trim,
 )
 from asyncspec.core.rng import mix, uniform, uniforms
@@ -250,7 +250,7 @@ class ToyStage:
             for row, h in zip(job.rows, hidden, strict=True)
         ]
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         """See ``StageBackend``."""
         return pack(rows)
 
@@ -289,12 +289,12 @@ class ToySource:
         self._seed = seed
         self._states: dict[SessionId, tuple[int, ToyState]] = {}
 
-    def run(self, job: SourceJob) -> Drafted | None:
+    def run(self, job: SourceJob) -> DraftResult | None:
         """See ``TokenSource``."""
         if isinstance(job, Release):
             self._states.pop(job.session, None)
             return None
-        if isinstance(job, Drafting):
+        if isinstance(job, DraftBatch):
             return one_by_one(self._answer, job)
         return self._answer(job)
 
@@ -376,7 +376,7 @@ def feature(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}Q", *values)
 
 
-def pack(rows: Rows) -> WireTensor:
+def pack(rows: TensorRows) -> WireTensor:
     """Rows of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
     handle = cast("Sequence[int | tuple[int, ...] | bytes]", rows.handle)
     some = [handle[row] for row in rows.rows]

@@ -9,13 +9,13 @@ from asyncspec.core.jobs import (
     Admit,
     Batch,
     Compact,
-    Drafting,
+    DraftBatch,
     Feed,
     Forward,
     Job,
     Release,
     Trim,
-    drafts,
+    draft_jobs,
 )
 from asyncspec_protocol.messages import Expand
 
@@ -57,8 +57,8 @@ def job_kind(job: Job) -> JobKind:
             size = len(keep)
         case Admit(common_prefix=size) | Trim(slots=size):
             pass
-        case Expand() | Drafting():
-            size = sum([one.count + len(one.committed) for one in drafts(job)])
+        case Expand() | DraftBatch():
+            size = sum([one.count + len(one.committed) for one in draft_jobs(job)])
         case Feed(rows=rows):
             size = sum([len(some.rows) for some in rows])
         case Release():

@@ -8,7 +8,7 @@ from pathlib import Path
 from asyncspec.backend.base import EAGLE
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -138,11 +138,11 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
             quantize=arguments.quantize or "none",
         ),
         # A draft that is never asked need not be loaded.
-        DraftTable(source=source if POLICIES[policy].drafts else "none", policy=policy),
+        DraftTable(source=source if POLICIES[policy].uses_draft else "none", policy=policy),
         stages,
         sessions,
         traced=traced,
-        apart=arguments.source_apart and POLICIES[policy].drafts,
+        apart=arguments.source_apart and POLICIES[policy].uses_draft,
         stage_pace=stage_pace,
         draft_pace=draft_pace,
     )

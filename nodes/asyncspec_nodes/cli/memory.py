@@ -16,8 +16,8 @@ from rich.table import Table
 from asyncspec.backend.base import DType, Footprint
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError
-from asyncspec.policy import POLICIES
-from asyncspec.policy.base import most_live
+from asyncspec.policy.base import max_tree_nodes
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.checkpoints import spelled_out
 from asyncspec_nodes.cluster.config import DTYPES, MODES, QUANTIZE, WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.layout import check_stages, even_split
@@ -101,7 +101,7 @@ def _tree(arguments: argparse.Namespace) -> int:
         raise UserError(problem)
     if arguments.tree is not None:
         return int(arguments.tree)
-    return int(arguments.sessions * most_live(POLICIES[arguments.policy], arguments.stages))
+    return int(arguments.sessions * max_tree_nodes(POLICIES[arguments.policy], arguments.stages))
 
 
 class NodeMemory(Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from asyncspec.policy import POLICIES, Policy
-from asyncspec.policy.registry import parameters
+from asyncspec.policy.base import Policy
+from asyncspec.policy.registry import POLICIES, parameters
 from asyncspec_nodes.console.arguments import Parser
 
 

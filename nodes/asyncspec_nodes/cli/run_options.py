@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from asyncspec.core.errors import UserError
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import local_options
 from asyncspec_nodes.client import answers, remote
 from asyncspec_nodes.client.answers import Prompt

@@ -10,8 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.policy import LOSSLESS
-from asyncspec.policy.registry import split
+from asyncspec.policy.registry import LOSSLESS, split
 from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, scaled
 from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
 from asyncspec.sim.recorded import read_language

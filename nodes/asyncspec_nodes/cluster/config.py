@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, to_builtins
 
 from asyncspec.backend.base import EAGLE, DType, Mode, Quantize
 from asyncspec.core.errors import UserError
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.console.hosts import is_host, is_loopback

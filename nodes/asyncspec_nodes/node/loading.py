@@ -24,8 +24,8 @@ from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
-from asyncspec.core.jobs import Drafted, FeatureJob
-from asyncspec.policy import POLICIES
+from asyncspec.core.jobs import DraftResult, FeatureJob
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec.source.hybrid import HybridSource, Part
 from asyncspec.source.ngram import NGramSource
@@ -55,7 +55,7 @@ from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
 class Source(Struct, frozen=True):
     """A token source that can be asked."""
 
-    run: Callable[[Any], Drafted | None]
+    run: Callable[[Any], DraftResult | None]
     abandon: Callable[[Any], None]
     drafts: bool = True
     # Held for each token of a session, and for each node of its tree; 0: nothing worth counting.
@@ -69,7 +69,7 @@ def load_source(config: Config, target: OpenModel) -> Source:
     """What proposes tokens. Raises ``UserError``."""
     names = parts(config.draft.source)
     if names == (NONE,):
-        if POLICIES[config.draft.policy].drafts:
+        if POLICIES[config.draft.policy].uses_draft:
             raise UserError(
                 f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
                 "use policy autoregressive, or another source"

@@ -14,7 +14,7 @@ from typing import assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Drafting, Release
+from asyncspec.core.jobs import DraftBatch, Release
 from asyncspec.core.machine import (
     Abandon,
     Cancelled,
@@ -92,7 +92,7 @@ class SourceMachine:
                 return _go_on(*_received(state, peer, message))
             case Received(peer, message):
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
-            case Computed(Expand() | Drafting() as job, result, seconds):
+            case Computed(Expand() | DraftBatch() as job, result, seconds):
                 return _go_on(*_computed(state, answers(job, result), seconds))
             case LinkDown(peer) if is_draft(peer):
                 return _forget(state, _of(state, peer))

@@ -18,7 +18,7 @@ from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
 from asyncspec_protocol.limits import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from asyncspec_protocol.messages import Submit
@@ -121,7 +121,7 @@ def policy_problem(name: str, *, drafts: bool) -> str | None:
     """A policy that does not exist, or that needs a token source where there is none."""
     if problem := POLICIES.problem(name):
         return problem
-    if POLICIES[name].drafts and not drafts:
+    if POLICIES[name].uses_draft and not drafts:
         return f"policy {name} needs a token source; use autoregressive, or a draft other than none"
     return None
 

@@ -11,7 +11,8 @@ from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Effect, Emit, Finish, Input, Request, Submitted
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy import POLICIES, Policy
+from asyncspec.policy.base import Policy
+from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import ClusterCost, Pricing
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential

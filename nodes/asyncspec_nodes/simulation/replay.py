@@ -14,7 +14,8 @@ from msgspec import Struct
 from asyncspec.core import machine
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Job, SamplerOutput
-from asyncspec.policy import POLICIES, Policy
+from asyncspec.policy.base import Policy
+from asyncspec.policy.registry import POLICIES
 from asyncspec.trace import records
 from asyncspec.trace.records import Node, Record, Step, effect_record
 from asyncspec_nodes.roles.draft.machine import DraftMachine

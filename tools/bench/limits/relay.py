@@ -31,8 +31,8 @@ from asyncspec.backend.hf.wire import (  # noqa: E402
 )
 from asyncspec.core.jobs import (  # noqa: E402
     Forward,
-    Rows,
     StageJob,
+    TensorRows,
 )
 from asyncspec_nodes.node import listen  # noqa: E402
 from asyncspec_nodes.roles.verify.machine import VerifyMachine  # noqa: E402
@@ -66,7 +66,7 @@ class NoLayers:
     def abandon(self, job: StageJob) -> None:
         """See ``StageBackend``."""
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         """See ``StageBackend``."""
         return to_wire(rows)
 

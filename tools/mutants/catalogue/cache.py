@@ -163,8 +163,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-without-answer",
-        "len(request.prompt) + request.max_new_tokens + most_live(policy, stages))",
-        "len(request.prompt) + most_live(policy, stages))",
+        "len(request.prompt) + request.max_new_tokens + max_tree_nodes(policy, stages))",
+        "len(request.prompt) + max_tree_nodes(policy, stages))",
         "test_a_session_takes_its_prompt_its_answer_and_its_policys_tree",
     ),
     Mutant(

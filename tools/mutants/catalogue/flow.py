@@ -13,8 +13,8 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "credit-one-too-many-announced",
-        "if message.more > inflow.granted - received:",
-        "if message.more > inflow.granted - received + 1:",
+        "if message.batch_remaining > inflow.granted - received:",
+        "if message.batch_remaining > inflow.granted - received + 1:",
         "test_more_cannot_be_announced_than_may_be_sent",
     ),
     Mutant(

@@ -22,8 +22,8 @@ from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.geometry import Features
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.core.jobs import Drafted, Drafting, FeatureJob, Feed, Release, Rows
-from asyncspec.source.batch import Course, GivenUp, together
+from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release, TensorRows
+from asyncspec.source.batch import AbandonedJobs, Coroutine, run_cobatched
 from asyncspec.source.expand import Grown, Prepare, Shape, answering, beam
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand, Expanded
@@ -60,7 +60,7 @@ class HFEagle:
         # Longest sequence of the target. A head's own limit is none: it goes on, guessing worse.
         self._context = context
         self._sessions: dict[SessionId, _Session] = {}
-        self._given_up = GivenUp()
+        self._given_up = AbandonedJobs()
         # Features of the positions that come next.
         self._fed: dict[SessionId, list[torch.Tensor]] = {}
 
@@ -86,11 +86,11 @@ class HFEagle:
         Opens the session if need be. Raises ``ValueError`` where the shapes do not fit, or for a
         token that is not in the vocabulary.
         """
-        together([self._extending(session, features, tokens)], self.compute)
+        run_cobatched([self._extending(session, features, tokens)], self.compute)
 
     def _extending(
         self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]
-    ) -> Course[EaglePass, None]:
+    ) -> Coroutine[EaglePass, None]:
         self._check_rows(features, tokens)
         held = self._sessions.setdefault(
             session, _Session(TreeCache(self.head.cache_shape, self._context))
@@ -141,7 +141,7 @@ class HFEagle:
         self._fed.pop(session, None)
         self._given_up.forget(session)
 
-    def run(self, job: FeatureJob) -> Drafted | None:
+    def run(self, job: FeatureJob) -> DraftResult | None:
         """See ``FeatureSource``. Raises ``ValueError`` where ``base`` or ``start`` is not what the
         source knows, or features are missing, and as ``extend``."""
         match job:
@@ -151,13 +151,13 @@ class HFEagle:
             case Feed():
                 self._feed(job)
                 return None
-            case Drafting(jobs):
-                return together([self._course(draft) for draft in jobs], self.compute)
+            case DraftBatch(jobs):
+                return run_cobatched([self._draft(draft) for draft in jobs], self.compute)
             case _:
-                (answer,) = together([self._course(job)], self.compute)
+                (answer,) = run_cobatched([self._draft(job)], self.compute)
                 return answer
 
-    def pack(self, rows: Rows) -> WireTensor:
+    def pack(self, rows: TensorRows) -> WireTensor:
         """See ``Tensors``."""
         return to_wire(rows)
 
@@ -188,10 +188,10 @@ class HFEagle:
 
     def begin(self, job: Expand) -> int:
         """See ``Part``."""
-        (length,) = together([self.reading(job)], self.compute)
+        (length,) = run_cobatched([self.reading(job)], self.compute)
         return length
 
-    def reading(self, job: Expand) -> Course[EaglePass, int]:
+    def reading(self, job: Expand) -> Coroutine[EaglePass, int]:
         """See ``Model``."""
         known = self.known(job.session)
         if known != job.base:
@@ -211,7 +211,7 @@ class HFEagle:
         held, grower = self._sessions[job.session], self.grower(job)
         return grower, passes(grower, lambda wanted: _hang(held, wanted))
 
-    def _course(self, job: Expand) -> Course[EaglePass, Expanded]:
+    def _draft(self, job: Expand) -> Coroutine[EaglePass, Expanded]:
         length = yield from self.reading(job)
         if not length:
             return Expanded(job.session, job.version, 0, (), (), ())

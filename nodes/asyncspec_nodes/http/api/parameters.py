@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults
-from asyncspec.policy import POLICIES
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.serving.requests import MAX_TOP_LOGPROBS, stop_problem
 from asyncspec_protocol.messages import Submit

@@ -11,8 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.core.machine import Request
-from asyncspec.policy import Policy
-from asyncspec.policy.base import most_live
+from asyncspec.policy.base import Policy, max_tree_nodes
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.state import DraftState, Kept
 
@@ -23,7 +22,7 @@ BLOCK = 64
 def slots_needed(request: Request, policy: Policy, stages: int) -> int:
     """The most slots that a session of a request takes on any stage, in whole blocks: prompt,
     answer, and what its policy has in a tree at most."""
-    return _blocks(len(request.prompt) + request.max_new_tokens + most_live(policy, stages))
+    return _blocks(len(request.prompt) + request.max_new_tokens + max_tree_nodes(policy, stages))
 
 
 def slots_in_all(state: DraftState) -> int | None:
@@ -96,14 +95,14 @@ def _source_slots(state: DraftState, request: Request) -> int | None:
     it."""
     config = state.config
     slots = config.slots if config.source is None else state.slots.get(config.source, 0)
-    return slots if slots and config.policies[request.policy].drafts else None
+    return slots if slots and config.policies[request.policy].uses_draft else None
 
 
 def _source_taken(state: DraftState) -> int:
     """What the sessions that draft may come to at the token source: it has one cache each. Of the
     prompts that are kept it has nothing, but their features are held for it."""
     kept = sum(slots_kept(one) for one in state.kept if one.features)
-    drafting = (one for one in state.sessions.values() if one.policy.drafts)
+    drafting = (one for one in state.sessions.values() if one.policy.uses_draft)
     return kept + sum(slots_needed(s.request, s.policy, s.stages) for s in drafting)
 
 

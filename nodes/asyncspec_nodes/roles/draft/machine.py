@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Drafting
+from asyncspec.core.jobs import DraftBatch
 from asyncspec.core.machine import (
     Cancelled,
     Computed,
@@ -262,7 +262,7 @@ class DraftMachine:
         match event:
             case Received():
                 state, effects = _received(state, event, now)
-            case Computed(Expand() | Drafting() as job, result, seconds):
+            case Computed(Expand() | DraftBatch() as job, result, seconds):
                 state, effects = _drafted(state, answers(job, result), seconds)
             case Computed(job):
                 raise LocalProtocolError(f"{type(job).__name__} has no result here")

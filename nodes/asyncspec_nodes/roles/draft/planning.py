@@ -21,7 +21,7 @@ from asyncspec_protocol.messages import PassTimes, Rates, Schedule, Verdict
 
 def planned(session: DraftSession) -> bool:
     """Whether a session takes part now: its answer has begun."""
-    return session.policy.planned and session.answering
+    return session.policy.plannable and session.answering
 
 
 def verified(state: DraftState, message: Verdict, now: float) -> DraftState:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.jobs import Rows
+from asyncspec.core.jobs import TensorRows
 from asyncspec_nodes.roles.draft.session import DraftSession
 from asyncspec_nodes.roles.draft.state import DraftState, Job, Kept
 from asyncspec_protocol.ids import SessionId
@@ -40,7 +40,7 @@ def wanted(state: DraftState, job: Job) -> Wanted:
     policy = state.config.policies[job.request.policy]
     return Wanted(
         job.request.prompt + job.given,
-        bool(state.config.features and policy.drafts),
+        bool(state.config.features and policy.uses_draft),
         job.request.sampling.penalises,
         job.request.tenant,
     )
@@ -51,7 +51,7 @@ class Start(Struct, frozen=True):
 
     like: SessionId = SessionId(-1)
     shared: int = 0
-    features: tuple[Rows, ...] = ()
+    features: tuple[TensorRows, ...] = ()
 
 
 def best_start(state: DraftState, prompt: Wanted) -> Start:
@@ -177,12 +177,12 @@ def alike(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def _first(features: Sequence[Rows], count: int) -> tuple[Rows, ...]:
+def _first(features: Sequence[TensorRows], count: int) -> tuple[TensorRows, ...]:
     """The features of the first ``count`` positions."""
-    found: list[Rows] = []
+    found: list[TensorRows] = []
     for some in features:
         if count <= 0:
             break
-        found.append(Rows(some.handle, some.rows[:count]))
+        found.append(TensorRows(some.handle, some.rows[:count]))
         count -= len(some.rows)
     return tuple(found)

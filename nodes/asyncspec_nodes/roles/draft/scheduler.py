@@ -16,7 +16,7 @@ from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import RoundTripProbe
 from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Compute, Effect, Emit, Send
-from asyncspec.core.segment import connected
+from asyncspec.core.tree import connected
 from asyncspec_nodes.roles.draft import admission, lifecycle, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.lifecycle import end, give_up, unserved
 from asyncspec_nodes.roles.draft.planning import advanced, tell
@@ -71,7 +71,7 @@ def next_segment(
     if not guessing:
         return None
     # Parents come first: what a segment has no room for waits for the next one.
-    ids = session.policy.cut(view(session, starving=starving))[:MAX_NODES]
+    ids = session.policy.next_segment(view(session, starving=starving))[:MAX_NODES]
     if not ids:
         return None
     chosen = frozenset(ids)
@@ -184,10 +184,10 @@ def send(state: DraftState, now: float) -> tuple[DraftState, Effects]:
                 probe = RoundTripProbe(message.segment, now, len(message.ids))
                 session = replace(session, probe=probe)
             most = state.costs.max_rows
-            if len(decoding) <= 1 and session.policy.narrows:
+            if len(decoding) <= 1 and session.policy.limits_rows:
                 most = min(most, state.costs.max_lone_rows)
             session = with_tree_budget(session, message.ids, len(decoding), seconds, most)
-            if session.policy.planned:
+            if session.policy.plannable:
                 session = replace(session, sent_at=now)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.dry else message)
@@ -290,7 +290,7 @@ def _next(state: DraftState) -> tuple[DraftState, Job | None]:
 def _open(state: DraftState, job: Job, now: float) -> tuple[DraftState, Effects]:
     config, request, sampling = state.config, job.request, job.request.sampling
     policy = config.policies[request.policy]
-    features = config.features if policy.drafts else ()
+    features = config.features if policy.uses_draft else ()
     start = prefix_cache.best_start(state, prefix_cache.wanted(state, job))
     session = open_session(
         state.next_session,
@@ -308,7 +308,7 @@ def _open(state: DraftState, job: Job, now: float) -> tuple[DraftState, Effects]
         session=session.session,
         prompt_length=len(session.prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
-        max_tree_nodes=session.most_live,
+        max_tree_nodes=session.max_tree_nodes,
         resumed_tokens=len(job.given),
         features=features,
         top_logprobs=session.tops,

@@ -16,11 +16,10 @@ from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import RoundTripProbe
-from asyncspec.core.jobs import Feed, Rows
+from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.machine import Request
 from asyncspec.core.tree import TokenTree
-from asyncspec.policy import Growth, Policy, View
-from asyncspec.policy.base import most_live
+from asyncspec.policy.base import Growth, Policy, View, max_tree_nodes
 from asyncspec_nodes.roles.draft.stats import Counters, TurnClock
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
@@ -33,14 +32,14 @@ class Features(Struct, frozen=True):
     # Prompt nodes before the last are committed from the start and hang in no tree.
     prompt_length: int
     # Of live nodes, the tip included: one row each.
-    held: Mapping[NodeId, Rows] = {}
+    held: Mapping[NodeId, TensorRows] = {}
     # Of committed positions before the tip: those known, all from 0 on, and those of them fed.
     known: int = 0
     fed: int = 0
     # The known ones that are not fed yet, oldest first.
-    ready: tuple[Rows, ...] = ()
+    ready: tuple[TensorRows, ...] = ()
     # Those of the prompt but for its last token, all of them: for sessions that begin alike.
-    prompt: tuple[Rows, ...] = ()
+    prompt: tuple[TensorRows, ...] = ()
 
     @property
     def reach(self) -> int:
@@ -64,15 +63,15 @@ def note(
     if prompt != tuple(range(features.known, end)) or (verdict.ids and end < last):
         raise RemoteProtocolError(f"features of the prompt out of order: {prompt}")
     verified = enumerate(verdict.ids, len(prompt))
-    held = {node: Rows(handle, (row,)) for row, node in verified if node in alive}
+    held = {node: TensorRows(handle, (row,)) for row, node in verified if node in alive}
     features = replace(features, held={**features.held, **held})
     if not prompt:
         return features
-    rows = Rows(handle, tuple(range(len(prompt))))
+    rows = TensorRows(handle, tuple(range(len(prompt))))
     return _known(replace(features, prompt=(*features.prompt, rows)), [rows])
 
 
-def begun(prompt_length: int, shared: tuple[Rows, ...]) -> Features:
+def begun(prompt_length: int, shared: tuple[TensorRows, ...]) -> Features:
     """Those of a session that takes over the beginning of another, ``shared`` being what is known
     of it."""
     return _known(Features(prompt_length, prompt=shared), shared)
@@ -94,13 +93,13 @@ def feed(features: Features, session: SessionId) -> tuple[Features, Feed] | None
     return replace(features, fed=features.known, ready=()), job
 
 
-def _known(features: Features, rows: Sequence[Rows]) -> Features:
+def _known(features: Features, rows: Sequence[TensorRows]) -> Features:
     """Some more positions of the committed path. Rows of one tensor that follow each other are
     taken together."""
     ready = list(features.ready)
     for some in rows:
         if ready and ready[-1].handle is some.handle:
-            ready[-1] = Rows(some.handle, ready[-1].rows + some.rows)
+            ready[-1] = TensorRows(some.handle, ready[-1].rows + some.rows)
         else:
             ready.append(some)
     count = sum(len(some.rows) for some in rows)
@@ -170,7 +169,7 @@ class DraftSession(Struct, frozen=True):
     source_length: int = 0
     last_depth: int = 0
     # The last question that brought nothing: as long as the tree is the same it is not repeated.
-    barren: tuple[Growth, Version, NodeId] | None = None
+    no_growth: tuple[Growth, Version, NodeId] | None = None
     # What the token source reads of the target beside the tokens; None where it wants nothing.
     features: Features | None = None
     # Rounds begun after the one whose root is the prompt's last token.
@@ -179,7 +178,7 @@ class DraftSession(Struct, frozen=True):
     segments: int = 0
     drafts: int = 0
     # Levels below the tip when it last moved.
-    begun: int = 0
+    initial_depth: int = 0
     # The first of these segments, while its verdict has not come.
     probe: RoundTripProbe | None = None
     clock: TurnClock = TurnClock()
@@ -227,9 +226,9 @@ class DraftSession(Struct, frozen=True):
         return self.length if self.features is None else self.features.reach
 
     @property
-    def most_live(self) -> int:
+    def max_tree_nodes(self) -> int:
         """Nodes that its tree is held to, the root not counted."""
-        return most_live(self.policy, self.stages)
+        return max_tree_nodes(self.policy, self.stages)
 
     @property
     def levels(self) -> int:
@@ -259,7 +258,7 @@ def open_session(
     featured: bool = False,
     like: SessionId = NOBODY,
     shared: int = 0,
-    features: tuple[Rows, ...] = (),
+    features: tuple[TensorRows, ...] = (),
 ) -> DraftSession:
     """A session that goes on after the tokens ``given`` so far. ``featured``: its token source
     reads features of the target. The stages have ``shared`` tokens of the prompt already, of the
@@ -303,14 +302,14 @@ def view(session: DraftSession, *, starving: bool = False) -> View:
         pending=len(session.sent) - len(session.verified),
         stages=session.stages,
         segments=session.segments,
-        drafts=session.drafts,
-        news=session.length - session.source_length,
+        trees_received=session.drafts,
+        tokens_since_draft=session.length - session.source_length,
         last_depth=session.last_depth,
-        starving=starving,
-        room=max(0, session.last_position - tree.nodes[tree.root].position),
-        rows=session.tree_budget,
+        first_stage_idle=starving,
+        levels_left=max(0, session.last_position - tree.nodes[tree.root].position),
+        max_rows=session.tree_budget,
         draft_length=session.planned_length,
-        begun=session.begun,
-        barren=session.barren is not None
-        and session.barren[1:] == (session.version, session.next_node),
+        initial_depth=session.initial_depth,
+        no_growth=session.no_growth is not None
+        and session.no_growth[1:] == (session.version, session.next_node),
     )

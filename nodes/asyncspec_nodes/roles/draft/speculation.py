@@ -15,7 +15,7 @@ from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Send
-from asyncspec.policy import Growth
+from asyncspec.policy.base import Growth
 from asyncspec.source.batch import READ, admitted, batched
 from asyncspec_nodes.roles.draft import session as feature_books
 from asyncspec_nodes.roles.draft.session import Asked, DraftSession, view
@@ -69,7 +69,7 @@ def stop(state: DraftState, job: Expand) -> Effect:
 
 def release(state: DraftState, session: DraftSession) -> Effects:
     """A session is over. A node of its own is told by the ``Close`` that all nodes get."""
-    if state.config.source is not None or not session.policy.drafts:
+    if state.config.source is not None or not session.policy.uses_draft:
         return ()
     forget = Compute(Release(session.session))
     if session.asked is None or session.asked.abandoned:
@@ -93,11 +93,11 @@ def ask(
 ) -> tuple[DraftSession, Expand] | None:
     """What the token source is to do next; None while it works or where there is nothing.
     ``guessing``: its tree may grow."""
-    if session.asked is not None or not session.policy.drafts:
+    if session.asked is not None or not session.policy.uses_draft:
         return None
     if guessing and session.reach == session.length:
         growth = session.policy.grow(view(session, starving=starving))
-        if growth is None or session.barren == (growth, session.version, session.next_node):
+        if growth is None or session.no_growth == (growth, session.version, session.next_node):
             return None
     elif session.source_length >= session.reach:
         return None
@@ -182,7 +182,7 @@ def expanded(
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
         walked=session.committed[asked.length - len(session.prefix) :],
-        at_most=min(asked.growth.adopt, MAX_NODES, session.most_live - len(session.tree) + 1),
+        at_most=min(asked.growth.adopt, MAX_NODES, session.max_tree_nodes - len(session.tree) + 1),
         max_position=session.last_position,
     )
     return replace(
@@ -190,7 +190,7 @@ def expanded(
         tree=tree,
         unsent=session.unsent + new,
         next_node=NodeId(session.next_node + len(new)),
-        barren=None if new else (asked.growth, asked.version, session.next_node),
+        no_growth=None if new else (asked.growth, asked.version, session.next_node),
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (asked.round == session.round),
         clock=clock,
@@ -265,7 +265,7 @@ class Advance(Struct, frozen=True):
 
 def advance(session: DraftSession, now: float) -> Advance | None:
     """Accept what verdicts allow. None where they bring nothing new, or the policy waits."""
-    if session.answering and not session.policy.accepts(view(session)):
+    if session.answering and not session.policy.accepts_verdicts(view(session)):
         return None
     walked = walk(session.tree, session.verified, session.policy.choose)
     if not walked.accepted and walked.bonus is None:
@@ -346,7 +346,7 @@ def _move(session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
     return replace(
         fresh,
         tree=tree,
-        begun=tree.bottom - tree.nodes[tree.root].position,
+        initial_depth=tree.bottom - tree.nodes[tree.root].position,
         root_parent=parent,
         version=version,
         unsent=tuple([n for n in session.unsent if n in tree]) if bonus is None else (tree.root,),

@@ -8,10 +8,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-from asyncspec.core.jobs import Rows
+from asyncspec.core.jobs import TensorRows
 from asyncspec.core.machine import Effect, Request
 from asyncspec.dipsd.measured import Measured
-from asyncspec.policy import POLICIES, Policy
+from asyncspec.policy.base import Policy
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.session import DraftSession
 from asyncspec_nodes.roles.draft.stats import Counters
 from asyncspec_protocol.ids import Rank, SessionId
@@ -82,7 +83,7 @@ class Kept(Struct, frozen=True):
     # Only requests of this tenant may begin with it.
     tenant: str
     # Of all of its positions but the last, in order; None where nobody asked for any.
-    features: tuple[Rows, ...] | None = None
+    features: tuple[TensorRows, ...] | None = None
     # Not for those to come: it goes as soon as no session that begins like it is on its way.
     spare: bool = False
 
@@ -169,7 +170,7 @@ def guessing(state: DraftState, session: DraftSession) -> bool:
     """Whether a session's tree may grow and be sent: its first token is there, or is guessed, which
     is done where nobody else would wait for that."""
     alone = state.config.sole and len(state.sessions) == 1
-    return session.answering or (alone and session.policy.eager)
+    return session.answering or (alone and session.policy.speculate_during_prefill)
 
 
 def reachable(state: DraftState) -> tuple[Rank, ...]:

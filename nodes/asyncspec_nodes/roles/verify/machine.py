@@ -8,7 +8,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import PassCost
-from asyncspec.core.jobs import Batch, Forward, Rows
+from asyncspec.core.jobs import Batch, Forward, TensorRows
 from asyncspec.core.machine import (
     Cancelled,
     Computed,
@@ -71,7 +71,7 @@ def arrived(
             ids=ids,
             parents=message.parents,
             tokens=message.tokens,
-            hidden=None if first else Rows(tensor, tuple(range(len(ids)))),
+            hidden=None if first else TensorRows(tensor, tuple(range(len(ids)))),
             since=now,
             spent=message.stage_seconds,
             timed=message.stage_seconds > 0 or message.session in state.rota.members,

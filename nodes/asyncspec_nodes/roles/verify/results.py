@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Batch, Forward, Rows, SamplerOutput
+from asyncspec.core.jobs import Batch, Forward, SamplerOutput, TensorRows
 from asyncspec.core.machine import Effect, Send
 from asyncspec_nodes.roles.verify.flow_control import tell_costs
 from asyncspec_nodes.roles.verify.lifecycle import report
@@ -89,7 +89,7 @@ def _done(session: StageSession, part: Part, result: object, stay: Sequence[int]
     """What of a segment is left to send on."""
     waiting = part.waiting
     tokens = waiting.tokens if session.tokens_travel else ()
-    hidden = Rows(result, tuple(range(len(waiting.ids))))
+    hidden = TensorRows(result, tuple(range(len(waiting.ids))))
     return replace(waiting, tokens=tokens, hidden=hidden, passed_over=0).select(stay)
 
 
@@ -125,7 +125,9 @@ def _verdict(
     ids = part.waiting.ids
     alive = set(stay)
     verified = [i for i, row in enumerate(part.verified) if row in alive]
-    features = Rows(more.features, tuple(stay)) if more.features is not None and stay else None
+    features = (
+        TensorRows(more.features, tuple(stay)) if more.features is not None and stay else None
+    )
     if not verified and features is None:
         return None
     message = Verdict(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Batch, Compact, Forward, Row, Rows
+from asyncspec.core.jobs import Batch, Compact, Forward, Row, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
@@ -26,7 +26,7 @@ class Waiting(Struct, frozen=True):
     parents: tuple[NodeId, ...]
     tokens: tuple[int, ...] = ()
     # Each with the taps that came with it: they die with their row.
-    hidden: Rows | None = None
+    hidden: TensorRows | None = None
     # Passes that could have taken it and have not.
     passed_over: int = 0
     # When it came, and what it had spent at the stages before. Told only where somebody wants to
@@ -47,7 +47,7 @@ class Waiting(Struct, frozen=True):
             return self
         hidden = self.hidden
         if hidden is not None:
-            hidden = Rows(hidden.handle, tuple([hidden.rows[i] for i in stay]))
+            hidden = TensorRows(hidden.handle, tuple([hidden.rows[i] for i in stay]))
         return replace(
             self,
             ids=tuple([self.ids[i] for i in stay]),

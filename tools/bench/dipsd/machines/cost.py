@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.core.jobs import Batch, Forward, Job, drafts
+from asyncspec.core.jobs import Batch, Forward, Job, draft_jobs
 from asyncspec.dipsd.noise import DRAFT, LINK, VERIFY, Noise
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 from asyncspec_protocol.messages import Message, Segment, Verdict
@@ -47,7 +47,7 @@ class CrowdCost(Struct):
         """A pass by its rows, a draft by its levels."""
         if isinstance(job, Forward | Batch):
             return (self.fixed + self.row * job.row_count) * self._factor(VERIFY)
-        if is_draft(rank) and (trees := drafts(job)):
+        if is_draft(rank) and (trees := draft_jobs(job)):
             depth = max(max(1, tree.depth) for tree in trees)
             return self.people[draft_number(rank)].token * depth * self._factor(DRAFT)
         return 0.0

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.policy import POLICIES
-from asyncspec.policy.level_tree import Levels
-from asyncspec.policy.registry import parameters, split
+from asyncspec.policy.level_tree import LevelTree
+from asyncspec.policy.registry import POLICIES, parameters, split
 from asyncspec.policy.static_tree import StaticTree
 
 
@@ -30,7 +29,7 @@ def test_a_list_of_names_is_taken_apart(names: list[str], written: bool) -> None
 
 
 def test_parameters_after_a_name() -> None:
-    assert POLICIES["pipedec:width=16,children=4"] == Levels(width=16, children=4)
+    assert POLICIES["pipedec:width=16,children=4"] == LevelTree(width=16, children=4)
     assert POLICIES["static-tree:branching=2x1x2"] == StaticTree(branching=(2, 1, 2))
     assert "pipedec:width=16" in POLICIES
     assert "pipedec:width=0" not in POLICIES

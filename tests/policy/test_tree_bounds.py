@@ -9,16 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core.machine import Effect, Input, Request
-from asyncspec.policy import POLICIES, Policy
 from asyncspec.policy.autoregressive import Autoregressive
-from asyncspec.policy.base import MAX_LIVE_NODES, most_live
+from asyncspec.policy.base import Policy, max_tree_nodes
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.policy.level_tree import Levels
+from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
+from asyncspec.policy.registry import POLICIES
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.limits import MAX_TREE_NODES
 from asyncspec_protocol.messages import Message, PruneIndices
 from cluster import Cluster, ask
 from laws import Shaken, check_after, clusters
@@ -27,7 +28,7 @@ BOUND = 100_000.0
 
 few, some = st.integers(1, 3), st.integers(1, 6)
 levels = st.builds(
-    Levels,
+    LevelTree,
     width=some,
     children=few,
     depth=st.integers(0, 6),
@@ -71,7 +72,7 @@ class Says:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
 
-    def most_live(self, stages: int) -> int:
+    def max_tree_nodes(self, stages: int) -> int:
         return self._most
 
 
@@ -96,7 +97,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
     """Serve all requests. After every step no session has a larger tree at the draft node than its
     policy said; and, where prunes come ``in_order``, no stage has more of it in its cache beside
     the committed path."""
-    most, world = policy.most_live(cluster.stages), cluster.world
+    most, world = policy.max_tree_nodes(cluster.stages), cluster.world
 
     def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
         drafting = cluster.state(DRAFT).sessions
@@ -120,7 +121,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
 def test_what_a_shape_bounds_need_not_be_held(
     data: st.DataObject, policy: Policy, asked: list[Request], in_order: bool
 ) -> None:
-    policies: Any = {"it": Says(policy, MAX_LIVE_NODES)}
+    policies: Any = {"it": Says(policy, MAX_TREE_NODES)}
     costs = InOrder if in_order else Shaken
     cluster = data.draw(clusters(policies=policies, costs=costs, slots=0, source_slots=0))
     run(cluster, asked, policy, in_order=in_order)
@@ -157,10 +158,10 @@ def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
         ("chunked", 4, 80),
         ("pipedec", 4, 16 + 3 * 32),
         ("specpipe", 8, 8 + 7 * 64),
-        ("pipedec:width=4096", 4, MAX_LIVE_NODES),
-        ("pipedec:width=99999999999,depth=99999999999", 4, MAX_LIVE_NODES),
-        ("pipedec:children=1,depth=99999999999", 4, MAX_LIVE_NODES),
-        ("static-tree:branching=999x999x999x999", 4, MAX_LIVE_NODES),
+        ("pipedec:width=4096", 4, MAX_TREE_NODES),
+        ("pipedec:width=99999999999,depth=99999999999", 4, MAX_TREE_NODES),
+        ("pipedec:children=1,depth=99999999999", 4, MAX_TREE_NODES),
+        ("static-tree:branching=999x999x999x999", 4, MAX_TREE_NODES),
         ("flowspec", 4, 480),
         ("flowspec", 16, 480),
         ("dip-sd", 4, 20),
@@ -169,4 +170,4 @@ def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
     ],
 )
 def test_what_they_come_to(name: str, stages: int, most: int) -> None:
-    assert most_live(POLICIES[name], stages) == most
+    assert max_tree_nodes(POLICIES[name], stages) == most
