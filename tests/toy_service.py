@@ -23,10 +23,10 @@ from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.middleware import AllowedOrigins, ApiKeys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node.engine import LocalEngine
-from asyncspec_nodes.node.inspector import Inspector, counts
+from asyncspec_nodes.node.inspector import Inspector, node_counts
 from asyncspec_nodes.node.process import NodeShell
-from asyncspec_nodes.node.worker_thread import OneThread
-from asyncspec_nodes.serving.requests import Rules
+from asyncspec_nodes.node.worker_thread import WorkerThread
+from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
 from nodes.codecs import Pieces
@@ -59,14 +59,14 @@ class ToyCodec(Pieces):
 
 
 CODEC = ToyCodec()
-RULES = Rules(context_length=2 * ENDLESS, eos=frozenset({END}), policy="flowspec", vocab=16)
+RULES = ServingConfig(context_length=2 * ENDLESS, eos=frozenset({END}), policy="flowspec", vocab=16)
 MODEL = ToyModel(reach="parent")
 
 
 class ServingCluster(LocalCluster):
     """A toy cluster whose draft node is a text service."""
 
-    def __init__(self, stages: int, rules: Rules) -> None:
+    def __init__(self, stages: int, rules: ServingConfig) -> None:
         super().__init__(stages, MODEL)
         self._rules = rules
         self._shell = NodeShell(structlog.wrap_logger(structlog.ReturnLogger()))
@@ -80,12 +80,12 @@ class ServingCluster(LocalCluster):
         self.inspectors[rank] = Inspector(
             self.nodes[rank],
             hello(rank, self.stages),
-            counts,
+            node_counts,
             model="toy",
             rules=None if rank else self._rules,
         )
         if rank == 0:
-            feed, aside = self.nodes[rank].feed, OneThread("reading")
+            feed, aside = self.nodes[rank].feed, WorkerThread("reading")
             self._shell.service = TextService(CODEC, self._rules, feed, aside, most=8)
 
     @property
@@ -102,7 +102,7 @@ class Toy:
         over: Literal["node", "link"] = "node",
         *,
         stages: int = 2,
-        rules: Rules = RULES,
+        rules: ServingConfig = RULES,
         keys: tuple[str, ...] = (),
         share_prefixes: bool = False,
         origins: tuple[str, ...] = (),

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from asyncspec_nodes.node.worker_thread import OneThread
-from asyncspec_nodes.serving.prompts import Aside
+from asyncspec_nodes.node.worker_thread import WorkerThread
+from asyncspec_nodes.serving.prompts import WorkQueue
 from nodes.by_hand import ByHand
 
 
-async def told(aside: Aside, pieces: list[Callable[[], Any]]) -> list[object]:
+async def told(aside: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object]:
     """What is told of pieces of work that are submitted at once, in the order it is told."""
     heard: list[object] = []
     all_told = asyncio.Event()
@@ -37,8 +37,8 @@ async def told(aside: Aside, pieces: list[Callable[[], Any]]) -> list[object]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", [ByHand, partial(OneThread, "test")])
-async def test_pieces_are_told_in_their_order(kind: Callable[[], Aside]) -> None:
+@pytest.mark.parametrize("kind", [ByHand, partial(WorkerThread, "test")])
+async def test_pieces_are_told_in_their_order(kind: Callable[[], WorkQueue]) -> None:
     aside = kind()
     errors: list[BaseException] = []
     done: list[int] = []
@@ -55,14 +55,14 @@ async def test_pieces_are_told_in_their_order(kind: Callable[[], Aside]) -> None
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     pieces = [partial(piece, 0), partial(piece, 1), broken, partial(piece, 2)]
     assert await told(aside, pieces) == [0, 1, "2 failed", 2]
-    assert isinstance(aside, ByHand | OneThread)
+    assert isinstance(aside, ByHand | WorkerThread)
     found = aside.errors if isinstance(aside, ByHand) else errors
     assert [str(error) for error in found] == ["broken"]
 
 
 @pytest.mark.asyncio
 async def test_the_loop_goes_on_meanwhile() -> None:
-    aside, begun, go = OneThread("test"), asyncio.Event(), threading.Event()
+    aside, begun, go = WorkerThread("test"), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def work() -> bool:
@@ -91,7 +91,7 @@ def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
         return True
 
     async def node() -> None:
-        aside = OneThread("test")
+        aside = WorkerThread("test")
         for work in (first, next_one):
             aside.submit(work, heard.append, heard.clear)
         await asyncio.get_running_loop().run_in_executor(None, begun.wait)

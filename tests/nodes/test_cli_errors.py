@@ -19,7 +19,7 @@ from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client import answers, client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
-from asyncspec_nodes.console.arguments import say
+from asyncspec_nodes.console.arguments import print_notice
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.middleware import read_keys
 from asyncspec_nodes.node import cli as node_cli
@@ -396,6 +396,6 @@ def test_a_line_for_a_terminal_that_has_closed(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(OSError, match="Input/output error"):
         terminal.write("x\n")
     monkeypatch.setattr(sys, "stderr", terminal)
-    say("a stage was killed")
+    print_notice("a stage was killed")
     with contextlib.suppress(OSError):  # it still has the lines
         terminal.close()

@@ -47,11 +47,11 @@ def groups(folder: Path, files: Mapping[str, str]) -> Path:
 def test_quotas(own: str, files: Mapping[str, str], quotas: list[float], tmp_path: Path) -> None:
     (tmp_path / "own").write_text(own + "\n")
     root = groups(tmp_path / "root", files)
-    assert list(resources.quotas(tmp_path / "own", root)) == quotas
+    assert list(resources.cpu_quotas(tmp_path / "own", root)) == quotas
 
 
 def test_systems_without_groups(tmp_path: Path) -> None:
-    assert list(resources.quotas(tmp_path / "none", tmp_path)) == []
+    assert list(resources.cpu_quotas(tmp_path / "none", tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_cores(
     whole, threads, allowed = found
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: threads if logical else whole)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(allowed), raising=False)
-    monkeypatch.setattr(resources, "quotas", lambda: [limit])
+    monkeypatch.setattr(resources, "cpu_quotas", lambda: [limit])
     assert resources.cores() == expected
 
 
@@ -72,12 +72,13 @@ def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "cores", lambda: 8)
     nodes = (NodeTable(0, "a", 1), NodeTable(1, "a", 2), NodeTable(2, "b", 1))
     config = Config(TargetTable(path="x"), nodes, source=SourceTable("a", 3))
-    assert [resources.share(config, node.rank, node.host) for node in config.nodes] == [2, 2, 8, 2]
+    shares = [resources.thread_share(config, node.rank, node.host) for node in config.nodes]
+    assert shares == [2, 2, 8, 2]
     # Draft nodes that come are in no file; and as many nodes as there are cores have one each.
-    assert resources.share(config, 1001, "c") == 8
-    assert resources.share(config, 1001, "a") == 2
+    assert resources.thread_share(config, 1001, "c") == 8
+    assert resources.thread_share(config, 1001, "a") == 2
     monkeypatch.setattr(resources, "cores", lambda: 2)
-    assert resources.share(config, 1, "a") == 1
+    assert resources.thread_share(config, 1, "a") == 1
 
 
 @pytest.mark.parametrize(

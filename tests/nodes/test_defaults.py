@@ -13,7 +13,13 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.sampling import Defaults, Sampling
-from asyncspec_nodes.serving.requests import Refusal, Rules, in_words, prepare, read_defaults
+from asyncspec_nodes.serving.requests import (
+    Refusal,
+    ServingConfig,
+    describe_defaults,
+    prepare,
+    read_defaults,
+)
 from asyncspec_protocol.messages import Submit
 from nodes.test_service import ASK, RULES, Letters
 
@@ -29,7 +35,7 @@ values = st.fixed_dictionaries({}, optional=VALUES)
 unset = st.sets(st.sampled_from([*NAMES, "frequency_penalty", "prompt"])).map(tuple)
 
 
-def sampling(rules: Rules, submit: Submit) -> Sampling:
+def sampling(rules: ServingConfig, submit: Submit) -> Sampling:
     request = prepare(submit, 0, rules, Letters())
     assert not isinstance(request, Refusal)
     return request.sampling
@@ -74,7 +80,7 @@ def test_without_sampling_it_is_greedy(tmp_path: Path) -> None:
 def test_a_file_that_says_nothing(tmp_path: Path, text: str | None) -> None:
     found = read_defaults(target(tmp_path, text), "auto")
     assert found == Defaults()
-    assert in_words(found.said) == ""
+    assert describe_defaults(found.said) == ""
 
 
 @pytest.mark.parametrize(
@@ -109,4 +115,4 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    assert in_words({"temperature": 0.6, "top_k": 20}) == "temperature 0.6, top_k 20"
+    assert describe_defaults({"temperature": 0.6, "top_k": 20}) == "temperature 0.6, top_k 20"

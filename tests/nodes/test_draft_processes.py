@@ -21,8 +21,8 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, to_toml
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.node.huge_pages import TUNABLES, environment
-from asyncspec_nodes.node.reports import Serving, Trouble, read_report
+from asyncspec_nodes.node.huge_pages import TUNABLES, huge_page_environment
+from asyncspec_nodes.node.reports import FailureReport, ReadyReport, read_report
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 from nodes.background import START, Background, no_process_left
@@ -65,8 +65,8 @@ class DraftNode:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             report = read_report(line)
-            assert not isinstance(report, Trouble), report.text
-            if isinstance(report, Serving):
+            assert not isinstance(report, FailureReport), report.text
+            if isinstance(report, ReadyReport):
                 return
         raise AssertionError(f"it has ended with code {self.process.wait(START)}")
 
@@ -142,7 +142,7 @@ def test_weights_are_on_huge_pages_where_they_can_be_had(shared: Shared) -> None
     # Its children have another title in the place of their environment.
     forked_from = psutil.Process(shared.background.cluster.pids[0]).parent()
     assert forked_from is not None
-    wanted = environment(os.environ).get(TUNABLES)
+    wanted = huge_page_environment(os.environ).get(TUNABLES)
     assert [x.environ().get(TUNABLES) for x in (alone, forked_from)] == [wanted, wanted]
 
 

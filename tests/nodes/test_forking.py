@@ -22,11 +22,11 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
 from asyncspec_nodes.local import cluster
-from asyncspec_nodes.local.cluster import FILE, Loopback, local_config
-from asyncspec_nodes.local.forking import SUPPORTED, Forked, Forking
-from asyncspec_nodes.local.supervisor import Child
+from asyncspec_nodes.local.cluster import FILE, LocalLauncher, local_config
+from asyncspec_nodes.local.forking import SUPPORTED, ForkedProcess, ForkServerClient
+from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
+from asyncspec_nodes.node.reports import FailureReport, ReadyReport, Report, read_report
 from asyncspec_nodes.node.resources import cores
 from nodes.background import no_process_left
 
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(not SUPPORTED, reason="nodes are not forked on this system"),
 ]
 
-Act = Callable[[Forking, IO[bytes]], Awaitable[None]]
+Act = Callable[[ForkServerClient, IO[bytes]], Awaitable[None]]
 
 
 def arguments(file: Path, *more: str) -> list[str]:
@@ -49,7 +49,7 @@ def forked_by(file: Path, log: Path, act: Act) -> None:
     """Do something with a server; nothing is left of it."""
 
     async def main() -> None:
-        forking = Forking(file, log.parent)
+        forking = ForkServerClient(file, log.parent)
         try:
             with log.open("wb") as stderr:
                 await act(forking, stderr)
@@ -63,14 +63,16 @@ def forked_by(file: Path, log: Path, act: Act) -> None:
 @pytest.fixture
 def cluster_file(tmp_path: Path) -> Path:
     target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
-    launch = Loopback(forks=False)
+    launch = LocalLauncher(forks=False)
     launch.prepare(local_config(target, draft, 1, 1), tmp_path)
     asyncio.run(launch.close())
     return tmp_path / FILE
 
 
 @asynccontextmanager
-async def serving(forking: Forking, file: Path, log: IO[bytes]) -> AsyncIterator[Forked]:
+async def serving(
+    forking: ForkServerClient, file: Path, log: IO[bytes]
+) -> AsyncIterator[ForkedProcess]:
     """A stage that serves."""
     async with reporting(forking, file, log) as (node, _):
         yield node
@@ -78,26 +80,26 @@ async def serving(forking: Forking, file: Path, log: IO[bytes]) -> AsyncIterator
 
 @asynccontextmanager
 async def reporting(
-    forking: Forking, file: Path, log: IO[bytes]
-) -> AsyncIterator[tuple[Forked, Serving]]:
+    forking: ForkServerClient, file: Path, log: IO[bytes]
+) -> AsyncIterator[tuple[ForkedProcess, ReadyReport]]:
     """A stage that serves, and what it said then."""
     with listen.loopback() as sock:
         node = await forking.fork(arguments(file, "--supervised"), [sock.fileno()], log)
     with closing(node):
         async for line in node.stdout:
-            if isinstance(report := read_report(line), Serving):
+            if isinstance(report := read_report(line), ReadyReport):
                 yield node, report
 
 
 def test_a_node_that_finds_a_mistake_says_so_and_has_its_exit_code(tmp_path: Path) -> None:
     missing, log = tmp_path / "cluster.toml", tmp_path / "log"
 
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         node = await forking.fork(arguments(missing, "--supervised"), [], stderr)
         with closing(node):
             (line,) = [line async for line in node.stdout]
             report = read_report(line)
-            assert isinstance(report, Trouble)
+            assert isinstance(report, FailureReport)
             assert str(missing) in report.text
             assert await node.wait() == node.returncode == 2
 
@@ -108,7 +110,7 @@ def test_a_node_that_finds_a_mistake_says_so_and_has_its_exit_code(tmp_path: Pat
 def test_a_node_stops_when_it_is_asked_to_and_says_who_it_is(
     cluster_file: Path, tmp_path: Path
 ) -> None:
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         async with serving(forking, cluster_file, stderr) as node:
             assert node.returncode is None
             title = " ".join(psutil.Process(node.pid).cmdline())
@@ -126,7 +128,7 @@ def test_a_node_stops_when_it_is_asked_to_and_says_who_it_is(
 def test_nodes_end_with_their_server_and_the_next_gets_another(
     cluster_file: Path, tmp_path: Path
 ) -> None:
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         async with serving(forking, cluster_file, stderr) as node:
             family = psutil.Process(node.pid).parents()
             (server,) = [p for p in family if "fork_server" in str(p.cmdline())]
@@ -149,7 +151,7 @@ def test_nodes_share_the_cores(
     away = replace(config.at(0), host="127.0.0.2")
     cluster_file.write_text(to_toml(replace(config, node=(config.at(1), away))))
 
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         async with reporting(forking, cluster_file, stderr) as (node, said):
             assert said.threads == cores()
             node.terminate()
@@ -167,7 +169,7 @@ def imports_torch() -> None:
 
 
 def test_whoever_waits_for_the_imports_can_give_up(cluster_file: Path, tmp_path: Path) -> None:
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         ordered = asyncio.create_task(forking.fork(arguments(cluster_file), [], stderr))
         await asyncio.to_thread(imports_torch)
         ordered.cancel()
@@ -200,10 +202,12 @@ def test_who_has_no_room_for_pipes_hears_of_it(cluster_file: Path, tmp_path: Pat
     """It is not the server's end, which would not come."""
     log = tmp_path / "log"
 
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         async with serving(forking, cluster_file, stderr) as node:
             with files_left(4), pytest.raises(ClusterError, match=r"^stage 1 cannot be started: "):
-                await Child.start(1, "verify", cluster_file, None, log, forking=forking, again=True)
+                await ChildNode.start(
+                    1, "verify", cluster_file, None, log, forking=forking, again=True
+                )
             node.terminate()
             assert await node.wait() == 0
 
@@ -218,7 +222,7 @@ def test_a_server_that_ends_is_named(
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
 
-    async def act(forking: Forking, stderr: IO[bytes]) -> None:
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         with pytest.raises(ClusterError, match=r"forked from has ended \(no python today\)$"):
             await forking.fork(arguments(cluster_file), [], stderr)
 
@@ -249,14 +253,14 @@ def test_a_cluster_serves_when_the_last_node_does_that_was_started() -> None:
     target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
     served: dict[int, asyncio.Event] = {0: asyncio.Event(), 1: asyncio.Event()}
 
-    class Slow(Loopback):
-        async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+    class Slow(LocalLauncher):
+        async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
             if rank:
                 await served[0].wait()
             return await super().start(rank, log, again=again)
 
     def heard(report: Report) -> None:
-        if isinstance(report, Serving):
+        if isinstance(report, ReadyReport):
             served[report.rank].set()
 
     async def main() -> None:

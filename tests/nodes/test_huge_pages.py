@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.node.huge_pages import TUNABLES, environment
+from asyncspec_nodes.node.huge_pages import TUNABLES, huge_page_environment
 
 ASKED = "glibc.malloc.hugetlb=1"
 
@@ -26,7 +26,7 @@ def on_demand(tmp_path: Path) -> Path:
 def test_who_need_not_ask_or_would_in_vain_does_not(modes: str | None, tmp_path: Path) -> None:
     if modes is not None:
         (tmp_path / "enabled").write_text(modes)
-    assert environment({"A": "b"}, tmp_path / "enabled") == {"A": "b"}
+    assert huge_page_environment({"A": "b"}, tmp_path / "enabled") == {"A": "b"}
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ def test_what_the_user_has_set_stays(
     given: dict[str, str], wanted: dict[str, str], on_demand: Path
 ) -> None:
     before = dict(given)
-    assert environment(given, on_demand) == wanted
+    assert huge_page_environment(given, on_demand) == wanted
     assert given == before
 
 
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from asyncspec_nodes.node.huge_pages import begin_with_them
+from asyncspec_nodes.node.huge_pages import reexec_with_huge_pages
 print("begun", flush=True)
-begin_with_them(Path(sys.argv[1]))
+reexec_with_huge_pages(Path(sys.argv[1]))
 told = os.environ.get("GLIBC_TUNABLES"), os.read(int(sys.argv[2]), 9).decode()
 print(json.dumps([os.getpid(), sys.argv[1:], *told]))
 """

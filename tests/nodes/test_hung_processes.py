@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.local.cluster import WITHOUT_DRAFT, LocalCluster, Loopback
-from asyncspec_nodes.local.supervisor import Child
+from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster, LocalLauncher
+from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes import hanging_node
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)
 SECONDS = 1.0
 
 
-class Hanging(Loopback):
+class Hanging(LocalLauncher):
     """One of the nodes hangs once."""
 
     def __init__(self, victim: int, mark: Path) -> None:
@@ -33,10 +33,10 @@ class Hanging(Loopback):
         self._victim = victim
         self._mark = mark
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
-        """See ``Launch``."""
+    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+        """See ``Launcher``."""
         script = [sys.executable, str(Path(hanging_node.__file__)), str(self._mark), "60"]
-        return await Child.start(
+        return await ChildNode.start(
             rank,
             role_of(rank, self._config.stages),
             self._file,
@@ -54,7 +54,7 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     whole = replace(whole, limits=replace(whole.limits, device_seconds=SECONDS))
     launch = Hanging(victim, mark)
     cluster = LocalCluster(
-        whole, lambda report: None, launch=launch, restarts=WITHOUT_DRAFT, say=said.append
+        whole, lambda report: None, launch=launch, restarts=RESTART_STAGES, say=said.append
     )
 
     async def main() -> Finished:

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.torch
 CONFIG = local_config(
     TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive"), 2, 1
 )
-WITHOUT_DRAFT = replace(CONFIG, node=tuple(node for node in CONFIG.node if node.rank))
+RESTART_STAGES = replace(CONFIG, node=tuple(node for node in CONFIG.node if node.rank))
 
 
 def draft_state(rank: Rank, named: bool) -> DraftState:
-    config = CONFIG if named else WITHOUT_DRAFT
+    config = CONFIG if named else RESTART_STAGES
     state = load_node(config, rank, Reporter(rank, None)).initial
     assert isinstance(state, DraftState)
     return state

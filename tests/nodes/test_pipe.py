@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.local.processes import lines
-from asyncspec_nodes.local.supervisor import Child
-from asyncspec_nodes.node.reports import Report, Trouble
+from asyncspec_nodes.local.supervisor import ChildNode
+from asyncspec_nodes.node.reports import FailureReport, Report
 
 LONG = "x" * 300_000
 
@@ -61,11 +61,11 @@ def test_a_report_of_any_length_is_read(tmp_path: Path) -> None:
     reports: list[Report] = []
 
     async def main() -> AsyncSpecError:
-        said = [b"no report", LONG.encode(), msgspec.json.encode(Trouble(2, "cluster", LONG))]
-        child = Child(2, "verify", Said(b"\n".join(said) + b"\n"), tmp_path / "log")
+        said = [b"no report", LONG.encode(), msgspec.json.encode(FailureReport(2, "cluster", LONG))]
+        child = ChildNode(2, "verify", Said(b"\n".join(said) + b"\n"), tmp_path / "log")
         return await child.watch(reports.append)
 
     error = asyncio.run(main())
     assert isinstance(error, ClusterError)
     assert str(error) == f"stage 2 failed: {LONG}"
-    assert reports == [Trouble(2, "cluster", LONG)]
+    assert reports == [FailureReport(2, "cluster", LONG)]

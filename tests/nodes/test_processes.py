@@ -26,8 +26,8 @@ from asyncspec_nodes.cli.run import cut_short
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, SecurityTable, TargetTable, to_toml
-from asyncspec_nodes.local.cluster import FILE, LocalCluster, Loopback, local_config
-from asyncspec_nodes.node.reports import Loading, Report
+from asyncspec_nodes.local.cluster import FILE, LocalCluster, LocalLauncher, local_config
+from asyncspec_nodes.node.reports import LoadingReport, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
@@ -470,7 +470,7 @@ def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None])
 
     async def inside() -> None:
         # Not forked: who loads takes a while, as torch is still to be imported.
-        launch = Loopback(forks=False)
+        launch = LocalLauncher(forks=False)
         async with LocalCluster(config, lambda report: heard(report, nodes()), launch=launch):
             pass
 
@@ -482,7 +482,7 @@ def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None])
 
 def test_a_node_killed_while_it_loads_is_named(tiny: Path) -> None:
     def kill(report: Report, nodes: list[psutil.Process]) -> None:
-        if report == Loading(2, "torch"):
+        if report == LoadingReport(2, "torch"):
             with_rank(nodes, 2).kill()
 
     config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "autoregressive"), 2, 1)

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Cancelled, Finish, Stopped, Submitted
 from asyncspec_nodes.serving.prompts import SHORT
-from asyncspec_nodes.serving.requests import Rules
+from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 from nodes.by_hand import ByHand
 from nodes.test_service import ASK, Letters
 
-RULES = Rules(context_length=10**6, eos=frozenset({0}), policy="flowspec")
+RULES = ServingConfig(context_length=10**6, eos=frozenset({0}), policy="flowspec")
 MOST = 5
 """Requests at a time."""
 

@@ -14,12 +14,12 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import (
-    ALL,
-    WITHOUT_DRAFT,
-    Allowance,
+    RESTART_ALL,
+    RESTART_STAGES,
     LocalCluster,
-    Loopback,
-    Restarts,
+    LocalLauncher,
+    RestartBudget,
+    RestartPolicy,
     local_config,
 )
 from asyncspec_nodes.local.forking import SUPPORTED
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)
 
 
 def test_an_allowance_is_of_some_time() -> None:
-    allowance = Allowance(Restarts(("verify",), most=2, seconds=10.0))
+    allowance = RestartBudget(RestartPolicy(("verify",), most=2, seconds=10.0))
     assert allowance.spent == ""
     assert [allowance.take(now) for now in (0.0, 1.0, 5.0, 10.0)] == [True, True, False, False]
     assert allowance.spent == " after 2 new starts within 10 s"
@@ -51,7 +51,7 @@ class Asked:
     """A cluster whose ``victim`` is killed when the first text is there."""
 
     def __init__(
-        self, victim: int, restarts: Restarts, *, apart: bool = False, forks: bool = SUPPORTED
+        self, victim: int, restarts: RestartPolicy, *, apart: bool = False, forks: bool = SUPPORTED
     ) -> None:
         self.said: list[str] = []
         self.tokens: list[int] = []
@@ -59,7 +59,7 @@ class Asked:
         self.cluster = LocalCluster(
             config(apart=apart),
             lambda report: None,
-            launch=Loopback(forks=forks),
+            launch=LocalLauncher(forks=forks),
             restarts=restarts,
             say=self.said.append,
         )
@@ -96,7 +96,7 @@ class Asked:
     ],
 )
 def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> None:
-    asked = Asked(victim, WITHOUT_DRAFT, apart=apart, forks=forks)
+    asked = Asked(victim, RESTART_STAGES, apart=apart, forks=forks)
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -110,7 +110,7 @@ def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> N
 
 
 def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
-    asked = Asked(1, Restarts(("verify",), most=1))
+    asked = Asked(1, RestartPolicy(("verify",), most=1))
 
     async def main() -> ClusterError:
         async with asked.cluster:
@@ -128,7 +128,7 @@ def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
 
 
 def test_a_draft_node_that_dies_takes_its_answer_with_it_and_no_other() -> None:
-    asked = Asked(0, ALL)
+    asked = Asked(0, RESTART_ALL)
 
     async def main() -> Finished:
         async with asked.cluster:

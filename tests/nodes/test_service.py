@@ -11,7 +11,7 @@ from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.http.responses import error_of
 from asyncspec_nodes.serving.prompts import SHORT
-from asyncspec_nodes.serving.requests import Rules
+from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
@@ -19,7 +19,7 @@ from asyncspec_protocol.requests import BREAKS
 from nodes.by_hand import ByHand
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
-RULES = Rules(context_length=10, eos=frozenset({0}), policy="flowspec", vocab=200)
+RULES = ServingConfig(context_length=10, eos=frozenset({0}), policy="flowspec", vocab=200)
 
 
 class Letters:
@@ -60,7 +60,7 @@ class Inbox:
 class World:
     """A service and what it has fed to its machine."""
 
-    def __init__(self, rules: Rules = RULES, most: int = 2) -> None:
+    def __init__(self, rules: ServingConfig = RULES, most: int = 2) -> None:
         self.fed: list[Submitted | Cancelled | Stopped] = []
         self.codec = Letters()
         self.aside = ByHand()
@@ -303,7 +303,7 @@ def test_tenants_of_requests_are_kept_apart_and_blinded() -> None:
 @pytest.mark.parametrize("times", [1, 2 * SHORT])
 def test_a_tokenized_prompt_is_reused_for_its_own_tenant_only(times: int) -> None:
     """How fast a prompt is read would tell that another tenant has just asked the same."""
-    world = World(Rules(context_length=10**6, eos=frozenset(), policy="flowspec"), most=9)
+    world = World(ServingConfig(context_length=10**6, eos=frozenset(), policy="flowspec"), most=9)
     for number, tenant in enumerate(("one", "one", "other")):
         world.ask(replace(ASK, request=number, prompt="a" * times, tenant=tenant))
     assert len(world.codec.read) == 2

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_nodes.serving.text import UNFINISHED, AnswerText, Codec, Detokenizer, beginning, find
+from asyncspec_nodes.serving.text import (
+    UNFINISHED,
+    AnswerText,
+    Codec,
+    Detokenizer,
+    find,
+    partial_stop_length,
+)
 from nodes.codecs import CODECS, Pieces, Raw
 
 CHARACTERS = "ab\né世🙂"
@@ -153,4 +160,4 @@ def test_a_tokenizer_that_reshapes_is_stopped_as_soon() -> None:
     ],
 )
 def test_the_beginning_of_a_stop_string(text: str, stops: list[str], held: int) -> None:
-    assert beginning(text, stops) == held
+    assert partial_stop_length(text, stops) == held

@@ -23,7 +23,7 @@ from asyncspec.trace.records import (
     Trace,
 )
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.collect import Collector
+from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.ids import Rank
 from cluster import ask
@@ -49,7 +49,7 @@ async def test_a_run_from_its_first_step_on(tmp_path: Path) -> None:
     async with LocalCluster(3, traced=True) as cluster:
         client = await client_of(cluster)
         writer = TraceWriter(tmp_path / "t")
-        async with Collector(client, writer, last=-1.0) as collector:
+        async with TraceDownload(client, writer, last=-1.0) as collector:
             await cluster.ask(ask())
         await client.close()
     trace = read_trace(tmp_path / "t")
@@ -67,7 +67,7 @@ async def test_a_disk_that_is_full_costs_no_answer(monkeypatch: pytest.MonkeyPat
     async with LocalCluster(2, traced=True) as cluster:
         client = await client_of(cluster)
         with pytest.raises(UserError, match="cannot write the trace /dev/full: No space left"):
-            async with Collector(client, TraceWriter(Path("/dev/full")), last=-1.0):
+            async with TraceDownload(client, TraceWriter(Path("/dev/full")), last=-1.0):
                 await cluster.ask(ask())
         assert not client.link.gone.done()
         await client.close()
@@ -81,7 +81,7 @@ async def test_a_job_that_runs_when_recording_begins_is_nobodys(tmp_path: Path) 
         asked = asyncio.create_task(cluster.ask(ask(max_new_tokens=20_000)))
         for number in range(5):
             writer = TraceWriter(tmp_path / f"{number}")
-            async with Collector(client, writer, last=0.0) as collector:
+            async with TraceDownload(client, writer, last=0.0) as collector:
                 while True:
                     await asyncio.sleep(0)
                     if collector.lines > 50:
@@ -110,7 +110,7 @@ def issues(trace: Trace) -> dict[tuple[int, int], int]:
 async def test_clocks_are_compared(tmp_path: Path) -> None:
     async with LocalCluster(2, traced=True) as cluster:
         client = await client_of(cluster)
-        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):
+        async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=-1.0):
             await cluster.ask(ask())
         await client.close()
     probes = [line for line in read_trace(tmp_path / "t").lines if isinstance(line, Probe)]
@@ -125,9 +125,9 @@ async def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
         first, second = await client_of(cluster), await client_of(cluster)
         await cluster.ask(ask(0))
         assert all(node.recorder is None for node in cluster.collectors.values())
-        async with Collector(first, TraceWriter(tmp_path / "1"), last=0.0):
+        async with TraceDownload(first, TraceWriter(tmp_path / "1"), last=0.0):
             await cluster.ask(ask(1))
-            async with Collector(second, TraceWriter(tmp_path / "2"), last=0.0):
+            async with TraceDownload(second, TraceWriter(tmp_path / "2"), last=0.0):
                 await cluster.ask(ask(2))
         assert cluster.collectors[0].recorder is None
         for client in (first, second):
@@ -144,7 +144,7 @@ async def test_the_last_seconds_of_a_flight_recorder(tmp_path: Path) -> None:
     async with LocalCluster(2, traced=True) as cluster:
         client = await client_of(cluster)
         await cluster.ask(ask())
-        async with Collector(client, TraceWriter(tmp_path / "t"), last=60.0):
+        async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=60.0):
             pass
         await client.close()
     assert emitted(read_trace(tmp_path / "t")) == cluster.shells[0].tokens[0]
@@ -154,7 +154,7 @@ async def test_the_last_seconds_of_a_flight_recorder(tmp_path: Path) -> None:
 async def test_a_lost_stage_does_not_hold_up_the_end(tmp_path: Path) -> None:
     async with LocalCluster(2, traced=True) as cluster:
         client = await client_of(cluster)
-        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0) as collector:
+        async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=-1.0) as collector:
             await cluster.ask(ask())
             await cluster.stop(2)
         await client.close()
@@ -167,7 +167,7 @@ async def test_a_lost_stage_does_not_hold_up_the_end(tmp_path: Path) -> None:
 async def test_a_stage_that_comes_back_is_recorded_again(tmp_path: Path) -> None:
     async with LocalCluster(2, traced=True) as cluster:
         client = await client_of(cluster)
-        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):
+        async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=-1.0):
             await cluster.ask(ask(0))
             await cluster.stop(2)
             cluster.start(2)
@@ -195,7 +195,7 @@ async def test_what_a_slow_reader_misses_is_counted(
     monkeypatch.setattr(collector, "MAX_UNSENT", -1)
     async with LocalCluster(1, traced=True) as cluster:
         client = await client_of(cluster)
-        async with Collector(client, TraceWriter(tmp_path / "t"), last=-1.0):
+        async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=-1.0):
             await cluster.ask(ask())
         await client.close()
     lines = read_trace(tmp_path / "t").lines
@@ -210,10 +210,10 @@ async def test_the_last_seconds_of_a_cluster_that_keeps_nothing(tmp_path: Path) 
     async with LocalCluster(1, traced=False) as cluster:
         client = await client_of(cluster)
         with pytest.raises(ClusterError, match=r"set \[trace\] events in the cluster file"):
-            async with Collector(client, TraceWriter(tmp_path / "t"), last=60.0):
+            async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=60.0):
                 pass
         # What comes is recorded there as anywhere.
-        async with Collector(client, TraceWriter(tmp_path / "later"), last=0.0):
+        async with TraceDownload(client, TraceWriter(tmp_path / "later"), last=0.0):
             await cluster.ask(ask())
         await client.close()
     assert (tmp_path / "t").read_bytes() == b"before"
@@ -225,6 +225,6 @@ async def test_a_node_without_a_recorder_says_so(tmp_path: Path) -> None:
     async with LocalCluster(1) as cluster:
         client = await client_of(cluster)
         with pytest.raises(ClusterError, match="this node keeps no trace"):
-            async with Collector(client, TraceWriter(tmp_path / "t"), last=0.0):
+            async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=0.0):
                 pass
         await client.close()

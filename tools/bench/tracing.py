@@ -29,7 +29,7 @@ from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import ENCODER, Node, Record, Step
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.collect import Collector
+from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_target
 from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
 from asyncspec_nodes.console.arguments import COUNT, Bounds
@@ -104,7 +104,7 @@ async def _measure(options: Namespace) -> tuple[list[float], list[float], int]:
                     async with AsyncExitStack() as recording:
                         if traced:
                             writer = TraceWriter(Path(folder) / "trace")
-                            collector = Collector(client, writer, last=0.0)
+                            collector = TraceDownload(client, writer, last=0.0)
                             await recording.enter_async_context(collector)
                         before = _cpu_seconds()
                         seconds[traced] += await _ask(client, options)
@@ -129,7 +129,7 @@ async def _shares(options: Namespace) -> list[float]:
             cluster = await stack.enter_async_context(LocalCluster(config, lambda report: None))
             client = await Client.connect(*cluster.address, config.cluster.name)
             stack.push_async_callback(client.close)
-            await stack.enter_async_context(Collector(client, TraceWriter(path), last=-1.0))
+            await stack.enter_async_context(TraceDownload(client, TraceWriter(path), last=-1.0))
             seconds = await _ask(client, options)
         lines = read_trace(path).lines
     nodes = [line for line in lines if isinstance(line, Node)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.supervisor import Child
+from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.handshake import role_of
 from tools.testbed.bed import Bed
@@ -31,28 +31,28 @@ class BedCluster(LocalCluster):
 
 
 class BedLaunch:
-    """Starts each node on its device of a bed (see ``Launch``), with a cluster file of its own, as
-    it must look for a peer where the right link begins."""
+    """Starts each node on its device of a bed (see ``Launcher``), with its own cluster file, which
+    names a peer where the right link begins."""
 
     def __init__(self, bed: Bed) -> None:
         self._bed = bed
 
     def prepare(self, config: Config, folder: Path) -> Config:
-        """See ``Launch``."""
+        """See ``Launcher``."""
         self._config = addressed(config, list(self._bed.devices))
         self._folder = folder
         return self._config
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
-        """See ``Launch``."""
+    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+        """See ``Launcher``."""
         file = self._folder / f"cluster-{rank}.toml"
         text = cluster_file(self._config, self._seen_from(rank), self._bed.description)
         file.write_text(text, encoding="utf-8")
         role, prefix = role_of(rank, self._config.stages), self._bed.prefix(rank)
-        return await Child.start(rank, role, file, None, log, prefix=prefix, again=again)
+        return await ChildNode.start(rank, role, file, None, log, prefix=prefix, again=again)
 
     async def close(self) -> None:
-        """See ``Launch``. The bed stays; its addresses are nobody's to give back."""
+        """See ``Launcher``. The bed stays; its addresses are nobody's to give back."""
 
     def _seen_from(self, rank: int) -> list[Address]:
         others = range(len(self._bed.devices))

@@ -16,7 +16,7 @@ from asyncspec_nodes.client import remote
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.progress import watched
+from asyncspec_nodes.local.progress import progress_display
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
 from tools.testbed.cluster_file import check_fit
@@ -51,7 +51,7 @@ def serve(bed: Bed, options: RunOptions) -> int:
 
 async def _serve(bed: Bed, options: RunOptions) -> int:
     config = _config(options)
-    with watched(config.stages) as progress:
+    with progress_display(config.stages) as progress:
         stack = AsyncExitStack()
         cluster = await stack.enter_async_context(BedCluster(bed, config, progress, options.logs))
     async with stack:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from asyncspec_nodes.console.arguments import Parser
-from asyncspec_nodes.console.interrupt import ends_at_once
+from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
 INTRODUCTION = "Several small machines serve one large language model, fast and exactly."
 
@@ -52,7 +52,7 @@ COMMANDS = {
 
 def run(argv: Sequence[str] | None) -> int:
     """One of them. Exit code; raises ``AsyncSpecError``, and ``SystemExit`` as argparse does."""
-    with ends_at_once():
+    with exit_on_interrupt():
         arguments = _parser().parse_args(argv)
         command = _module(COMMANDS[arguments.command].runs)
     code: int = command.run(arguments)

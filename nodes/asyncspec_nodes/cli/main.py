@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.console.interrupt import LAST_WORDS, ends_at_once
-from asyncspec_nodes.console.output import Unwritten, forgiven_stderr, guarded_stdout
+from asyncspec_nodes.console.interrupt import INTERRUPTED, exit_on_interrupt
+from asyncspec_nodes.console.output import Unwritten, lenient_stderr, strict_stdout
 from asyncspec_protocol.text import printable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -24,10 +24,10 @@ MAX_LINE = 20_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 2 a user's mistake, 1 anything else."""
-    with forgiven_stderr():
+    with lenient_stderr():
         try:
-            with guarded_stdout():
-                with ends_at_once():
+            with strict_stdout():
+                with exit_on_interrupt():
                     from asyncspec_nodes.cli import commands
                 return commands.run(argv)
         except UserError as error:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except AsyncSpecError as error:
             return _complain(str(error), 1)
         except KeyboardInterrupt:
-            sys.stderr.write(LAST_WORDS)
+            sys.stderr.write(INTERRUPTED)
             return 1
         except Unwritten as lost:
             return _complain(str(lost), 1) if str(lost) else 1

@@ -23,7 +23,7 @@ from asyncspec_nodes.cluster.config import DTYPES, MODES, QUANTIZE, WITHOUT_MODE
 from asyncspec_nodes.cluster.layout import check_stages, even_split
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
-from asyncspec_nodes.console.interrupt import ends_at_once
+from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
 GIB = 2**30
 
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     numbers.POSITIONS.check("--context", slots)
     tree = _tree(arguments)
     dtype, base = arguments.dtype, backend.runtime_bytes
-    with ends_at_once():
+    with exit_on_interrupt():
         spans = even_split(model_info.layers, arguments.stages)
         found = backend.footprints(target, spans, dtype, arguments.mode, arguments.quantize)
     stages = [

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.collect import Collector
-from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.client.remote import ClusterAddress
+from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
-from asyncspec_nodes.console.signals import when_told_to_end
+from asyncspec_nodes.console.signals import on_termination
 
 
 def add_arguments(parser: Parser) -> None:
@@ -45,13 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(_record(where, arguments.file, arguments.last, arguments.seconds))
 
 
-async def _record(where: Remote, path: Path, last: float | None, seconds: float | None) -> int:
+async def _record(
+    where: ClusterAddress, path: Path, last: float | None, seconds: float | None
+) -> int:
     named = f"{where.cluster} at " if where.cluster else ""
     writer = TraceWriter(path, title=f"{named}{where.host}:{where.port}")
     with contextlib.closing(writer):
         client = await remote.connect(where)
         try:
-            async with Collector(client, writer, last=last or 0.0) as collector:
+            async with TraceDownload(client, writer, last=last or 0.0) as collector:
                 if last is None:
                     await _until(client.link.gone, seconds)
         finally:
@@ -65,7 +67,7 @@ async def _record(where: Remote, path: Path, last: float | None, seconds: float 
 async def _until(gone: asyncio.Future[str], seconds: float | None) -> None:
     """Until the time is over, a signal comes, or the cluster is gone."""
     stop = asyncio.Event()
-    when_told_to_end(stop.set)
+    on_termination(stop.set)
     stopped = asyncio.create_task(stop.wait())
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait((stopped, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -17,13 +17,13 @@ from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
 from asyncspec_nodes.client.answers import Answer, answer_all
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.collect import Collector
-from asyncspec_nodes.client.remote import Remote, connect
+from asyncspec_nodes.client.remote import ClusterAddress, connect
+from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.console.arguments import say
+from asyncspec_nodes.console.arguments import print_notice
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.cluster import WITHOUT_DRAFT, LocalCluster
-from asyncspec_nodes.local.progress import Progress, watched
+from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster
+from asyncspec_nodes.local.progress import Progress, progress_display
 from asyncspec_nodes.reference.check import Comparison, Question, check
 
 Start = Callable[[Config, Progress, Path | None], LocalCluster]
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def here(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
     """A cluster on this machine, whose verify nodes and sources are started again if they die."""
-    return LocalCluster(config, progress, logs, restarts=WITHOUT_DRAFT, say=say)
+    return LocalCluster(config, progress, logs, restarts=RESTART_STAGES, say=print_notice)
 
 
 class Run:
@@ -61,7 +61,7 @@ class Run:
         """Exit code."""
         where = self._options.where
         try:
-            await (self._remote(where) if isinstance(where, Remote) else self._local(where))
+            await (self._remote(where) if isinstance(where, ClusterAddress) else self._local(where))
         finally:
             self._printer.stop()
             if self._trace is not None:
@@ -72,7 +72,7 @@ class Run:
             raise self._answers[0].error
         self._printer.end(self._answers, checks)
         if (line := cut_short(self._answers)) is not None:
-            say(line)
+            print_notice(line)
         wrong = [answer for answer in self._answers if answer.error is not None]
         if wrong:
             count = f"{len(wrong)} of {len(self._answers)} requests failed"
@@ -84,7 +84,7 @@ class Run:
         if self._options.threads is not None:
             set_thread_count(self._options.threads)  # children inherit it
         async with AsyncExitStack() as stack:
-            with watched(config.stages) as progress:
+            with progress_display(config.stages) as progress:
                 cluster = await stack.enter_async_context(
                     self._start(config, progress, self._options.logs)
                 )
@@ -92,7 +92,7 @@ class Run:
             client = await Client.connect(*cluster.address, config.cluster.name)
             await _while_alive(cluster, self._ask(client))
 
-    async def _remote(self, where: Remote) -> None:
+    async def _remote(self, where: ClusterAddress) -> None:
         client = await connect(where)
         self._printer.begin(client.welcome.stages, "")
         await self._ask(client)
@@ -102,8 +102,8 @@ class Run:
             stack.push_async_callback(client.close)
             if self._trace is not None:
                 # A cluster of our own is recorded from its start.
-                last = 0.0 if isinstance(self._options.where, Remote) else -1.0
-                await stack.enter_async_context(Collector(client, self._trace, last=last))
+                last = 0.0 if isinstance(self._options.where, ClusterAddress) else -1.0
+                await stack.enter_async_context(TraceDownload(client, self._trace, last=last))
             chat = self._options.chat
             await answer_all(
                 client,
@@ -123,14 +123,14 @@ class Run:
     async def _check(self) -> list[Comparison]:
         where = self._options.where
         fine = all(answer.error is None for answer in self._answers)
-        if not self._options.check or not fine or isinstance(where, Remote):
+        if not self._options.check or not fine or isinstance(where, ClusterAddress):
             return []
         return await check(where, [Question(a.submit, a.token_ids) for a in self._answers])
 
 
 def _title(options: RunOptions) -> str:
     where = options.where
-    stages = "" if isinstance(where, Remote) else f", {where.stages} stages"
+    stages = "" if isinstance(where, ClusterAddress) else f", {where.stages} stages"
     return f"{options.submit.policy or 'the default policy'}{stages}"
 
 

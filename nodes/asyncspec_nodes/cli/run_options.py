@@ -14,12 +14,12 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import local_options
 from asyncspec_nodes.client import answers, remote
 from asyncspec_nodes.client.answers import Prompt
-from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.client.remote import ClusterAddress
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.serving.requests import (
-    is_text,
+    is_utf8,
     policy_problem,
     prompt_problem,
     settings_problem,
@@ -33,7 +33,7 @@ class RunOptions(Struct, frozen=True):
 
     prompts: tuple[Prompt, ...]
     # A cluster to start here, or one to connect to.
-    where: Config | Remote
+    where: Config | ClusterAddress
     # Settings of every request; number and prompt are filled in.
     submit: Submit
     # Whether prompts go through the target's chat template; None: where it has one.
@@ -96,7 +96,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
     return RunOptions(
         prompts=_prompts(arguments),
         where=where,
-        submit=_submit(arguments, "" if isinstance(where, Remote) else where.draft.policy),
+        submit=_submit(arguments, "" if isinstance(where, ClusterAddress) else where.draft.policy),
         chat=_chat(arguments),
         system=arguments.system or "",
         concurrency=arguments.concurrency,
@@ -142,7 +142,7 @@ def _chat(arguments: argparse.Namespace) -> bool | None:
         return chat
     if arguments.chat is False:
         raise UserError("--system needs the chat template; leave out --no-chat or --system")
-    if not is_text(arguments.system):
+    if not is_utf8(arguments.system):
         raise UserError("--system is not UTF-8 text")
     return True
 
@@ -172,7 +172,7 @@ def _local(arguments: argparse.Namespace) -> Config:
     return config
 
 
-def _remote(arguments: argparse.Namespace) -> Remote:
+def _remote(arguments: argparse.Namespace) -> ClusterAddress:
     local_options.refuse(arguments)
     if arguments.check:
         raise UserError("--check needs the target's files; use it without --connect")

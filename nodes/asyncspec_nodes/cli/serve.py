@@ -16,17 +16,17 @@ from asyncspec_nodes.cli.serve_options import ServeOptions
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.client.remote import ClusterAddress
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.console.arguments import say
-from asyncspec_nodes.console.signals import when_told_to_end
+from asyncspec_nodes.console.arguments import print_notice
+from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.server import HttpServer
-from asyncspec_nodes.local.cluster import ALL, LocalCluster
-from asyncspec_nodes.local.progress import Steps, watched
+from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster
+from asyncspec_nodes.local.progress import LoadingSteps, progress_display
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
-from asyncspec_nodes.serving.requests import in_words
+from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_protocol.messages import Status
 
 
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     stop = asyncio.Event()
-    when_told_to_end(stop.set)
+    on_termination(stop.set)
     http, where = options.http, options.where
-    steps = Steps(0 if isinstance(where, Remote) else where.stages)
+    steps = LoadingSteps(0 if isinstance(where, ClusterAddress) else where.stages)
     service = Service(
         keys=http.keys,
         hosts=http.hosts,
@@ -65,22 +65,24 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
         engine, cluster, draft = starting.result()
         model = http.model or draft.model
         service.serve(engine, model)
-        if defaults := in_words(draft.defaults):
-            say(f"{defaults}: what the target recommends, for requests that do not say otherwise")
+        if defaults := describe_defaults(draft.defaults):
+            print_notice(
+                f"{defaults}: what the target recommends, for requests that do not say otherwise"
+            )
         sys.stderr.write(f"serving {model} on {server.url}\n")
         await _until(stop, server, cluster)
     return 0
 
 
-def _pending(where: Config | Remote, steps: Steps) -> str:
+def _pending(where: Config | ClusterAddress, steps: LoadingSteps) -> str:
     """What stands between now and the first request that is served."""
-    if isinstance(where, Remote):
+    if isinstance(where, ClusterAddress):
         return f"the draft node at {where.host}:{where.port}"
     return steps.awaited() or "the link to the draft node"
 
 
 async def _start(
-    options: ServeOptions, stack: AsyncExitStack, steps: Steps
+    options: ServeOptions, stack: AsyncExitStack, steps: LoadingSteps
 ) -> tuple[ReconnectingEngine, LocalCluster | None, Status]:
     """The engine, the cluster where it is one of our own, and how its draft node is."""
     engine, cluster = await _engine(options, stack, steps)
@@ -88,23 +90,23 @@ async def _start(
 
 
 async def _engine(
-    options: ServeOptions, stack: AsyncExitStack, steps: Steps
+    options: ServeOptions, stack: AsyncExitStack, steps: LoadingSteps
 ) -> tuple[ReconnectingEngine, LocalCluster | None]:
     where = options.where
-    if isinstance(where, Remote):
+    if isinstance(where, ClusterAddress):
         return await stack.enter_async_context(
             ReconnectingEngine(partial(remote.connect, where))
         ), None
-    with watched(where.stages) as progress:
+    with progress_display(where.stages) as progress:
 
         def heard(report: Report) -> None:
             steps(report)
             progress(report)
 
-        cluster = LocalCluster(where, heard, options.logs, restarts=ALL, say=say)
+        cluster = LocalCluster(where, heard, options.logs, restarts=RESTART_ALL, say=print_notice)
         await stack.enter_async_context(cluster)
     host, port = cluster.address
-    say(f"its draft node, for asyncspec run --connect: {host}:{port}")
+    print_notice(f"its draft node, for asyncspec run --connect: {host}:{port}")
     connect = partial(Client.connect, host, port, where.cluster.name)
     return await stack.enter_async_context(ReconnectingEngine(connect)), cluster
 

@@ -12,7 +12,7 @@ from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import local_options
 from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.client.remote import ClusterAddress
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.config import GENERATION_CONFIGS, Config
 from asyncspec_nodes.console import arguments as numbers
@@ -32,7 +32,7 @@ class ServeOptions(Struct, frozen=True):
     port: int
     http: HttpOptions
     # A cluster to start here, or one to connect to.
-    where: Config | Remote
+    where: Config | ClusterAddress
     logs: Path | None
     # For the products of each node of a cluster that is started here; None: as it is set.
     threads: int | None
@@ -84,7 +84,7 @@ def _hub_name(target: str | None) -> str | None:
     return backend_of(target).model_name(target)
 
 
-def _remote(arguments: argparse.Namespace) -> Remote:
+def _remote(arguments: argparse.Namespace) -> ClusterAddress:
     local_options.refuse(arguments)
     for name in ("chat_template", "generation_config", "policy"):
         if getattr(arguments, name) is not None:

@@ -33,7 +33,7 @@ from asyncspec_protocol.messages import (
 )
 
 
-class Consultations:
+class PlanStatusQueries:
     """Each has one answer, or an end without one."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Client:
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
         self._questions: dict[int, Answers] = {}
-        self._consultations = Consultations()
+        self._consultations = PlanStatusQueries()
         self._next = 0
         self._connected = False
         # The node has said what is wrong with this client's words: its user's to mend.

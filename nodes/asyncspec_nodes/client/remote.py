@@ -15,7 +15,7 @@ from asyncspec_nodes.console.arguments import Parser, host_and_port
 from asyncspec_protocol.ids import DRAFT
 
 
-class Remote(Struct, frozen=True):
+class ClusterAddress(Struct, frozen=True):
     """A cluster that runs already."""
 
     host: str
@@ -48,11 +48,11 @@ def wanted(arguments: argparse.Namespace) -> bool:
     return arguments.connect is not None or arguments.config is not None
 
 
-def read_arguments(arguments: argparse.Namespace) -> Remote:
+def read_arguments(arguments: argparse.Namespace) -> ClusterAddress:
     """The cluster that was named. Raises ``UserError``."""
     config = None if arguments.config is None else load(arguments.config)
     host, port = _address(arguments.connect, config)
-    return Remote(
+    return ClusterAddress(
         host=host,
         port=port,
         cluster=arguments.cluster or (config.cluster.name if config else ""),
@@ -60,7 +60,7 @@ def read_arguments(arguments: argparse.Namespace) -> Remote:
     )
 
 
-async def connect(remote: Remote) -> Client:
+async def connect(remote: ClusterAddress) -> Client:
     """A client of it. Raises ``ClusterError`` or ``UserError``, as ``Client.connect`` does."""
     tls = contexts(remote.security).client
     return await Client.connect(remote.host, remote.port, remote.cluster, tls=tls)

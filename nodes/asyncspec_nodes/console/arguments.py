@@ -33,7 +33,7 @@ def host_and_port(option: str, text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def say(line: str) -> None:
+def print_notice(line: str) -> None:
     """A line for whoever looks at stderr, in the voice of the command."""
     with contextlib.suppress(OSError):  # the terminal has closed, and nobody looks
         sys.stderr.write(f"asyncspec: {line}\n")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-LAST_WORDS = "asyncspec: interrupted\n"
+INTERRUPTED = "asyncspec: interrupted\n"
 
 
 @contextmanager
-def ends_at_once(last_words: str = LAST_WORDS, code: int = 1) -> Iterator[None]:
+def exit_on_interrupt(last_words: str = INTERRUPTED, code: int = 1) -> Iterator[None]:
     """While modules are imported inside, SIGINT ends this process with ``last_words`` on stderr. An
     exception in the middle of an import need not arrive: torch's C code drops some, and one that
     has passed an ``exec()`` changes the exit code. Where somebody else sees to the signal, or in a

@@ -19,10 +19,10 @@ class Unwritten(Exception):
 
 
 @contextmanager
-def guarded_stdout() -> Iterator[None]:
+def strict_stdout() -> Iterator[None]:
     """Inside, and at the end, ``Unwritten`` is raised for what cannot be written to stdout."""
     before = sys.stdout
-    guarded = _Guarded(_prepared(before))
+    guarded = _Strict(_prepared(before))
     sys.stdout = cast(TextIO, guarded)
     try:
         yield
@@ -32,9 +32,9 @@ def guarded_stdout() -> Iterator[None]:
 
 
 @contextmanager
-def forgiven_stderr() -> Iterator[None]:
+def lenient_stderr() -> Iterator[None]:
     """Inside, what cannot be written to stderr is lost, and nothing else comes of it."""
-    forgiven = _Forgiven(_prepared(sys.stderr))
+    forgiven = _Lenient(_prepared(sys.stderr))
     sys.stderr = cast(TextIO, forgiven)
     try:
         yield
@@ -73,7 +73,7 @@ class _Stream:
         return getattr(self.stream, name)
 
 
-class _Guarded(_Stream):
+class _Strict(_Stream):
     def write(self, text: str) -> int:
         try:
             return self.stream.write(text)
@@ -92,7 +92,7 @@ class _Guarded(_Stream):
         raise Unwritten("" if enough else f"cannot write: {error.strerror}") from None
 
 
-class _Forgiven(_Stream):
+class _Lenient(_Stream):
     def write(self, text: str) -> int:
         with suppress(OSError):
             self.stream.write(text)

@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks a process to end."""
 
 
-def when_told_to_end(action: Callable[[], None]) -> None:
+def on_termination(action: Callable[[], None]) -> None:
     """Have the running event loop call ``action`` on every signal that asks this process to end."""
     loop = asyncio.get_running_loop()
     for signum in SIGNALS:
@@ -27,7 +27,7 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     """Run ``work`` to its end, which is its exit code, or to a signal: then it is cancelled, and
     when it has stopped what it started there is a ``KeyboardInterrupt``."""
     interrupted = asyncio.Event()
-    when_told_to_end(interrupted.set)
+    on_termination(interrupted.set)
     working = asyncio.create_task(work)
     waiting = asyncio.create_task(interrupted.wait())
     try:

@@ -29,9 +29,9 @@ from asyncspec_nodes.cluster.config import (
     TraceTable,
     to_toml,
 )
-from asyncspec_nodes.local.forking import SUPPORTED, Forking
+from asyncspec_nodes.local.forking import SUPPORTED, ForkServerClient
 from asyncspec_nodes.local.processes import STOP_SECONDS
-from asyncspec_nodes.local.supervisor import Child, name_of
+from asyncspec_nodes.local.supervisor import ChildNode, name_of
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.handshake import role_of
@@ -80,7 +80,7 @@ def local_config(
 # too little memory, say, dies each time it has loaded.
 
 
-class Restarts(Struct, frozen=True):
+class RestartPolicy(Struct, frozen=True):
     """Nodes of these roles, each so many times within so many seconds."""
 
     roles: tuple[Role, ...] = ()
@@ -88,17 +88,17 @@ class Restarts(Struct, frozen=True):
     seconds: float = 600.0
 
 
-WITHOUT_DRAFT = Restarts(("verify", "source"))
+RESTART_STAGES = RestartPolicy(("verify", "source"))
 """For one's own requests: the answer goes on. With the draft node it would be lost."""
 
-ALL = Restarts(("verify", "source", "draft"))
+RESTART_ALL = RestartPolicy(("verify", "source", "draft"))
 """For a service: who asks after the draft node's end is served."""
 
 
-class Allowance:
+class RestartBudget:
     """What is left of a node's restarts."""
 
-    def __init__(self, restarts: Restarts) -> None:
+    def __init__(self, restarts: RestartPolicy) -> None:
         self._restarts = restarts
         self._taken: deque[float] = deque()
 
@@ -123,51 +123,51 @@ class Allowance:
 FILE = "cluster.toml"
 
 
-class Launch(Protocol):
+class Launcher(Protocol):
     """What a ``LocalCluster`` starts its nodes by. It serves one cluster."""
 
     def prepare(self, config: Config, folder: Path) -> Config:
         """Make ready, before any node is started: cluster files, say, in ``folder``, which is there
         as long as the cluster. Gives the cluster with the addresses its nodes will have."""
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
+    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
         """Start a node that writes to ``log``; ``again``: it has ended, and its log goes on."""
 
     async def close(self) -> None:
         """All nodes have ended. Called also where nothing was prepared."""
 
 
-class Loopback:
+class LocalLauncher:
     """On this machine, as it is; ports are whatever is free. ``forks``: nodes are forked from one
     process, which imports torch and transformers for all of them (seconds for each of them)."""
 
     def __init__(self, *, forks: bool = SUPPORTED) -> None:
         self._forks = forks
-        self._forking: Forking | None = None
+        self._forking: ForkServerClient | None = None
         # By rank. They listen as long as the cluster lasts: whoever dials a node that is started
         # again waits for it.
         self._sockets: dict[int, socket.socket] = {}
 
     def prepare(self, config: Config, folder: Path) -> Config:
-        """See ``Launch``."""
+        """See ``Launcher``."""
         # The sockets listen before anybody dials them, and no port is free for a moment between.
         self._sockets = {node.rank: listen.loopback() for node in config.nodes}
         ports = {rank: sock.getsockname()[1] for rank, sock in self._sockets.items()}
         self._config = _with_ports(config, ports)
         self._file = folder / FILE
         self._file.write_text(to_toml(self._config), encoding="utf-8")
-        self._forking = Forking(self._file, folder) if self._forks else None
+        self._forking = ForkServerClient(self._file, folder) if self._forks else None
         return self._config
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> Child:
-        """See ``Launch``."""
+    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+        """See ``Launcher``."""
         role = role_of(rank, self._config.stages)
-        return await Child.start(
+        return await ChildNode.start(
             rank, role, self._file, self._sockets[rank], log, forking=self._forking, again=again
         )
 
     async def close(self) -> None:
-        """See ``Launch``."""
+        """See ``Launcher``."""
         if self._forking is not None:
             await self._forking.close()
         for sock in self._sockets.values():
@@ -187,7 +187,7 @@ def _with_ports(config: Config, ports: dict[int, int]) -> Config:
 START_SECONDS = 600.0
 """A cluster that has not loaded its models by then is given up."""
 
-NEVER = Restarts()
+RESTART_NONE = RestartPolicy()
 """Where a node's end is to be noticed: in measurements, say."""
 
 
@@ -205,9 +205,9 @@ class LocalCluster:
         progress: Callable[[Report], None],
         logs: Path | None = None,
         *,
-        launch: Launch | None = None,
+        launch: Launcher | None = None,
         scratch: Path | None = None,
-        restarts: Restarts = NEVER,
+        restarts: RestartPolicy = RESTART_NONE,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         if restarts.roles:
@@ -219,11 +219,11 @@ class LocalCluster:
         self._logs = logs
         self._restarts = restarts
         self._say = say
-        self._launch = launch or Loopback()
+        self._launch = launch or LocalLauncher()
         self._scratch = scratch
         self._stopping = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._children: list[Child] = []
+        self._children: list[ChildNode] = []
         self._watches: list[asyncio.Task[AsyncSpecError]] = []
         self._serving = asyncio.Event()
 
@@ -294,7 +294,7 @@ class LocalCluster:
             late = ", ".join(name_of(rank, role_of(rank, self.config.stages)) for rank in ranks)
             raise ClusterError(f"{late} did not load within {START_SECONDS:g} s") from None
 
-    async def _child(self, place: int, *, again: bool = False) -> Child:
+    async def _child(self, place: int, *, again: bool = False) -> ChildNode:
         assert self._folder is not None
         rank = self.config.nodes[place].rank
         log = (self._logs or Path(self._folder.name)) / f"rank-{rank}.log"
@@ -302,7 +302,7 @@ class LocalCluster:
 
     async def _keep(self, place: int) -> AsyncSpecError:
         """A node for as long as it lives, and is started again; what its last end means."""
-        allowance = Allowance(self._restarts)
+        allowance = RestartBudget(self._restarts)
         while True:
             child = self._children[place]
             error = await child.watch(self._heard)

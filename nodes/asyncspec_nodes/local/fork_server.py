@@ -31,7 +31,7 @@ from setproctitle import setproctitle
 from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.preload import preload
 
-NUMBER = struct.Struct("=q")
+INTEGER = struct.Struct("=q")
 """A process number or an exit code, in a node's pipe."""
 
 MAX_BYTES = 1 << 16
@@ -120,7 +120,7 @@ class ForkServer:
     @staticmethod
     def _tell(pipe: int, number: int) -> None:
         with contextlib.suppress(BrokenPipeError):  # nobody is left who would want to know
-            os.write(pipe, NUMBER.pack(number))
+            os.write(pipe, INTEGER.pack(number))
 
     def _end(self) -> None:
         for number in self._pipes:

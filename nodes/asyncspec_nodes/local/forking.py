@@ -17,15 +17,15 @@ import msgspec
 
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.local import fork_server
-from asyncspec_nodes.local.fork_server import NUMBER
-from asyncspec_nodes.local.processes import end, said_last
-from asyncspec_nodes.node.huge_pages import environment
+from asyncspec_nodes.local.fork_server import INTEGER
+from asyncspec_nodes.local.processes import end, last_line
+from asyncspec_nodes.node.huge_pages import huge_page_environment
 
 SUPPORTED = sys.platform == "linux"
 """Elsewhere there are no sockets of packets, or libraries that do not survive a fork."""
 
 
-class Forked:
+class ForkedProcess:
     """A forked node (see ``NodeProcess``). ``told``: where its exit code will come from; ``pipes``:
     what is to be closed at its end."""
 
@@ -60,7 +60,7 @@ class Forked:
             return -signal.SIGKILL
 
 
-class Forking:
+class ForkServerClient:
     """The server, from the first node on; another one if it was killed. ``file``: the cluster file,
     which says what to import; ``folder``: what is to go if this process is killed."""
 
@@ -73,7 +73,7 @@ class Forking:
 
     async def fork(
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
-    ) -> Forked:
+    ) -> ForkedProcess:
         """A node with these arguments, which serves on ``listening`` and writes to ``log``; so does
         the server, if it is the first. Raises ``ClusterError`` when the server ends instead, and
         ``OSError`` where this process has no room for pipes."""
@@ -84,7 +84,7 @@ class Forking:
             except (ConnectionError, asyncio.IncompleteReadError):
                 await server.wait()
                 if fresh:
-                    why = f"what nodes are forked from has ended{said_last(Path(log.name))}"
+                    why = f"what nodes are forked from has ended{last_line(Path(log.name))}"
                     raise ClusterError(why) from None
 
     async def close(self) -> None:
@@ -121,14 +121,14 @@ class Forking:
             stdout=log,
             stderr=log,
             pass_fds=(orders,),
-            env=environment(os.environ),
+            env=huge_page_environment(os.environ),
             # Ctrl-C in the terminal reaches only the parent, which stops its children.
             start_new_session=True,
         )
 
     async def _fork(
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
-    ) -> Forked:
+    ) -> ForkedProcess:
         assert self._orders is not None
         with ExitStack() as ours, ExitStack() as theirs:
             stdin_end, stdin = _pipe()
@@ -145,7 +145,7 @@ class Forking:
             socket.send_fds(self._orders, [words], [*streams, *listening])
             theirs.close()
             pid = await _number(news)
-            return Forked(pid, reports, news, ours.pop_all())
+            return ForkedProcess(pid, reports, news, ours.pop_all())
 
 
 def _pipe() -> tuple[IO[bytes], IO[bytes]]:
@@ -164,5 +164,5 @@ async def _reader(pipe: IO[bytes], stack: ExitStack) -> asyncio.StreamReader:
 
 
 async def _number(told: asyncio.StreamReader) -> int:
-    (number,) = NUMBER.unpack(await told.readexactly(NUMBER.size))
+    (number,) = INTEGER.unpack(await told.readexactly(INTEGER.size))
     return int(number)

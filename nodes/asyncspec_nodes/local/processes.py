@@ -44,7 +44,7 @@ async def end(process: Process) -> None:
     await process.wait()
 
 
-def said_last(log: Path) -> str:
+def last_line(log: Path) -> str:
     """The last line of a log, in brackets for the end of a sentence; empty where there is none."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return f" ({lines[-1].strip()})" if lines else ""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from asyncspec_nodes.node.reports import Loading, Report, Serving
+from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 
 READY = "ready"
 
@@ -33,13 +33,13 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-class Silent:
+class NoProgress:
     """Nobody watches."""
 
     def __call__(self, report: Report) -> None:
         """See ``Progress``."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> NoProgress:
         return self
 
     def __exit__(
@@ -51,7 +51,7 @@ class Silent:
         """See ``Progress``."""
 
 
-class Steps:
+class LoadingSteps:
     """How far each node has got, by its reports."""
 
     def __init__(self, stages: int) -> None:
@@ -63,9 +63,9 @@ class Steps:
         """A node has got further."""
         # Behind the stages there is the token source, where it has a process of its own.
         name, _ = self.lines.get(report.rank, ("token source", ""))
-        if isinstance(report, Loading):
+        if isinstance(report, LoadingReport):
             self.lines[report.rank] = (name, f"loading {report.text}")
-        elif isinstance(report, Serving):
+        elif isinstance(report, ReadyReport):
             self.lines[report.rank] = (name, READY)
 
     def awaited(self) -> str:
@@ -73,11 +73,11 @@ class Steps:
         return ", ".join(f"{name} ({step})" for name, step in self.lines.values() if step != READY)
 
 
-class Shown:
+class ProgressTable:
     """A small table on the terminal, gone when everything serves."""
 
     def __init__(self, stages: int) -> None:
-        self._steps = Steps(stages)
+        self._steps = LoadingSteps(stages)
         self._live = Live(
             self._table(), console=Console(stderr=True), transient=True, refresh_per_second=4
         )
@@ -87,7 +87,7 @@ class Shown:
         self._steps(report)
         self._live.update(self._table())
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> ProgressTable:
         self._live.start()
         return self
 
@@ -107,6 +107,6 @@ class Shown:
         return table
 
 
-def watched(stages: int) -> Progress:
+def progress_display(stages: int) -> Progress:
     """Progress for whoever looks at stderr."""
-    return Shown(stages) if sys.stderr.isatty() else Silent()
+    return ProgressTable(stages) if sys.stderr.isatty() else NoProgress()

@@ -14,9 +14,9 @@ from typing import IO, Protocol
 import msgspec
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.local.forking import Forking
-from asyncspec_nodes.local.processes import Process, end, lines, said_last
-from asyncspec_nodes.node.reports import Report, Serving, Trouble, read_report
+from asyncspec_nodes.local.forking import ForkServerClient
+from asyncspec_nodes.local.processes import Process, end, last_line, lines
+from asyncspec_nodes.node.reports import FailureReport, ReadyReport, Report, read_report
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
 
@@ -31,7 +31,7 @@ class NodeProcess(Process, Protocol):
         """Close its pipes."""
 
 
-class Child:
+class ChildNode:
     """One node process. Its stdin is a pipe that is never written to: when this process ends,
     however it ends, the child reads the end of it and stops."""
 
@@ -39,8 +39,8 @@ class Child:
         self.rank = rank
         self.role: Role = role
         self.process = process
-        self.serving: Serving | None = None
-        self._trouble: Trouble | None = None
+        self.serving: ReadyReport | None = None
+        self._trouble: FailureReport | None = None
         self._log = log
 
     @property
@@ -58,9 +58,9 @@ class Child:
         log: Path,
         *,
         prefix: Sequence[str] = (),
-        forking: Forking | None = None,
+        forking: ForkServerClient | None = None,
         again: bool = False,
-    ) -> Child:
+    ) -> ChildNode:
         """Start a node that serves on ``sock``, or else where its cluster file says. ``prefix``:
         words before the command, which keep its process number; ``forking``: it is forked instead;
         ``again``: its log goes on. Raises ``ClusterError`` where that cannot be."""
@@ -83,9 +83,9 @@ class Child:
         async for line in lines(self.process.stdout):
             with contextlib.suppress(msgspec.DecodeError):
                 report = read_report(line)
-                if isinstance(report, Trouble):
+                if isinstance(report, FailureReport):
                     self._trouble = report
-                elif isinstance(report, Serving):
+                elif isinstance(report, ReadyReport):
                     self.serving = report
                 progress(report)
         return self._meaning(await self.process.wait())
@@ -97,7 +97,7 @@ class Child:
             return ClusterError(f"{self.name} failed: {self._trouble.text}")
         if code < 0:
             return ClusterError(f"{self.name} was killed by {signal.Signals(-code).name}")
-        return ClusterError(f"{self.name} has ended with code {code}{said_last(self._log)}")
+        return ClusterError(f"{self.name} has ended with code {code}{last_line(self._log)}")
 
     async def stop(self) -> None:
         """End the process and whatever it has started."""

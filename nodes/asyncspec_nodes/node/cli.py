@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from asyncspec_nodes.console.interrupt import ends_at_once
-from asyncspec_nodes.console.output import forgiven_stderr
-from asyncspec_nodes.node.huge_pages import begin_with_them
+from asyncspec_nodes.console.interrupt import exit_on_interrupt
+from asyncspec_nodes.console.output import lenient_stderr
+from asyncspec_nodes.node.huge_pages import reexec_with_huge_pages
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 stopped by a signal, 2 a user's mistake, 1 anything else."""
-    with forgiven_stderr(), ends_at_once(last_words="", code=0):
+    with lenient_stderr(), exit_on_interrupt(last_words="", code=0):
         from asyncspec_nodes.node.command import run
 
         # Until it serves, and sees to signals itself, there is nothing to put in order.
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry(argv: Sequence[str] | None = None) -> NoReturn:
     """The process: leaves without taking torch apart object by object, which takes seconds."""
     if argv is None:  # one that was forked has what it was forked from
-        begin_with_them()
+        reexec_with_huge_pages()
     code = main(argv)
     with contextlib.suppress(OSError):  # a parent that is gone reads nothing
         sys.stdout.flush()

@@ -165,14 +165,14 @@ def run(argv: Sequence[str] | None) -> int:
     try:
         _serve(arguments, reporter)
     except UserError as error:
-        reporter.trouble("user", str(error))
+        reporter.failed("user", str(error))
         return 2
     except AsyncSpecError as error:
-        reporter.trouble("cluster", str(error))
+        reporter.failed("cluster", str(error))
         return 1
     except Exception as error:
         reporter.log.exception("crashed")
-        reporter.trouble("cluster", f"{type(error).__name__}: {error}")
+        reporter.failed("cluster", f"{type(error).__name__}: {error}")
         return 1
     return 0
 

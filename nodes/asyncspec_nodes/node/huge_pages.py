@@ -20,7 +20,7 @@ MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """The kernel's modes; the active one stands in brackets."""
 
 
-def environment(given: Mapping[str, str], modes: Path = MODES) -> dict[str, str]:
+def huge_page_environment(given: Mapping[str, str], modes: Path = MODES) -> dict[str, str]:
     """The environment of a new process that is to hold weights. What the user has set stays."""
     tunables = given.get(TUNABLES, "")
     if _ASKS in tunables or not _are_for_the_asking(modes):
@@ -28,10 +28,10 @@ def environment(given: Mapping[str, str], modes: Path = MODES) -> dict[str, str]
     return {**given, TUNABLES: ":".join(filter(None, (tunables, f"{_ASKS}=1")))}
 
 
-def begin_with_them(modes: Path = MODES) -> None:
+def reexec_with_huge_pages(modes: Path = MODES) -> None:
     """Restart this process's program in place where it needs another environment. The process id,
     arguments and open files stay."""
-    wanted = environment(os.environ, modes)
+    wanted = huge_page_environment(os.environ, modes)
     if wanted != os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
 

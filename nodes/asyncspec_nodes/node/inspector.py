@@ -18,22 +18,22 @@ from asyncspec_nodes.roles.draft.machine import who_is_missing
 from asyncspec_nodes.roles.draft.state import DraftState
 from asyncspec_nodes.roles.verify.planning import consulted
 from asyncspec_nodes.roles.verify.state import VerifyState
-from asyncspec_nodes.serving.requests import Rules
+from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Consult, Consulted, Hello, Inspect, Status
 
 
-def counts(state: Any) -> Counts:
+def node_counts(state: Any) -> NodeCounts:
     """Of a draft node, a stage, or a token source (which has none of these)."""
     if isinstance(state, DraftState):
         missing = "" if state.up else who_is_missing(state)
         taken = slots_taken(state)
-        return Counts(len(state.sessions), len(state.backlog), 0, taken, missing)
+        return NodeCounts(len(state.sessions), len(state.backlog), 0, taken, missing)
     if isinstance(state, VerifyState):
         slots = sum(session.slots.used for session in state.sessions.values())
-        return Counts(len(state.sessions), len(state.queue), slots, state.config.slots)
-    return Counts()
+        return NodeCounts(len(state.sessions), len(state.queue), slots, state.config.slots)
+    return NodeCounts()
 
 
 # --- How the nodes are: a client asks the draft node, which asks the others and passes on the
@@ -42,14 +42,14 @@ def counts(state: Any) -> Counts:
 # that goes meanwhile is not waited for.
 
 
-class Asker(Protocol):
+class StatusSink(Protocol):
     """Where answers go: a client's link, or this process itself."""
 
     def send(self, message: Status, /) -> object:
         """Queue an answer."""
 
 
-class Counts(Struct, frozen=True):
+class NodeCounts(Struct, frozen=True):
     """What a machine has in hand: sessions, what waits for service, and cache slots in use."""
 
     sessions: int = 0
@@ -61,10 +61,10 @@ class Counts(Struct, frozen=True):
     missing: str = ""
 
 
-class _Question:
+class _StatusQuery:
     """One that is under way, on the draft node."""
 
-    def __init__(self, asker: Asker, number: int, missing: set[Rank]) -> None:
+    def __init__(self, asker: StatusSink, number: int, missing: set[Rank]) -> None:
         self.asker = asker
         self.number = number
         self.missing = missing
@@ -77,10 +77,10 @@ class Inspector:
         self,
         runtime: Runtime[Any],
         me: Hello,
-        count: Callable[[Any], Counts],
+        count: Callable[[Any], NodeCounts],
         *,
         model: str = "",
-        rules: Rules | None = None,
+        rules: ServingConfig | None = None,
     ) -> None:
         self._runtime = runtime
         self._me = me
@@ -89,9 +89,9 @@ class Inspector:
         # Of a draft node.
         self._rules = rules
         self._started = time.monotonic()
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, _StatusQuery] = {}
         self._next = 0
-        self._consultations = Consultations(runtime, me)
+        self._consultations = PlanStatusRelay(runtime, me)
         runtime.answer_by(self)
 
     def inspect(self, link: Link, message: Inspect) -> None:
@@ -101,12 +101,12 @@ class Inspector:
         else:
             link.send(self._status(message.question))
 
-    def ask(self, asker: Asker, number: int) -> None:
+    def ask(self, asker: StatusSink, number: int) -> None:
         """Somebody asks the draft node for all of them."""
         asker.send(self._status(number))
         key, self._next = self._next, self._next + 1
         others = self._runtime.links
-        self._questions[key] = _Question(asker, number, set(others))
+        self._questions[key] = _StatusQuery(asker, number, set(others))
         for link in others.values():
             link.send(Inspect(key))
         self._settle(key)
@@ -148,7 +148,7 @@ class Inspector:
 
     def _status(self, number: int) -> Status:
         runtime, me, rules = self._runtime, self._me, self._rules
-        counts = self._count(runtime.state)
+        node_counts = self._count(runtime.state)
         links = sorted(runtime.links.items())
         return Status(
             question=number,
@@ -158,16 +158,16 @@ class Inspector:
             up_seconds=time.monotonic() - self._started,
             busy_seconds=runtime.busy_seconds,
             memory_bytes=resident_bytes(),
-            sessions=counts.sessions,
-            waiting=counts.waiting,
-            slots=counts.slots,
+            sessions=node_counts.sessions,
+            waiting=node_counts.waiting,
+            slots=node_counts.slots,
             peers=tuple(rank for rank, _ in links),
             round_trips=tuple(-1.0 if link.rtt is None else link.rtt for _, link in links),
             sent=tuple(link.bytes_sent for _, link in links),
             model=self._model,
             context_length=0 if rules is None else rules.context_length,
-            missing="; ".join(filter(None, (counts.missing, *self._refusals()))),
-            room=counts.room,
+            missing="; ".join(filter(None, (node_counts.missing, *self._refusals()))),
+            room=node_counts.room,
             defaults={} if rules is None else rules.defaults.said,
         )
 
@@ -191,7 +191,7 @@ MOST = 64
 """Questions under way at a draft node."""
 
 
-class _PlanQuestion(Struct):
+class _PlanStatusQuery(Struct):
     """One that is under way: who asks, by which number, and when it is given up."""
 
     asker: Link
@@ -199,13 +199,13 @@ class _PlanQuestion(Struct):
     timer: asyncio.TimerHandle
 
 
-class Consultations:
+class PlanStatusRelay:
     """One node's part: a draft node passes on, the first stage answers."""
 
     def __init__(self, runtime: Runtime[Any], me: Hello) -> None:
         self._runtime = runtime
         self._me = me
-        self._questions: dict[int, _PlanQuestion] = {}
+        self._questions: dict[int, _PlanStatusQuery] = {}
         self._next = 0
 
     def consult(self, link: Link, message: Consult) -> None:
@@ -243,7 +243,7 @@ class Consultations:
         loop = asyncio.get_running_loop()
         late = _nothing(f"does not answer within {ANSWER_SECONDS:g} s")
         timer = loop.call_later(ANSWER_SECONDS, self._settle, key, late)
-        self._questions[key] = _PlanQuestion(asker, number, timer)
+        self._questions[key] = _PlanStatusQuery(asker, number, timer)
         first.send(Consult(key))
 
     def _settle(self, key: int, answer: Consulted) -> None:

@@ -46,7 +46,7 @@ from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
-from asyncspec_nodes.serving.requests import Rules, read_defaults
+from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
 from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
@@ -134,7 +134,7 @@ class Loaded(Struct, frozen=True):
     threads: int = 1
     # Draft node only: what clients' text is made of, and what they may ask for.
     codec: Tokenizer | None = None
-    rules: Rules | None = None
+    rules: ServingConfig | None = None
 
 
 def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
@@ -266,7 +266,7 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
         tensors=source.tensors,
         threads=backend.threads(),
         codec=tokenizer,
-        rules=Rules(
+        rules=ServingConfig(
             context_length=target.info.context_length,
             eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,

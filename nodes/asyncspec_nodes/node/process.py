@@ -25,15 +25,15 @@ from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import MOST, Recorder
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.security import contexts
-from asyncspec_nodes.console.signals import when_told_to_end
+from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node.engine import LocalEngine
-from asyncspec_nodes.node.inspector import Inspector, counts
+from asyncspec_nodes.node.inspector import Inspector, node_counts
 from asyncspec_nodes.node.loading import Loaded, load_node
-from asyncspec_nodes.node.reports import Reporter, Serving
-from asyncspec_nodes.node.worker_thread import OneThread
+from asyncspec_nodes.node.reports import ReadyReport, Reporter
+from asyncspec_nodes.node.worker_thread import WorkerThread
 from asyncspec_nodes.roles.tasks import TASKS
-from asyncspec_nodes.serving.requests import in_words
+from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT, Rank
@@ -107,7 +107,7 @@ async def serve(
     security = contexts(config.security)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    when_told_to_end(stop.set)
+    on_termination(stop.set)
     if supervised:
         _watch_parent(loop, stop)
     async with AsyncExitStack() as stack:
@@ -144,9 +144,9 @@ async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Eve
     seconds = round(time.monotonic() - started, 2)
     me, weights = loaded.me, loaded.weights
     reporter.serving(
-        Serving(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, loaded.threads)
+        ReadyReport(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, loaded.threads)
     )
-    if loaded.rules is not None and (defaults := in_words(loaded.rules.defaults.said)):
+    if loaded.rules is not None and (defaults := describe_defaults(loaded.rules.defaults.said)):
         reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
     if me.role == "verify" and config.find(DRAFT) is None:
         reporter.log.info("no draft node in the cluster file: those that come are served")
@@ -196,10 +196,12 @@ def _runtime(
         security=security,
         device_seconds=config.limits.device_seconds,
     )
-    inspector = Inspector(runtime, loaded.me, counts, model=_model_name(config), rules=loaded.rules)
+    inspector = Inspector(
+        runtime, loaded.me, node_counts, model=_model_name(config), rules=loaded.rules
+    )
     engine = None
     if loaded.codec is not None and loaded.rules is not None:
-        aside, most = OneThread("reading"), config.limits.requests
+        aside, most = WorkerThread("reading"), config.limits.requests
         shell.service = TextService(loaded.codec, loaded.rules, runtime.feed, aside, most=most)
         engine = LocalEngine(shell.service, inspector)
     collector = NodeTraceCollector(

@@ -13,14 +13,14 @@ from msgspec import Struct
 from asyncspec_protocol.text import printable
 
 
-class Loading(Struct, frozen=True, tag="loading", tag_field="event"):
+class LoadingReport(Struct, frozen=True, tag="loading", tag_field="event"):
     """The node reads its model."""
 
     rank: int
     text: str
 
 
-class Serving(Struct, frozen=True, tag="ready", tag_field="event"):
+class ReadyReport(Struct, frozen=True, tag="ready", tag_field="event"):
     """The node has loaded and serves; its links come up by themselves."""
 
     rank: int
@@ -36,7 +36,7 @@ class Serving(Struct, frozen=True, tag="ready", tag_field="event"):
     threads: int = 1
 
 
-class Trouble(Struct, frozen=True, tag="fault", tag_field="event"):
+class FailureReport(Struct, frozen=True, tag="fault", tag_field="event"):
     """The node stops. ``kind`` "user": the text says what to change."""
 
     rank: int
@@ -45,7 +45,7 @@ class Trouble(Struct, frozen=True, tag="fault", tag_field="event"):
 
 
 _READY = ("layers", "dtype", "guarantee", "weights", "threads", "seconds")
-Report = Loading | Serving | Trouble
+Report = LoadingReport | ReadyReport | FailureReport
 
 _DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
@@ -87,22 +87,22 @@ class Reporter:
         """A step of loading begins."""
         self.step = f"loading {text}"
         self.log.info("loading", what=text)
-        self._tell(Loading(self.rank, text))
+        self._tell(LoadingReport(self.rank, text))
 
-    def serving(self, report: Serving) -> None:
+    def serving(self, report: ReadyReport) -> None:
         """Loading is over."""
         self.step = "ready"
         fields = {n: getattr(report, n) for n in _READY}
         self.log.info("ready", **fields)
         self._tell(report)
 
-    def trouble(self, kind: Literal["user", "cluster"], text: str) -> None:
+    def failed(self, kind: Literal["user", "cluster"], text: str) -> None:
         """The node is about to stop. A user's mistake stands alone on its line."""
         if kind == "user":
             sys.stderr.write(f"asyncspec-node: {text}\n")
         else:
             self.log.error("stopping", why=text)
-        self._tell(Trouble(self.rank, kind, text))
+        self._tell(FailureReport(self.rank, kind, text))
 
     def _tell(self, report: Report) -> None:
         if self._pipe is not None:

@@ -59,7 +59,7 @@ def set_threads(config: Config, rank: int, host: str, asked: int | None = None) 
     """Before torch is imported: ``asked`` threads, else as many as the environment says, else the
     share of a node that listens at ``host``."""
     if asked is None and not any(name in os.environ for name in COUNT_VARIABLES):
-        asked = share(config, rank, host)
+        asked = thread_share(config, rank, host)
     if asked is None:
         set_thread_defaults()
     else:
@@ -73,7 +73,7 @@ def set_local_threads(config: Config) -> None:
     set_threads(config, node.rank, node.host)
 
 
-def share(config: Config, rank: int, host: str) -> int:
+def thread_share(config: Config, rank: int, host: str) -> int:
     """Threads for a node that listens at ``host``: its part of what this machine's nodes have, as
     far as the cluster file knows them; at least one."""
     others = sum(node.host == host and node.rank != rank for node in config.nodes)
@@ -86,10 +86,10 @@ def cores() -> int:
     threads = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
     whole = allowed * (psutil.cpu_count(logical=False) or threads) / threads
-    return max(1, round(min([whole, *quotas()])))
+    return max(1, round(min([whole, *cpu_quotas()])))
 
 
-def quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
+def cpu_quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
     """Cores that control groups leave this process: of each of them, version 1 or 2, that bounds
     its processor. Inside a container the path may be one of outside; its own group is the root
     there."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 R = TypeVar("R")
 
 
-class OneThread:
+class WorkerThread:
     """An ``Aside`` (see ``reading``). Make it inside a running event loop. When that ends nobody
     waits for work that is under way, and nobody is told of it."""
 

@@ -16,7 +16,7 @@ from asyncspec_nodes.cluster.chat_templates import read_template
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node import resources
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
-from asyncspec_nodes.serving.requests import Refusal, Rules, prepare
+from asyncspec_nodes.serving.requests import Refusal, ServingConfig, prepare
 from asyncspec_nodes.serving.text import answer_text
 
 
@@ -47,7 +47,7 @@ def _decode(task: Task) -> list[Comparison]:
         backend.load(StageSpec(model, span, target.dtype, target.mode, target.quantize))
         for span in layout(config, model.info.layers)
     ]
-    rules = Rules(
+    rules = ServingConfig(
         context_length=model.info.context_length,
         eos=frozenset(model.info.eos_token_ids),
         policy=config.draft.policy,

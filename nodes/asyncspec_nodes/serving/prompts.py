@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from asyncspec.core.machine import Request
-from asyncspec_nodes.serving.requests import Encoder, Refusal, Rules, prepare
+from asyncspec_nodes.serving.requests import Encoder, Refusal, ServingConfig, prepare
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 SHORT = 1024
@@ -24,7 +24,7 @@ T = TypeVar("T")
 FAILED = Refusal("the draft node has made a mistake while it read the prompt", "internal")
 
 
-class Aside(Protocol):
+class WorkQueue(Protocol):
     """Where work is done that would hold up everything else."""
 
     def submit(
@@ -34,31 +34,31 @@ class Aside(Protocol):
         our own mistake, and reported."""
 
 
-class Client(Protocol):
+class ResponseSink(Protocol):
     """Where answers go: a link. One that is gone swallows what it is sent."""
 
     def send(self, message: Output | Finished, /) -> object:
         """Queue a message."""
 
 
-class Asked(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request on its way, under the draft node's own number."""
 
     number: int
-    client: Client
+    client: ResponseSink
     submit: Submit
 
 
-class Reading:
+class PromptReader:
     """The requests of all clients until they are understood. ``then`` is told of each, unless it is
     dropped before, on the event loop."""
 
     def __init__(
         self,
-        rules: Rules,
+        rules: ServingConfig,
         encoder: Encoder,
-        aside: Aside,
-        then: Callable[[Asked, Request | Refusal], None],
+        aside: WorkQueue,
+        then: Callable[[PendingRequest, Request | Refusal], None],
     ) -> None:
         self._rules = rules
         # One for the event loop and one for the thread.
@@ -66,17 +66,17 @@ class Reading:
         self._aside = aside
         self._then = then
         # Given to the thread and not yet told of, by number.
-        self._away: dict[int, Asked] = {}
+        self._away: dict[int, PendingRequest] = {}
 
     def __len__(self) -> int:
         return len(self._away)
 
-    def numbers(self, client: Client) -> dict[int, int]:
+    def numbers(self, client: ResponseSink) -> dict[int, int]:
         """A client's requests that are being read: its own number to ours."""
         mine = (asked for asked in self._away.values() if asked.client is client)
         return {asked.submit.request: asked.number for asked in mine}
 
-    def read(self, asked: Asked) -> None:
+    def read(self, asked: PendingRequest) -> None:
         """Understand a request; its number is new."""
         if _length(asked.submit) <= SHORT and not self.numbers(asked.client):
             self._then(asked, self._prepare(asked, self._here))
@@ -87,7 +87,7 @@ class Reading:
         # By its number alone: a long prompt that is dropped takes no memory until its turn comes.
         self._aside.submit(partial(self._work, number), done, failed)
 
-    def drop(self, number: int) -> Asked | None:
+    def drop(self, number: int) -> PendingRequest | None:
         """Nobody wants it any more; None where it was not, or is not any more, being read."""
         return self._away.pop(number, None)
 
@@ -96,7 +96,7 @@ class Reading:
         asked = self._away.get(number)
         return asked and self._prepare(asked, self._there)
 
-    def _prepare(self, asked: Asked, last: _LastPrompt) -> Request | Refusal:
+    def _prepare(self, asked: PendingRequest, last: _LastPrompt) -> Request | Refusal:
         encoder = last.of(asked.submit.tenant)
         return prepare(asked.submit, asked.number, self._rules, encoder)
 

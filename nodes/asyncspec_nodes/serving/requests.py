@@ -43,7 +43,7 @@ class Encoder(Protocol):
         """Tokens of a conversation, a JSON list of messages. Raises ``ValueError``: why not."""
 
 
-class Rules(Struct, frozen=True):
+class ServingConfig(Struct, frozen=True):
     """What this cluster can do."""
 
     # Prompt and answer together, in tokens.
@@ -103,12 +103,12 @@ def stop_problem(stop: Sequence[str]) -> str | None:
             return "a stop string is empty; give some text"
         if len(text) > MAX_STOP_LENGTH:
             return f"a stop string has {len(text)} characters; give at most {MAX_STOP_LENGTH}"
-        if not is_text(text):
+        if not is_utf8(text):
             return "a stop string is not UTF-8 text"
     return None
 
 
-def is_text(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     """False for what a shell makes of bytes that are no UTF-8: it cannot be sent."""
     try:
         text.encode()
@@ -132,10 +132,12 @@ def prompt_problem(prompt: str) -> str | None:
         return "the prompt is empty; give some text"
     if len(prompt) > MAX_PROMPT_BYTES or len(prompt.encode(errors="replace")) > MAX_PROMPT_BYTES:
         return f"the prompt has more than {MAX_PROMPT_BYTES} bytes; shorten it"
-    return None if is_text(prompt) else "the prompt is not UTF-8 text"
+    return None if is_utf8(prompt) else "the prompt is not UTF-8 text"
 
 
-def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Request | Refusal:
+def prepare(
+    submit: Submit, number: int, rules: ServingConfig, encoder: Encoder
+) -> Request | Refusal:
     """The machine's request for what a user asks, or what refuses it.
 
     ``max_new_tokens`` is cut to what the context has room for, or refused if it ``must_fit``.
@@ -146,7 +148,7 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
         policy_problem(policy, drafts=rules.drafts)
         or settings_problem(submit.max_new_tokens, how)
         or stop_problem(submit.stop)
-        or _tops_problem(submit)
+        or _top_logprobs_problem(submit)
     )
     if problem is not None:
         return Refusal(problem)
@@ -180,7 +182,7 @@ def prepare(submit: Submit, number: int, rules: Rules, encoder: Encoder) -> Requ
     )
 
 
-def _prompt(submit: Submit, rules: Rules, encoder: Encoder) -> tuple[int, ...] | Refusal:
+def _prompt(submit: Submit, rules: ServingConfig, encoder: Encoder) -> tuple[int, ...] | Refusal:
     """The prompt's tokens, whichever way it is given."""
     if submit.prompt_ids:
         if not 0 <= min(submit.prompt_ids) <= max(submit.prompt_ids) < rules.vocab:
@@ -204,7 +206,7 @@ def _prompt(submit: Submit, rules: Rules, encoder: Encoder) -> tuple[int, ...] |
     return prompt
 
 
-def _tops_problem(submit: Submit) -> str | None:
+def _top_logprobs_problem(submit: Submit) -> str | None:
     if not 0 <= submit.top_logprobs <= MAX_TOP_LOGPROBS:
         return f"top-log-probs is {submit.top_logprobs}; it must be 0 to {MAX_TOP_LOGPROBS}"
     if submit.top_logprobs and not submit.log_probs:
@@ -229,7 +231,7 @@ def read_defaults(target: str | Path, which: GenerationConfig) -> Defaults:
         ) from None
 
 
-def in_words(said: Mapping[str, int | float]) -> str:
+def describe_defaults(said: Mapping[str, int | float]) -> str:
     """Recommendations for a line of a log; empty where there are none."""
     return ", ".join(f"{name} {value:g}" for name, value in said.items())
 

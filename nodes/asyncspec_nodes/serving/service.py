@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
-from asyncspec_nodes.serving.prompts import Aside, Asked, Client, Reading
-from asyncspec_nodes.serving.requests import Encoder, Refusal, Rules
+from asyncspec_nodes.serving.prompts import PendingRequest, PromptReader, ResponseSink, WorkQueue
+from asyncspec_nodes.serving.requests import Encoder, Refusal, ServingConfig
 from asyncspec_nodes.serving.text import Codec, answer_text
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
@@ -68,7 +68,9 @@ class TextCodec(Codec, Encoder, Speller, Protocol):
 class _Answer:
     """A request that is being worked on."""
 
-    def __init__(self, client: Client, submit: Submit, prompt: Sequence[int], codec: Codec) -> None:
+    def __init__(
+        self, client: ResponseSink, submit: Submit, prompt: Sequence[int], codec: Codec
+    ) -> None:
         self.client = client
         # The number the client gave it.
         self.number = submit.request
@@ -86,22 +88,22 @@ class TextService:
     def __init__(
         self,
         codec: TextCodec,
-        rules: Rules,
+        rules: ServingConfig,
         feed: Callable[[Submitted | Cancelled | Stopped], None],
-        aside: Aside,
+        aside: WorkQueue,
         *,
         most: int,
     ) -> None:
         self._codec = codec
         self._feed = feed
-        self._reading = Reading(rules, codec, aside, self._read)
+        self._reading = PromptReader(rules, codec, aside, self._read)
         # Requests at a time, those that wait included.
         self._most = most
         self._secret = secrets.token_bytes(32)
         self._next = 0
         self._answers: dict[int, _Answer] = {}
 
-    def client(self, client: Client, message: Submit | Cancel) -> None:
+    def client(self, client: ResponseSink, message: Submit | Cancel) -> None:
         """A client asks for something. Raises ``RemoteProtocolError`` for a number in use."""
         running = self._numbers(client)
         if isinstance(message, Cancel):
@@ -115,9 +117,9 @@ class TextService:
         else:
             self._next += 1
             submit = replace(message, tenant=self._blinded(message.tenant))
-            self._reading.read(Asked(self._next, client, submit))
+            self._reading.read(PendingRequest(self._next, client, submit))
 
-    def client_gone(self, client: Client) -> None:
+    def client_gone(self, client: ResponseSink) -> None:
         """Nobody reads these answers any more."""
         for number in self._numbers(client).values():
             self._cancel(number)
@@ -153,7 +155,7 @@ class TextService:
         answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
         return rest
 
-    def _read(self, asked: Asked, found: Request | Refusal) -> None:
+    def _read(self, asked: PendingRequest, found: Request | Refusal) -> None:
         """A prompt has become tokens, or not."""
         client, submit = asked.client, asked.submit
         if isinstance(found, Refusal):
@@ -176,7 +178,7 @@ class TextService:
             return ""
         return hashlib.blake2b(tenant.encode(), key=self._secret, digest_size=16).hexdigest()
 
-    def _numbers(self, client: Client) -> dict[int, int]:
+    def _numbers(self, client: ResponseSink) -> dict[int, int]:
         """A client's running requests: its own number to ours."""
         running = {a.number: n for n, a in self._answers.items() if a.client is client}
         return running | self._reading.numbers(client)

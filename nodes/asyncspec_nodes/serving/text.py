@@ -116,20 +116,20 @@ def _context(codec: Codec, after: Sequence[int]) -> list[int]:
 # stop string is held until that is decided. Pure.
 
 
-class Found(Struct, frozen=True):
+class StopMatch(Struct, frozen=True):
     """A stop string in a text: text[start:end]."""
 
     start: int
     end: int
 
 
-def find(text: str, stops: Sequence[str]) -> Found | None:
+def find(text: str, stops: Sequence[str]) -> StopMatch | None:
     """The stop string that is complete first; of several, the longest."""
-    found = [Found(i, i + len(stop)) for stop in stops if (i := text.find(stop)) >= 0]
+    found = [StopMatch(i, i + len(stop)) for stop in stops if (i := text.find(stop)) >= 0]
     return min(found, key=lambda f: (f.end, f.start), default=None)
 
 
-def beginning(text: str, stops: Sequence[str]) -> int:
+def partial_stop_length(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of ``text`` that a stop string could begin with."""
     longest = max(map(len, stops), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
@@ -194,7 +194,7 @@ class AnswerText:
 
     def _release(self) -> str:
         """Held text that is the beginning of nothing."""
-        cut = len(self._held) - beginning(self._held, self._stops)
+        cut = len(self._held) - partial_stop_length(self._held, self._stops)
         free, self._held = self._held[:cut], self._held[cut:]
         return free
 

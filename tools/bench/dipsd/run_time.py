@@ -24,7 +24,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable, to_toml
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from asyncspec_nodes.local.supervisor import Child
+from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.reference.check import Question, check
@@ -131,17 +131,17 @@ def _config() -> Config:
     return msgspec.structs.replace(config, node=stages, pace=pace)
 
 
-async def _drafts(config: Config, folder: Path) -> tuple[list[Child], list[int]]:
+async def _drafts(config: Config, folder: Path) -> tuple[list[ChildNode], list[int]]:
     """The draft nodes, when all of them serve, and their ports."""
     file = folder / "cluster.toml"
     file.write_text(to_toml(config), encoding="utf-8")
-    children: list[Child] = []
+    children: list[ChildNode] = []
     ports: list[int] = []
     for number in range(len(PROMPTS)):
         rank, log = draft_rank(number), folder / f"draft-{number}.log"
         with listen.loopback() as sock:
             ports.append(sock.getsockname()[1])
-            children.append(await Child.start(rank, "draft", file, sock, log))
+            children.append(await ChildNode.start(rank, "draft", file, sock, log))
     serving = asyncio.Event()
 
     def heard(report: Report) -> None:

@@ -28,7 +28,7 @@ from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Admit, Forward, Row
 from asyncspec.core.sampling import Sampling
-from asyncspec_nodes.node.huge_pages import environment
+from asyncspec_nodes.node.huge_pages import huge_page_environment
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.enlarge import Size, enlarge
 from tools.bench.limits.progress import Tick
@@ -60,7 +60,7 @@ def measure(source: Path, folder: Path, stored: torch.dtype, tick: Tick) -> Boun
     command = [sys.executable, "-m", __name__, str(folder)]
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(
-        command, cwd=root, env=environment(os.environ), stdout=subprocess.PIPE, text=True
+        command, cwd=root, env=huge_page_environment(os.environ), stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         last = ""

@@ -22,7 +22,7 @@ import torch
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec_nodes.local.processes import said_last
+from asyncspec_nodes.local.processes import last_line
 from tools.bench.enlarge import stored_dtype
 from tools.bench.peers.comparison import Comparison, Engine
 from tools.bench.peers.endpoint import Endpoint
@@ -211,7 +211,7 @@ async def _ready(
         if await ready():
             return
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
-    raise ClusterError(f"{name} does not start{said_last(log)}")
+    raise ClusterError(f"{name} does not start{last_line(log)}")
 
 
 async def _listens(at: Address) -> bool:

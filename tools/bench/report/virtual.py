@@ -29,7 +29,7 @@ from tools.bench.report.models import Models
 from tools.bench.report.target import Target
 from tools.bench.report.text_stage import TextStage
 
-NEVER = 1e9
+RESTART_NONE = 1e9
 """Seconds of virtual time nobody waits for."""
 
 
@@ -93,7 +93,7 @@ class VirtualEngine:
         config = DraftConfig(
             stages=setting.stages,
             max_sessions=1,
-            account_seconds=NEVER,
+            account_seconds=RESTART_NONE,
             features=source.features,
             first_session=SessionId(self._sessions),
         )

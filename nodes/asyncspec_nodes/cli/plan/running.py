@@ -15,7 +15,7 @@ from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.noise import Noise
 from asyncspec.dipsd.told import question
 from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.remote import Remote
+from asyncspec_nodes.client.remote import ClusterAddress
 from asyncspec_nodes.cluster.toml_file import table
 from asyncspec_protocol.ids import SessionId, draft_number, owner
 from asyncspec_protocol.messages import Consulted, Rates
@@ -34,7 +34,7 @@ def ask(arguments: argparse.Namespace) -> Running:
     return running(asyncio.run(_ask(remote.read_arguments(arguments))))
 
 
-async def _ask(where: Remote) -> Consulted:
+async def _ask(where: ClusterAddress) -> Consulted:
     client = await remote.connect(where)
     try:
         return await client.consult()

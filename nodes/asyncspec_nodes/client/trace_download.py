@@ -14,7 +14,7 @@ FINISH_SECONDS = 10.0
 """A cluster that has not delivered its last lines by then has lost a node."""
 
 
-class Collector:
+class TraceDownload:
     """``async with``: inside, everything that happens in the cluster goes to the file.
 
     On leaving, waits for the last lines and closes the file. ``complete`` is False where they did
@@ -31,7 +31,7 @@ class Collector:
         self.complete = False
         self.lines = 0
 
-    async def __aenter__(self) -> Collector:
+    async def __aenter__(self) -> TraceDownload:
         # Of what was, there may be nothing; then the file stays as it is.
         if self._last <= 0:
             self._writer.begin()
