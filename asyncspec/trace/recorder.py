@@ -14,7 +14,7 @@ from itertools import islice
 from asyncspec.core import machine
 from asyncspec.core.jobs import Job
 from asyncspec.trace import records
-from asyncspec.trace.records import effect_record, input_record, kind_of_job, names, rows
+from asyncspec.trace.serialize import effect_record, input_record, job_ids, job_kind, job_rows
 from asyncspec_protocol.ids import Rank
 
 MOST = 200_000
@@ -65,15 +65,8 @@ class Recorder:
 
     def ran(self, job: Job, at: float, until: float) -> None:
         """See ``TraceHook``."""
-        line = records.Ran(
-            self.node.rank,
-            self._ran,
-            kind_of_job(job),
-            at,
-            until,
-            *names(job),
-            rows(job),
-        )
+        rank, kind, rows = self.node.rank, job_kind(job), job_rows(job)
+        line = records.Ran(rank, self._ran, kind, at, until, *job_ids(job), rows)
         self._ran += 1
         self._add(line)
 
@@ -91,7 +84,7 @@ class Recorder:
 
     def said(self, request: int, tokens: tuple[int, ...], text: str) -> None:
         """The text of emitted tokens."""
-        self._add(records.Said(self.node.rank, request, tokens, text))
+        self._add(records.Text(self.node.rank, request, tokens, text))
 
     def _add(self, line: records.Record) -> None:
         self._lines.append(line)
@@ -141,7 +134,7 @@ def _end(line: records.Record) -> float:
     match line:
         case records.Probe(came=came):
             return came
-        case records.Said() | records.Dropped():
+        case records.Text() | records.Dropped():
             return float("inf")
         case records.Node(at=at) | records.End(at=at):
             return at

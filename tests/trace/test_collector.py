@@ -12,11 +12,11 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.trace import collector
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import (
-    Computed,
     Dropped,
     Emitted,
     End,
     Issued,
+    JobResult,
     Node,
     Probe,
     Step,
@@ -97,7 +97,7 @@ async def test_a_job_that_runs_when_recording_begins_is_nobodys(tmp_path: Path) 
 def ends(trace: Trace) -> dict[tuple[int, int], int]:
     """The step of each node in which it heard of a job's end, by rank and job."""
     steps = [line for line in trace.lines if isinstance(line, Step)]
-    return {(s.rank, s.input.job): s.number for s in steps if isinstance(s.input, Computed)}
+    return {(s.rank, s.input.job): s.number for s in steps if isinstance(s.input, JobResult)}
 
 
 def issues(trace: Trace) -> dict[tuple[int, int], int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncspec.core import machine
 from asyncspec.core.errors import UserError
-from asyncspec.trace.records import Node, Received, Record, Step, Stopped, Trace
+from asyncspec.trace.records import Node, ReceivedMessage, Record, Step, Trace
 from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, draft_rank
@@ -65,7 +65,7 @@ def test_a_stop_string_is_replayed() -> None:
     cluster.submit(ask())
     cluster.world.run()
     trace = cluster.trace()
-    assert any(isinstance(step.input, Stopped) for step in steps_of(trace, 0))
+    assert any(isinstance(step.input, machine.Stopped) for step in steps_of(trace, 0))
     assert all(node.difference is None for node in replay(trace.lines, SMALL))
 
 
@@ -84,7 +84,7 @@ def test_a_changed_input_shows() -> None:
         (i, line)
         for i, line in enumerate(lines)
         if isinstance(line, Step)
-        and isinstance(line.input, Received)
+        and isinstance(line.input, ReceivedMessage)
         and isinstance(line.input.message, Verdict)
     )
     message = msgspec.structs.replace(step.input.message, tokens=(1,) * len(step.input.message.ids))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from asyncspec.core import machine
 from asyncspec.trace import records
 from asyncspec.trace.analysis.log import Life, Log, LogStep
 from asyncspec.trace.analysis.segments import Path
@@ -50,7 +51,7 @@ def read_answers(
     progress: dict[int, _Progress] = {}
     given: Counter[int] = Counter()
     for step in life.steps:
-        if isinstance(step.input, records.Submitted):
+        if isinstance(step.input, machine.Submitted):
             _submitted(answers, step, step.input)
         for effect in step.effects:
             match effect:
@@ -64,7 +65,7 @@ def read_answers(
                         answers.steps.append((step.life, step.index))
                     given[request] += len(tokens)
                     _rounds(answers, effect, mine, step.at)
-                case records.Finished(request, reason, session, stats):
+                case records.RequestEnd(request, reason, session, stats):
                     old = answers.requests.get(request) or _earlier(request, session, life, seen)
                     ended = replace(old, finished=step.at, reason=reason, stats=stats)
                     answers.requests[request] = ended
@@ -83,7 +84,7 @@ def _earlier(request: int, session: int, life: Life, seen: Mapping[int, float]) 
     return Request(request, min(first, seen.get(session, first)), None, "", 0)
 
 
-def _submitted(answers: Answers, step: LogStep, source: records.Submitted) -> None:
+def _submitted(answers: Answers, step: LogStep, source: machine.Submitted) -> None:
     asked = source.request
     answers.requests[asked.request] = Request(
         asked.request, step.at, None, asked.policy, len(asked.prompt)
@@ -138,12 +139,12 @@ def _name(answers: Answers, life: Life) -> None:
     place = {(token.request, token.index): i for i, token in enumerate(answers.tokens)}
     heard: dict[int, int] = {}
     for line in life.others:
-        if isinstance(line, records.Said):
+        if isinstance(line, records.Text):
             _say(answers, place, heard, line)
 
 
 def _say(
-    answers: Answers, place: dict[tuple[int, int], int], heard: dict[int, int], line: records.Said
+    answers: Answers, place: dict[tuple[int, int], int], heard: dict[int, int], line: records.Text
 ) -> None:
     """The text of several tokens at once belongs to the first of them."""
     start = heard.get(line.request, 0)
@@ -174,13 +175,13 @@ def _of_step(step: LogStep) -> Iterator[Mark]:
     if step.error:
         yield Mark(rank, at, "error", text=step.error)
     match step.input:
-        case records.Submitted(asked):
+        case machine.Submitted(asked):
             yield Mark(rank, at, "submit", text=f"request {asked.request}, {asked.policy}")
-        case records.Joined(peer):
+        case machine.LinkUp(peer):
             yield Mark(rank, at, "joined", text=f"rank {peer}")
-        case records.Lost(peer, reason):
+        case machine.LinkDown(peer, reason):
             yield Mark(rank, at, "lost", text=f"rank {peer}: {reason}")
-        case records.Received(_, PruneIndices(named, version, _, _, keep)):
+        case records.ReceivedMessage(_, PruneIndices(named, version, _, _, keep)):
             yield Mark(rank, at, "prune", named, f"version {version} keeps {len(keep)}")
         case _:
             pass
@@ -194,7 +195,7 @@ def _of_step(step: LogStep) -> Iterator[Mark]:
                 yield Mark(rank, at, "prune", session, f"keeps {count}")
             case records.Emitted(request, tokens):
                 yield Mark(rank, at, "emit", text=f"request {request}: {len(tokens)} tokens")
-            case records.Finished(request, reason, session):
+            case records.RequestEnd(request, reason, session):
                 yield Mark(rank, at, "finish", session, f"request {request}: {reason}")
             case _:
                 pass

@@ -6,20 +6,18 @@ with a link leave no wrong pairs. Pure.
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.trace import records
 from asyncspec.trace.analysis.answers import Answers
 from asyncspec.trace.analysis.log import Life, Log, LogRun, LogStep
+from asyncspec.trace.serialize import checksum
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 
-_PACK = msgspec.msgpack.Encoder().encode
 # Messages of a link that may be missing between two that are there.
 _LOOK_AHEAD = 1024
 
@@ -64,10 +62,10 @@ def _sent(log: Log) -> Letters:
 
 def _cause(life: Life, step: LogStep, sent: Letters) -> Cause | None:
     match step.input:
-        case records.Received(peer, message):
-            sender = _take(sent.get((peer, life.rank)), zlib.crc32(_PACK(message)))
+        case records.ReceivedMessage(peer, message):
+            sender = _take(sent.get((peer, life.rank)), checksum(message))
             return None if sender is None else Cause(sender)
-        case records.Computed(job):
+        case records.JobResult(job):
             index = life.issued.get(job)
             return None if index is None else Cause(life.steps[index], life.runs.get(job))
         case _:
@@ -173,7 +171,7 @@ class Chains:
                 kind = _KINDS.get(run.kind, "cache")
                 yield Piece(kind, here, run.at, run.until, run.session, run.segment)
                 yield Piece("device", here, before.until, run.at)
-            elif isinstance(step.input, records.Received):
+            elif isinstance(step.input, records.ReceivedMessage):
                 line = link(before.rank, step.rank, self._stages)
                 yield Piece("link", line, before.until, step.at)
             step = before

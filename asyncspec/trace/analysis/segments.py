@@ -55,9 +55,9 @@ def read_stage(life: Life) -> StageView:
     view = StageView(life)
     for step in life.steps:
         match step.input:
-            case records.Received(_, message):
+            case records.ReceivedMessage(_, message):
                 _heard(view, message, step)
-            case records.Computed(job):
+            case records.JobResult(job):
                 _told(view, job, step)
             case _:
                 pass
@@ -174,7 +174,7 @@ def read_paths(drafts: Sequence[Life], stages: Iterable[StageView]) -> Mapping[i
             _add_nodes(paths, visit.message)
     for life in drafts:
         for step in life.steps:
-            if isinstance(step.input, records.Received):
+            if isinstance(step.input, records.ReceivedMessage):
                 _add_verdict(paths, step.input.message)
     for path in paths.values():
         path.walk()
@@ -231,7 +231,7 @@ def _sent_and_verified(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[
     for life in drafts:
         for step in life.steps:
             match step.input:
-                case records.Received(_, Verdict() as verdict):
+                case records.ReceivedMessage(_, Verdict() as verdict):
                     verified[verdict.session, verdict.segment] = step.at
                 case _:
                     pass

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
+from asyncspec.core import machine
 from asyncspec.trace import records
 from asyncspec.trace.analysis.critical_path import name
 from asyncspec.trace.analysis.log import Life, Log, LogRun
@@ -84,13 +85,13 @@ def _starved(life: Life) -> Iterator[Span]:
     for step in life.steps:
         segments = [e for e in step.effects if isinstance(e, records.Sent) and e.kind == "segment"]
         match step.input:
-            case records.Received(_, Credit(limit)):
+            case records.ReceivedMessage(_, Credit(limit)):
                 if empty is not None and segments:
                     last = segments[0]
                     yield Span(life.rank, "credit", empty, step.at, last.session, last.segment)
                 allowed = limit
                 empty = None
-            case records.Joined(1):
+            case machine.LinkUp(1):
                 allowed = sent = 0
             case _:
                 pass

@@ -6,7 +6,7 @@ Handles of tensors are not in a recording; a number stands for each. Machines on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,8 @@ from asyncspec.core.jobs import Job, SamplerOutput
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace import records
-from asyncspec.trace.records import Node, Record, Step, effect_record
+from asyncspec.trace.records import Node, Record, Step
+from asyncspec.trace.serialize import effect_record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -153,44 +154,34 @@ class _Player:
 
     def _event(self, source: records.Input) -> machine.Input:
         match source:
-            case records.Received(peer, message, tensor, seconds):
+            case records.ReceivedMessage(peer, message, tensor, seconds):
                 handle = self._handle() if tensor else None
                 return machine.Received(peer, message, handle, seconds)  # type: ignore[arg-type]
-            case records.Computed(job):
+            case records.JobResult(job):
                 return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
-            case records.Fired(timer):
-                return machine.TimerFired(timer)
-            case records.Joined(peer):
-                return machine.LinkUp(peer)  # type: ignore[arg-type]
-            case records.Lost(peer, reason):
-                return machine.LinkDown(peer, reason)  # type: ignore[arg-type]
-            case records.Submitted(request):
+            case machine.Submitted(request):
                 if request.policy not in self._machine.config.policies:
                     raise UserError(f"the recording has policy {request.policy}, unknown here")
-                return machine.Submitted(request)
-            case records.Cancelled(request):
-                return machine.Cancelled(request)
-            case records.Stopped(request, kept):
-                return machine.Stopped(request, kept)
-            case records.TaskDone(task):
+                return source
+            case records.TaskResult(task):
                 if task not in self._arguments:
                     raise UserError(f"the recording has the end of a task {task} that never began")
                 argument = self._arguments.pop(task)
                 return machine.TaskDone(task, argument, TASKS[task](argument))
             case _:
-                assert_never(source)
+                return source
 
-    def _result(self, source: records.Computed) -> object:
+    def _result(self, source: records.JobResult) -> object:
         if source.parts:
             return tuple(map(self._result, source.parts))
         if source.expanded is not None:
             return source.expanded
         if source.tokens is None:
             return self._handle()
-        if not source.featured and not source.likely and not source.drawn:
+        if not source.has_features and not source.top_tokens and not source.token_log_probs:
             return source.tokens
-        features = self._handle() if source.featured else None
-        return SamplerOutput(source.tokens, features, source.likely, source.drawn)
+        features = self._handle() if source.has_features else None
+        return SamplerOutput(source.tokens, features, source.top_tokens, source.token_log_probs)
 
     def _handle(self) -> int:
         self._handles += 1
@@ -202,7 +193,7 @@ def _comparable(effect: records.Effect) -> records.Effect:
     match effect:
         case records.Sent() | records.Reported():
             return msgspec.structs.replace(effect, nbytes=0)
-        case records.Finished(stats=stats):
+        case records.RequestEnd(stats=stats):
             own = {name: value for name, value in stats.items() if name != "bytes_sent"}
             return msgspec.structs.replace(effect, stats=own)
         case _:
