@@ -141,7 +141,7 @@ def clusters(draw: st.DrawFn, **fixed: Any) -> Cluster:
         "window": draw(st.integers(1, 3)),
         "prefill_rows": draw(st.integers(1, 5)),
         "max_sessions": draw(st.integers(1, 5)),
-        "share_from": draw(st.sampled_from((1, 3, 1000))),
+        "min_common_prefix": draw(st.sampled_from((1, 3, 1000))),
         # 0: no bound; or room for one session, or for two.
         "slots": draw(st.sampled_from((0, 128, 250))),
         "source_slots": draw(st.sampled_from((0, 0, 128, 250))),
@@ -294,10 +294,10 @@ def check_features(session: Any) -> None:
         return
     assert features.held.keys() == session.verified.keys()
     assert features.fed == features.known
-    assert not features.ready
-    if session.answering:
+    assert not features.unfed
+    if session.decoding:
         assert features.known == session.length - 1
-        assert session.reach == session.length
+        assert session.source_limit == session.length
 
 
 def lose_links(cluster: Cluster, losses: Sequence[tuple[int, int]]) -> None:
@@ -331,8 +331,8 @@ def check_empty(cluster: Cluster) -> None:
     for rank in cluster.drafts:
         draft = cluster.state(rank)
         assert not draft.sessions
-        assert not draft.endings
-        assert not draft.leaving
+        assert not draft.finishing
+        assert not draft.pending_releases
         assert not draft.backlog
     for rank in cluster.drafts & cluster.eagles.keys():
         assert not cluster.eagles[rank].fed
@@ -351,7 +351,7 @@ def check_empty(cluster: Cluster) -> None:
         assert state.running is None
         assert not any(known.closed_early for known in state.known.values())
         # But for the prompts that are kept for others, on all stages the same.
-        kept = [one for rank in cluster.drafts for one in cluster.state(rank).kept]
-        assert not any(one.spare for one in kept)
+        kept = [one for rank in cluster.drafts for one in cluster.state(rank).cached_prompts]
+        assert not any(one.unused for one in kept)
         assert state.kept == {one.session: len(one.prefix) for one in kept}
         assert set(backend.slots_held()) == set(state.kept)

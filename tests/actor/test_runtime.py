@@ -84,7 +84,7 @@ def test_prompts_that_are_given_up_leave_no_entry_behind(run: Runner) -> None:
             for number in range(12):
                 prompt = (number, *range(80))
                 await cluster.ask(ask(number, max_new_tokens=2, prompt=prompt))
-            assert len(cluster.nodes[0].state.kept) < 12
+            assert len(cluster.nodes[0].state.cached_prompts) < 12
             books = [link.session_bytes for link in cluster.nodes[0].links.values()]
             assert not any(books)
 

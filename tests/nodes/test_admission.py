@@ -10,13 +10,8 @@ from msgspec.structs import replace
 from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import EqualTurns
-from asyncspec_nodes.roles.draft.admission import (
-    BLOCK,
-    slots_in_all,
-    slots_needed,
-    slots_taken,
-    too_large,
-)
+from asyncspec_nodes.roles.draft.admission import refusal, slots_total, slots_used
+from asyncspec_nodes.roles.draft.state import BLOCK, slots_needed
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask
@@ -65,7 +60,7 @@ def test_the_smallest_stage_decides_and_order_is_kept() -> None:
     # The large one waits for all of the room, and the small one behind it for the large one.
     assert len(opened) == 1
     assert [job.request.request for job in driven.state.backlog] == [2, 3]
-    assert slots_taken(driven.state) == 64
+    assert slots_used(driven.state) == 64
 
 
 def test_what_can_never_fit_is_told_so_at_once() -> None:
@@ -82,10 +77,10 @@ def test_what_can_never_fit_is_told_so_at_once() -> None:
 def test_a_request_fits_alone_or_never(slots: list[int], tokens: int) -> None:
     driven = room(*slots)
     request = ask(1, max_new_tokens=tokens)
-    bound = slots_in_all(driven.state)
+    bound = slots_total(driven.state)
     needed = slots_needed(request, SMALL["flowspec"], len(slots))
     assert needed % BLOCK == 0
-    assert bool(too_large(driven.state, request)) == (bound is not None and needed > bound)
+    assert bool(refusal(driven.state, request)) == (bound is not None and needed > bound)
 
 
 def test_what_drafts_has_room_or_they_wait() -> None:
@@ -106,7 +101,7 @@ def test_a_source_of_its_own_says_for_how_much_it_has_room() -> None:
     driven.feed(LinkUp(Rank(2)), Received(Rank(2), Ready(Rank(2), True, 64)))
     opened = sent(driven.feed(Submitted(ask(1, max_new_tokens=20)), Submitted(ask(2))), Open)
     assert len(opened) == 1
-    assert slots_in_all(driven.state) is None
+    assert slots_total(driven.state) is None
 
 
 def test_what_can_never_fit_where_it_drafts_is_told_so() -> None:
@@ -138,4 +133,4 @@ def test_all_are_served_however_little_room_there_is(
     cluster.world.run(until=1e6)
     for request in requests:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
-    assert slots_taken(cluster.state(0)) == 0
+    assert slots_used(cluster.state(0)) == 0

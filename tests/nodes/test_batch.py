@@ -11,7 +11,7 @@ from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Received, Send, SendClosed
-from asyncspec_nodes.roles.draft.scheduler import together
+from asyncspec_nodes.roles.draft.scheduler import with_batch_remaining
 from asyncspec_nodes.roles.verify.batching import Share, gather, prompt
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
@@ -257,7 +257,7 @@ def test_an_idle_stage_waits_for_all_of_a_pass() -> None:
 
 def test_what_goes_out_at_once_says_how_many_follow() -> None:
     names = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
-    found = together([segment(n, {5: 4}, session=s) for s, n in names])
+    found = with_batch_remaining([segment(n, {5: 4}, session=s) for s, n in names])
     assert [(s.session, s.segment, s.batch_remaining) for s in found] == [
         (0, 0, 2),
         (1, 0, 1),

@@ -331,7 +331,7 @@ def test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_acc
     assert feed == Feed(0, 70, (TensorRows(HANDLE, (0, 1, 3)),))  # type: ignore[arg-type]
     assert (expand.base, expand.committed) == (71, (10, 13, 99))
     session = driven.state.sessions[0]
-    assert (session.features.held, session.features.ready) == ({}, ())
+    assert (session.features.held, session.features.unfed) == ({}, ())
 
 
 def test_a_source_that_reads_features_guesses_nothing_before_the_first_token() -> None:

@@ -81,7 +81,7 @@ def test_one_of_a_batch_is_given_up_and_the_others_are_not() -> None:
     assert jobs(effects) == [Release(0)], "and the source is not free yet"
     assert jobs(done(driven, both, **TREE)) == []
     assert set(driven.state.sessions) == {1, 2}
-    assert all(session.asked is None for session in driven.state.sessions.values())
+    assert all(session.draft_request is None for session in driven.state.sessions.values())
 
 
 def test_a_session_that_opens_while_the_last_ones_tree_still_grows_waits_for_the_device() -> None:

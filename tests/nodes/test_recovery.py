@@ -109,7 +109,7 @@ def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
 
 
 def test_breaks_are_counted_from_the_last_token_on() -> None:
-    driven = draft(stages=1, most_breaks=3)
+    driven = draft(stages=1, max_breaks=3)
     driven.feed(Submitted(ask(0, prompt=(1, 2), policy="autoregressive")))
     for session in range(3):
         node = driven.state.sessions[session].tree.root

@@ -46,7 +46,7 @@ class Onlooker:
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, Verdict):
             session = before.get(message.session)
-            if session is not None and session.answering:
+            if session is not None and session.decoding:
                 self.passes[session.request.request] += 1
         elif isinstance(message, Closed) and message.session in self.owners:
             name = self.owners[message.session]
@@ -65,7 +65,7 @@ class Onlooker:
             node = node if node is None else trees.child(session.tree, node, token)
             hits.append(node is not None)
         name = session.request.request
-        if not session.answering and hits.pop(0) and session.session in self.guesses:
+        if not session.decoding and hits.pop(0) and session.session in self.guesses:
             self.begun.setdefault(name, set()).add((session.session, 0))
         self.chosen.setdefault(name, []).extend(hits)
 
@@ -73,7 +73,7 @@ class Onlooker:
         session = self.sessions[message.session]
         if message.ids[0] < len(session.prefix):
             return
-        if session.answering:
+        if session.decoding:
             name = session.request.request
             self.begun.setdefault(name, set()).add((session.session, session.round))
         else:

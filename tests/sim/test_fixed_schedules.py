@@ -32,7 +32,7 @@ def test_texts_are_exact_and_nothing_is_left(
         policies=SMALL,
         top=0.7,
         features=FEATURES[seed],
-        share_from=3,
+        min_common_prefix=3,
         slots=(0, 250)[seed % 2],
         prefill_rows=3,
     )
@@ -52,7 +52,7 @@ def test_texts_are_exact_and_nothing_is_left(
 
 @pytest.mark.parametrize("moment", [3, 12, 40])
 def test_a_cancelled_request_leaves_nothing(moment: int) -> None:
-    cluster = Cluster(Shaken([2, 0, 1]), stages=2, policies=SMALL, slots=250, share_from=3)
+    cluster = Cluster(Shaken([2, 0, 1]), stages=2, policies=SMALL, slots=250, min_common_prefix=3)
     watch_invariants(cluster)
     asked = [ask(number, prompt=PROMPT[number:]) for number in range(2)]
     for request in asked:
@@ -71,7 +71,7 @@ def test_an_answer_ends_while_a_stage_is_away() -> None:
     world, cut = cluster.world, partial(cluster.world.cut, DRAFT, Rank(2))
 
     def watch(*_: object) -> None:
-        if cluster.state(DRAFT).endings:
+        if cluster.state(DRAFT).finishing:
             world.watch = None
             world.at(world.now, cut)
 

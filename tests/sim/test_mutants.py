@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.draft.session as feature_books
 import asyncspec_nodes.roles.draft.speculation as verdicts
 import asyncspec_nodes.roles.verify.flow_control as prunes
 import asyncspec_nodes.roles.verify.lookahead as following
@@ -21,12 +20,12 @@ import asyncspec_nodes.roles.verify.results as results
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.accept import Walk, walk
+from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import Compact, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
-from asyncspec_nodes.roles.draft.session import Features
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices
@@ -182,7 +181,7 @@ def old_tip_forgotten(features: Any, passed: Any, tree: Any) -> Any:
     return MOVE(features, passed[1:], tree)
 
 
-MOVE = feature_books.move
+MOVE = FeatureLog.advance
 
 
 def features_by_place(features: Any, verdict: Any, handle: Any, alive: Any) -> Any:
@@ -191,7 +190,7 @@ def features_by_place(features: Any, verdict: Any, handle: Any, alive: Any) -> A
     return NOTE(features, verdict if len(verdict.ids) < 2 else swapped, handle, alive)
 
 
-NOTE = feature_books.note
+NOTE = FeatureLog.receive
 
 
 def asked_ahead_of_features(self: Any) -> int:
@@ -231,11 +230,16 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("siblings' tokens are counted", SlotTokens, "own", siblings_counted),
     ("tokens are not compacted", SlotTokens, "compact", tokens_not_compacted),
     ("tokens get out of step", passes, "_onward", tokens_lost_on_the_way),
-    ("features of the dead are held", feature_books, "move", dead_features_held),
-    ("the old tip's feature is lost", feature_books, "move", old_tip_forgotten),
-    ("features are mixed up", feature_books, "note", features_by_place),
-    ("the source is asked too early", Features, "reach", property(asked_ahead_of_features)),
-    ("features of other rows are sent", results, "Rows", first_features_sent),
+    ("features of the dead are held", FeatureLog, "advance", dead_features_held),
+    ("the old tip's feature is lost", FeatureLog, "advance", old_tip_forgotten),
+    ("features are mixed up", FeatureLog, "receive", features_by_place),
+    (
+        "the source is asked too early",
+        FeatureLog,
+        "source_limit",
+        property(asked_ahead_of_features),
+    ),
+    ("features of other rows are sent", results, "TensorRows", first_features_sent),
     ("an old plan is followed", following, "_basis", plan_not_renewed),
     ("another plan is followed", passes, "_start", word_not_kept),
 ]

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Cancelled, Effect, Input, Request, Submitted
-from asyncspec_nodes.roles.draft.admission import BLOCK, slots_taken
+from asyncspec_nodes.roles.draft.admission import slots_used
+from asyncspec_nodes.roles.draft.state import BLOCK
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Message
 from cluster import Cluster, ask
@@ -67,9 +68,9 @@ def watch_room(cluster: Cluster) -> list[int]:
 def check_books(cluster: Cluster) -> None:
     """What is over is in no books: there are only the prompts that are kept."""
     state = cluster.state(DRAFT)
-    assert not state.leaving
-    kept = sum(-(-len(one.prefix) // BLOCK) * BLOCK for one in state.kept)
-    assert slots_taken(state) == kept
+    assert not state.pending_releases
+    kept = sum(-(-len(one.prefix) // BLOCK) * BLOCK for one in state.cached_prompts)
+    assert slots_used(state) == kept
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "chain"])
@@ -87,7 +88,7 @@ def test_a_stage_that_has_not_heard_of_an_end_gets_no_session_in_its_place(polic
 
 
 def test_a_prompt_that_is_given_up_keeps_its_room_until_every_stage_has_freed_it() -> None:
-    cluster = Cluster(Far((1.0, 9.0)), stages=2, slots=2 * BLOCK, share_from=3)
+    cluster = Cluster(Far((1.0, 9.0)), stages=2, slots=2 * BLOCK, min_common_prefix=3)
     sums = watch_room(cluster)
     long = BLOCK + 20
     asked = [

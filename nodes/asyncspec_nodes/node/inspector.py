@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
 from asyncspec_nodes.node.resources import resident_bytes
-from asyncspec_nodes.roles.draft.admission import slots_taken
+from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.machine import who_is_missing
 from asyncspec_nodes.roles.draft.state import DraftState
 from asyncspec_nodes.roles.verify.planning import consulted
@@ -28,7 +28,7 @@ def node_counts(state: Any) -> NodeCounts:
     """Of a draft node, a stage, or a token source (which has none of these)."""
     if isinstance(state, DraftState):
         missing = "" if state.up else who_is_missing(state)
-        taken = slots_taken(state)
+        taken = slots_used(state)
         return NodeCounts(len(state.sessions), len(state.backlog), 0, taken, missing)
     if isinstance(state, VerifyState):
         slots = sum(session.slots.used for session in state.sessions.values())

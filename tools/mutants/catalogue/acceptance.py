@@ -73,20 +73,20 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accept-answer-not-cut",
-        "return replace(session, before=before, committed=session.committed[: kept - len(before)])",
-        "return replace(session, before=before)",
+        "return replace(self, before=before, committed=self.committed[: kept - len(before)])",
+        "return replace(self, before=before)",
         "test_an_answer_that_is_cut_keeps_its_first_tokens",
     ),
     Mutant(
         "accept-features-of-dead-nodes",
-        "held = {node: row for node, row in features.held.items() if node in tree}",
-        "held = features.held",
+        "held = {node: row for node, row in self.held.items() if node in tree}",
+        "held = self.held",
         "test_the_source_reads_the_prompt_behind_the_stages_and_the_tree_as_it_is_accepted",
     ),
     Mutant(
         "accept-features-out-of-order",
-        "if prompt != tuple(range(features.known, end)) or (verdict.ids and end < last):",
-        "if len(prompt) != end - features.known or (verdict.ids and end < last):",
+        "if prompt != tuple(range(self.known, end)) or (verdict.ids and end < last):",
+        "if len(prompt) != end - self.known or (verdict.ids and end < last):",
         "test_features_that_are_not_those_that_must_come",
     ),
     Mutant(

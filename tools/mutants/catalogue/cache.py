@@ -109,13 +109,13 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-last-token-of-prompt",
-        "shared = alike(one.prefix[:-1], prompt.prefix[:-1])",
-        "shared = alike(one.prefix, prompt.prefix)",
+        "length = common_prefix_length(one.prefix[:-1], prompt.prefix[:-1])",
+        "length = common_prefix_length(one.prefix, prompt.prefix)",
         "test_texts_are_exact_and_nothing_is_left",
     ),
     Mutant(
         "share-where-penalties-count",
-        "if prompt.penalises or (prompt.featured and one.features is None):",
+        "if prompt.penalised or (prompt.featured and one.features is None):",
         "if prompt.featured and one.features is None:",
         "test_penalties_read_the_whole_prompt",
     ),
@@ -139,14 +139,14 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-taken-before-it-is-free",
-        "leaving = sum(one.slots for one in state.leaving)",
-        "leaving = sum(one.slots for one in state.leaving if one.prompt)",
+        "return sessions + cached + sum(one.slots for one in state.pending_releases)",
+        "return sessions + cached + sum(o.slots for o in state.pending_releases if o.is_prompt)",
         "test_an_end_without_all_accounts_frees_nothing",
     ),
     Mutant(
         "room-free-with-first-account",
-        "replace(one, missing=one.missing - {rank}) if free(one) else one for one in state.leaving",
-        "replace(one, missing=frozenset()) if free(one) else one for one in state.leaving",
+        "replace(one, missing=one.missing - {rank}) if is_free(one) else one",
+        "replace(one, missing=frozenset()) if is_free(one) else one",
         "test_an_end_without_all_accounts_frees_nothing",
     ),
     Mutant(
@@ -157,7 +157,7 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-of-kept-prompt-free",
-        "lambda one: one.session == name and not (one.prompt and kept)",
+        "lambda one: one.session == name and not (one.is_prompt and kept)",
         "lambda one: one.session == name",
         "test_an_account_that_keeps_the_prompt_frees_the_rest_alone",
     ),

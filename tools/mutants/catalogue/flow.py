@@ -85,8 +85,8 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "order-new-session-before-close",
-        "state, more = go_on(state, now)\n        return state, (*effects, *more)",
-        "state, more = go_on(state, now)\n        return state, (*more, *effects)",
+        "state, more = schedule(state, now)\n        return state, (*effects, *more)",
+        "state, more = schedule(state, now)\n        return state, (*more, *effects)",
         "test_a_close_goes_before_what_takes_its_place",
     ),
     Mutant(
@@ -97,8 +97,8 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "order-prune-told-first-stage-only",
-        "prunes = tuple(Send(rank, moved.prune) for rank in reachable(state))",
-        "prunes = tuple(Send(rank, moved.prune) for rank in reachable(state)[:1])",
+        "prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages)",
+        "prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages[:1])",
         "test_every_stage_hears_of_every_prune_and_every_end",
     ),
     Mutant(

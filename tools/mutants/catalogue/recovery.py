@@ -37,8 +37,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-gives-token-again",
-        "return Job(session.request, counters, session.given)",
-        "return Job(session.request, counters, session.given[:-1])",
+        "return QueuedRequest(session.request, counters, session.given)",
+        "return QueuedRequest(session.request, counters, session.given[:-1])",
         "test_a_restarted_job_goes_on_behind_the_last_token_that_was_given",
     ),
     Mutant(
@@ -103,8 +103,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-readiness-outlives-link",
-        "ready=state.ready - {peer},\n        echoes",
-        "ready=state.ready,\n        echoes",
+        "ready=state.ready - {peer},\n        break_echoes",
+        "ready=state.ready,\n        break_echoes",
         "test_every_stage_gets_a_floor_when_the_pipeline_is_complete_again",
     ),
     Mutant(
@@ -115,26 +115,26 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-never-given-up",
-        "blamed = silent == [session] and breaks >= state.config.most_breaks",
-        "blamed = silent == [session] and breaks > 9 * state.config.most_breaks",
+        "blamed = silent == [session] and breaks >= state.config.max_breaks",
+        "blamed = silent == [session] and breaks > 9 * state.config.max_breaks",
         "test_it_ends_where_it_is_alone",
     ),
     Mutant(
         "restart-blames-the-innocent",
-        "breaks = times + (0 if session.committed else counters.breaks)",
-        "breaks = times + counters.breaks",
+        "breaks = new_breaks + (0 if session.committed else counters.breaks)",
+        "breaks = new_breaks + counters.breaks",
         "test_breaks_are_counted_from_the_last_token_on",
     ),
     Mutant(
         "end-without-accounts",
-        "if ending.missing and not force:",
-        "if len(ending.missing) > 1 and not force:",
+        "if finishing.missing and not force:",
+        "if len(finishing.missing) > 1 and not force:",
         "test_a_request_ends_once_all_stages_have_given_account",
     ),
     Mutant(
         "end-waits-for-lost-stage",
-        "left = replace(ending, missing=ending.missing - {peer})",
-        "left = replace(ending, missing=ending.missing)",
+        "left = replace(finishing, missing=finishing.missing - {peer})",
+        "left = replace(finishing, missing=finishing.missing)",
         "test_a_lost_stage_owes_no_account",
     ),
     Mutant(
@@ -241,7 +241,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "release-not-of-draft-cache",
-        "return (forget,)",
+        "return (release,)",
         "return ()",
         "test_trap_eos_inside_a_segment_ends_the_answer_there",
     ),

@@ -1,74 +1,160 @@
-"""Which requests there is memory for (SpecPipe 4.5; paged accounting as in PagedAttention).
+"""Which queued requests get a session: admission by cache memory (SpecPipe 4.5).
 
-A session is admitted when every stage has room for the most it can come to; so no session is ever
-thrown out for want of memory, and none that runs can be slowed down by one that waits. Room is
-counted in blocks of cache slots. Requests are admitted in the order in which they came: a large one
-is not overtaken for ever by small ones.
+A session is admitted when every stage has room for the most it can come to, so none is ever thrown
+out for want of memory, and none that runs is slowed down by one that waits. Room is counted in
+blocks of cache slots (PagedAttention). Requests are admitted in the order in which they came: a
+large one is not overtaken for ever by small ones.
 """
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from asyncspec.core.machine import Request
-from asyncspec.policy.base import Policy, max_tree_nodes
-from asyncspec_nodes.roles.draft import prefix_cache
-from asyncspec_nodes.roles.draft.state import DraftState, Kept
+from asyncspec.core import tree as trees
+from asyncspec.core.feature_log import FeatureLog
+from asyncspec.core.machine import Request, Send
+from asyncspec_nodes.roles.draft import lifecycle, prefix_cache
+from asyncspec_nodes.roles.draft.state import (
+    FIRST,
+    CachedPrompt,
+    DraftSession,
+    DraftState,
+    Effects,
+    QueuedRequest,
+    slots_needed,
+)
+from asyncspec_protocol.ids import NodeId, SessionId
+from asyncspec_protocol.messages import Open
 
-BLOCK = 64
-"""Slots of a block; caches grow by whole ones."""
+
+def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
+    """Open sessions for queued requests, in their order, as far as there is room. A request that
+    waits for a prompt that another session is reading lets others pass."""
+    effects: Effects = ()
+    most = state.config.max_sessions
+    while state.up and len(state.sessions) < most and not lifecycle.on_trial(state):
+        state, queued = _next(state)
+        if queued is None:
+            break
+        left = tuple(other for other in state.backlog if other is not queued)
+        if why := refusal(state, queued.request):
+            state = replace(state, backlog=left)
+            effects = (*effects, lifecycle.unserved(queued, "error", why, now))
+        elif has_room(state, queued.request):
+            state, opened = _open(replace(state, backlog=left), queued, now)
+            effects += opened
+        elif prompts := evictable_for(state, queued.request):
+            # A request that waits is worth more than one that may come.
+            state, dropped = lifecycle.drop_prompts(state, prompts[:1])
+            effects += dropped
+        else:
+            break
+    return state, effects
 
 
-def slots_needed(request: Request, policy: Policy, stages: int) -> int:
-    """The most slots that a session of a request takes on any stage, in whole blocks: prompt,
-    answer, and what its policy has in a tree at most."""
-    return _blocks(len(request.prompt) + request.max_new_tokens + max_tree_nodes(policy, stages))
+def _next(state: DraftState) -> tuple[DraftState, QueuedRequest | None]:
+    """The first request that waits for no prompt being read. What a request waits for is noted:
+    prompts are long, and would be compared again at every input."""
+    for place, queued in enumerate(state.backlog):
+        if prefix_cache.awaits_prefix(state, queued):
+            continue
+        prompt = prefix_cache.prompt_key(state, queued)
+        awaited = prefix_cache.prefix_in_progress(state, prompt)
+        if awaited is None:
+            return state, queued
+        backlog = list(state.backlog)
+        backlog[place] = replace(queued, awaited_prefix=awaited)
+        state = replace(state, backlog=tuple(backlog))
+    return state, None
 
 
-def slots_in_all(state: DraftState) -> int | None:
-    """What the smallest stage has; None where none has a bound."""
+def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftState, Effects]:
+    config, request, given = state.config, queued.request, queued.given
+    policy = config.policies[request.policy]
+    features = config.features if policy.uses_draft else ()
+    match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
+    prefix = request.prompt + given
+    last = NodeId(len(prefix) - 1)
+    counters = queued.counters.opened_at(now)
+    session = DraftSession(
+        session=state.next_session,
+        request=request,
+        policy=policy,
+        stages=config.stages,
+        prefix=prefix,
+        before=given,
+        tree=trees.new_tree(last, prefix[-1], len(prefix) - 1),
+        unsent=(last,),
+        parent_session=match.parent_session,
+        root_parent=NodeId(len(prefix) - 2),
+        next_node=NodeId(len(prefix)),
+        prefilled=match.common_prefix,
+        features=FeatureLog.start(len(prefix), match.features) if features else None,
+        counters=replace(
+            counters,
+            sessions=counters.sessions + 1,
+            shared=counters.shared + match.common_prefix,
+        ),
+    )
+    message = Open(
+        session=session.session,
+        prompt_length=len(prefix),
+        capacity=len(request.prompt) + request.max_new_tokens,
+        max_tree_nodes=session.max_tree_nodes,
+        resumed_tokens=len(given),
+        features=features,
+        top_logprobs=session.top_logprobs,
+        log_probs=request.log_probs,
+        parent_session=match.parent_session,
+        common_prefix=match.common_prefix,
+        coalesce=policy.coalesce,
+        **asdict(request.sampling),
+    )
+    state = replace(state, next_session=SessionId(state.next_session + 1))
+    return state.with_session(session), (Send(FIRST, message),)
+
+
+# --- Room, in cache slots.
+
+
+def slots_total(state: DraftState) -> int | None:
+    """Slots of the smallest stage; None where none has a bound."""
     stages = state.config.stages
     bounds = [slots for rank, slots in state.slots.items() if slots and rank <= stages]
     return min(bounds) if bounds else None
 
 
-def slots_kept(prompt: Kept) -> int:
-    """The slots of a prompt that is kept, in whole blocks."""
-    return _blocks(len(prompt.prefix))
+def slots_used(state: DraftState) -> int:
+    """What open sessions may come to, cached prompts, and what is not released everywhere."""
+    sessions = sum(one.slots for one in state.sessions.values())
+    cached = sum(one.slots for one in state.cached_prompts)
+    return sessions + cached + sum(one.slots for one in state.pending_releases)
 
 
-def slots_taken(state: DraftState) -> int:
-    """What the sessions that are open may come to, the prompts that are kept, and what is over and
-    not free on every stage."""
-    open_ones = (slots_needed(s.request, s.policy, s.stages) for s in state.sessions.values())
-    leaving = sum(one.slots for one in state.leaving)
-    return sum(open_ones) + sum(map(slots_kept, state.kept)) + leaving
-
-
-def fits(state: DraftState, request: Request) -> bool:
-    """Whether there is room for a request now, at the stages and where it drafts."""
-    bound, source = slots_in_all(state), _source_slots(state, request)
+def has_room(state: DraftState, request: Request) -> bool:
+    """Whether there is room for a request now, at the stages and at the token source."""
+    bound, source = slots_total(state), _source_slots(state, request)
     needed = _needed(state, request)
-    return (bound is None or slots_taken(state) + needed <= bound) and (
-        source is None or _source_taken(state) + needed <= source
+    return (bound is None or slots_used(state) + needed <= bound) and (
+        source is None or _source_used(state) + needed <= source
     )
 
 
-def prompts_in_the_way(state: DraftState, request: Request) -> tuple[Kept, ...]:
-    """Prompts that could be given up for a request, the oldest first; none where it would have to
-    wait all the same, or only waits for what is leaving."""
-    then = replace(state, leaving=())
-    if fits(then, request):
+def evictable_for(state: DraftState, request: Request) -> tuple[CachedPrompt, ...]:
+    """Cached prompts to drop for a request, the oldest first; none where it would have to wait all
+    the same, or waits only for pending releases."""
+    then = replace(state, pending_releases=())
+    if has_room(then, request):
         return ()
-    free = prefix_cache.not_needed(state)
+    free = prefix_cache.evictable(state)
     names = {one.session for one in free}
-    left = tuple(one for one in state.kept if one.session not in names)
-    return free if free and fits(replace(then, kept=left), request) else ()
+    left = tuple(one for one in state.cached_prompts if one.session not in names)
+    return free if free and has_room(replace(then, cached_prompts=left), request) else ()
 
 
-def too_large(state: DraftState, request: Request) -> str:
-    """Why a request will never be admitted; empty where it may be."""
-    bound, needed = slots_in_all(state), _needed(state, request)
+def refusal(state: DraftState, request: Request) -> str:
+    """Why a request can never be admitted; empty where it may be."""
+    bound, needed = slots_total(state), _needed(state, request)
     source = _source_slots(state, request)
     if source is not None and needed > source:
         return (
@@ -91,20 +177,14 @@ def _needed(state: DraftState, request: Request) -> int:
 
 
 def _source_slots(state: DraftState, request: Request) -> int | None:
-    """Slots that the token source has; None where it has no bound, or the request does not ask
-    it."""
+    """Slots of the token source; None where it has no bound, or the request drafts nothing."""
     config = state.config
     slots = config.slots if config.source is None else state.slots.get(config.source, 0)
     return slots if slots and config.policies[request.policy].uses_draft else None
 
 
-def _source_taken(state: DraftState) -> int:
-    """What the sessions that draft may come to at the token source: it has one cache each. Of the
-    prompts that are kept it has nothing, but their features are held for it."""
-    kept = sum(slots_kept(one) for one in state.kept if one.features)
-    drafting = (one for one in state.sessions.values() if one.policy.uses_draft)
-    return kept + sum(slots_needed(s.request, s.policy, s.stages) for s in drafting)
-
-
-def _blocks(slots: int) -> int:
-    return -(-slots // BLOCK) * BLOCK
+def _source_used(state: DraftState) -> int:
+    """What the sessions that draft may come to at the token source, which has a cache for each.
+    Of cached prompts it has nothing, but their features are held for it."""
+    drafting = sum(one.slots for one in state.sessions.values() if one.policy.uses_draft)
+    return drafting + sum(one.slots for one in state.cached_prompts if one.features)

@@ -12,16 +12,15 @@ from asyncspec.core.machine import Send
 from asyncspec.dipsd.accepted import Acceptance
 from asyncspec.dipsd.measured import ENOUGH, Measured
 from asyncspec.source.batch import Answers
-from asyncspec_nodes.roles.draft.session import DraftSession
-from asyncspec_nodes.roles.draft.speculation import Advance
-from asyncspec_nodes.roles.draft.state import FIRST, DraftState, Effects, put
+from asyncspec_nodes.roles.draft.speculation import Accepted
+from asyncspec_nodes.roles.draft.state import FIRST, DraftSession, DraftState, Effects
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import PassTimes, Rates, Schedule, Verdict
 
 
 def planned(session: DraftSession) -> bool:
     """Whether a session takes part now: its answer has begun."""
-    return session.policy.plannable and session.answering
+    return session.policy.plannable and session.decoding
 
 
 def verified(state: DraftState, message: Verdict, now: float) -> DraftState:
@@ -33,25 +32,11 @@ def verified(state: DraftState, message: Verdict, now: float) -> DraftState:
     return replace(state, measured=state.measured.with_link(seconds))
 
 
-def on_the_way(state: DraftState, message: Verdict, seconds: float, now: float) -> DraftState:
-    """What a verdict says of the lines; those for its features took ``seconds``."""
-    costs = state.costs
-    if message.feature_ids:
-        costs = costs.with_feature_rows(seconds / len(message.feature_ids))
-    session = state.sessions.get(message.session)
-    probe = None if session is None else session.probe
-    if session is not None and probe is not None and probe.segment <= message.segment:
-        state = put(state, replace(session, probe=None))
-        if probe.segment == message.segment:
-            costs = costs.with_round_trip(probe.rows, now - probe.sent_at)
-    return state if costs is state.costs else replace(state, costs=costs)
-
-
-def advanced(state: DraftState, session: DraftSession, moved: Advance) -> DraftState:
+def advanced(state: DraftState, session: DraftSession, accepted: Accepted) -> DraftState:
     """A round is over: how much of its draft was right."""
     if not planned(session) or not (drafted := _tried(session)):
         return state
-    measured = state.measured.with_round(session.session, drafted, moved.hits)
+    measured = state.measured.with_round(session.session, drafted, accepted.hits)
     return replace(state, measured=measured)
 
 
@@ -73,9 +58,9 @@ def drafted(state: DraftState, batch: Answers, seconds: float) -> DraftState:
 
 def _length(session: DraftSession | None) -> int:
     """Tokens of the draft that is asked for a session; 0 where it is none."""
-    if session is None or not planned(session) or session.asked is None:
+    if session is None or not planned(session) or session.draft_request is None:
         return 0
-    growth, abandoned = session.asked.growth, session.asked.abandoned
+    growth, abandoned = session.draft_request.growth, session.draft_request.abandoned
     return 0 if growth is None or abandoned else growth.shape.depth
 
 
@@ -84,7 +69,7 @@ def scheduled(state: DraftState, message: Schedule) -> DraftState:
     session = state.sessions.get(message.session)
     if session is None:
         return state
-    return put(state, replace(session, planned_length=message.length))
+    return state.with_session(replace(session, planned_length=message.length))
 
 
 def tell(state: DraftState) -> tuple[DraftState, Effects]:
@@ -104,7 +89,7 @@ def tell(state: DraftState) -> tuple[DraftState, Effects]:
         if told is None:
             effects += _tables(state)
         if told is None or news(told, rates):
-            state = put(state, replace(session, told=rates))
+            state = state.with_session(replace(session, told=rates))
             effects += (Send(FIRST, rates),)
     return state, effects
 

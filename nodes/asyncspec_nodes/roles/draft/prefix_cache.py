@@ -1,10 +1,9 @@
-"""Prompts that begin alike are read once (prefix caching).
+"""The prefix cache: a common prefix of prompts is read once.
 
-The stages hold the prompts of sessions that are open, and of some that are over. A session whose
-prompt begins like one of them takes those cache slots over, and nothing of it is sent; what the
-target said of them for the token source, its features, is held here and given to the source once
-more. Only prompts are shared: every stage has them in its first slots, whatever became of the
-answer.
+The stages hold the prompts of open sessions, and of some that are over. A session whose prompt
+begins with one of them takes those cache slots over and sends nothing of it; the target's features
+of them are held here and fed to the token source again. Only prompts are cached: every stage has
+them in its first slots, whatever became of the answer.
 
 Only requests of one tenant share (``Request.tenant``): the time to the first token and the count
 of shared tokens would tell one tenant what another one's prompt begins with.
@@ -19,154 +18,161 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import TensorRows
-from asyncspec_nodes.roles.draft.session import DraftSession
-from asyncspec_nodes.roles.draft.state import DraftState, Job, Kept
+from asyncspec_nodes.roles.draft.state import (
+    NO_SESSION,
+    CachedPrompt,
+    DraftSession,
+    DraftState,
+    QueuedRequest,
+)
 from asyncspec_protocol.ids import SessionId
 
 
-class Wanted(Struct, frozen=True):
-    """A prompt that is to be read, and how."""
+class PromptKey(Struct, frozen=True):
+    """A prompt that is to be read, and what decides whether a prefix of it can be taken over."""
 
     prefix: tuple[int, ...]
     # Its token source reads features of the target.
     featured: bool
     # Penalties count tokens of the prompt on the last stage, which therefore has to read them all.
-    penalises: bool
+    penalised: bool
     tenant: str
 
 
-def wanted(state: DraftState, job: Job) -> Wanted:
-    """What a request that waits would have to read."""
-    policy = state.config.policies[job.request.policy]
-    return Wanted(
-        job.request.prompt + job.given,
-        bool(state.config.features and policy.uses_draft),
-        job.request.sampling.penalises,
-        job.request.tenant,
-    )
-
-
-class Start(Struct, frozen=True):
+class PrefixMatch(Struct, frozen=True):
     """What a new session takes over: so many tokens of an older one, and their features."""
 
-    like: SessionId = SessionId(-1)
-    shared: int = 0
+    parent_session: SessionId = NO_SESSION
+    common_prefix: int = 0
     features: tuple[TensorRows, ...] = ()
 
 
-def best_start(state: DraftState, prompt: Wanted) -> Start:
-    """The longest beginning of a prompt that the stages hold."""
-    best = Start()
-    for one in _held(state):
-        shared = _shared(state, one, prompt)
-        if shared > best.shared:
-            rows = _first(one.features, shared) if prompt.featured and one.features else ()
-            best = Start(one.session, shared, rows)
+def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
+    """What a queued request has to read."""
+    request = queued.request
+    policy = state.config.policies[request.policy]
+    return PromptKey(
+        request.prompt + queued.given,
+        bool(state.config.features and policy.uses_draft),
+        request.sampling.penalises,
+        request.tenant,
+    )
+
+
+def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
+    """The longest prefix of a prompt that the stages hold."""
+    best = PrefixMatch()
+    for one in _available(state):
+        length = _match_length(state, one, prompt)
+        if length > best.common_prefix:
+            rows = _first_rows(one.features, length) if prompt.featured and one.features else ()
+            best = PrefixMatch(one.session, length, rows)
     return best
 
 
-def waits(state: DraftState, job: Job) -> bool:
+def awaits_prefix(state: DraftState, queued: QueuedRequest) -> bool:
     """Whether a session is still reading the prompt that a request waits for."""
-    session = None if job.behind is None else state.sessions.get(job.behind)
-    return session is not None and not session.answering
+    name = queued.awaited_prefix
+    session = None if name is None else state.sessions.get(name)
+    return session is not None and not session.decoding
 
 
-def being_read(state: DraftState, prompt: Wanted) -> SessionId | None:
-    """The session by which more of a prompt is held soon, for it is reading that just now; None
-    where there is none, or where it would be waited for longer than reading takes. Several answers
-    to one prompt come so."""
-    reading = [session for session in state.sessions.values() if not session.answering]
-    shared = {one.session: _shared(state, as_kept(one), prompt) for one in reading}
-    if not any(shared.values()):
+def prefix_in_progress(state: DraftState, prompt: PromptKey) -> SessionId | None:
+    """The session that is reading more of a prompt than is held, as with several answers to one
+    prompt; None where there is none, or waiting for it would take longer than reading."""
+    reading = [session for session in state.sessions.values() if not session.decoding]
+    lengths = {one.session: _match_length(state, as_cached(one), prompt) for one in reading}
+    if not any(lengths.values()):
         return None
-    held = best_start(state, prompt).shared
+    held = longest_match(state, prompt).common_prefix
     worth = [
         one.session
         for one in reading
-        if len(one.prefix) - one.prefilled < PARAMETERS.prefix_wait * (shared[one.session] - held)
+        if len(one.prefix) - one.prefilled < PARAMETERS.prefix_wait * (lengths[one.session] - held)
     ]
-    return max(worth, key=shared.__getitem__, default=None)
+    return max(worth, key=lengths.__getitem__, default=None)
 
 
-def _shared(state: DraftState, one: Kept, prompt: Wanted) -> int:
-    """Tokens of a prompt that can be taken over from one that is held; 0 where it is not worth it.
+def _match_length(state: DraftState, one: CachedPrompt, prompt: PromptKey) -> int:
+    """Tokens of a prompt that can be taken over from a cached one; 0 where it is not worth it.
 
     The last token of either is not shared: the one is to be verified, and the other's feature came
     with its verdict, not with the prompt.
     """
     if one.tenant != prompt.tenant:
         return 0
-    if prompt.penalises or (prompt.featured and one.features is None):
+    if prompt.penalised or (prompt.featured and one.features is None):
         return 0
-    least = state.config.share_from
+    least = state.config.min_common_prefix
     if one.prefix[:least] != prompt.prefix[:least]:
-        return 0  # most do not begin alike, and are long
-    shared = alike(one.prefix[:-1], prompt.prefix[:-1])
-    return shared if shared >= least else 0
+        return 0  # most differ, and are long
+    length = common_prefix_length(one.prefix[:-1], prompt.prefix[:-1])
+    return length if length >= least else 0
 
 
-def _held(state: DraftState) -> Iterator[Kept]:
-    yield from _useful(state.kept)
+def _available(state: DraftState) -> Iterator[CachedPrompt]:
+    yield from _used(state.cached_prompts)
     for session in state.sessions.values():
-        if session.answering:
-            yield as_kept(session)
+        if session.decoding:
+            yield as_cached(session)
 
 
-def as_kept(session: DraftSession) -> Kept:
+def as_cached(session: DraftSession) -> CachedPrompt:
     """What can be taken over of a session whose prompt has been read."""
     features = None if session.features is None else session.features.prompt
-    return Kept(session.session, session.prefix, session.request.tenant, features)
+    return CachedPrompt(session.session, session.prefix, session.request.tenant, features)
 
 
-def keep(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
-    """A session is over: whether its prompt is kept, and for whom. What begins another one that is
-    kept is of no use to those to come, and what there is too much of, the oldest first."""
-    one, most = as_kept(session), state.config.kept
-    long = len(one.prefix) - 1 >= state.config.share_from
-    covered = any(_covers(other, one) for other in _useful(state.kept))
-    if not (most and session.answering and long) or covered:
+def cache_prompt(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
+    """A session is over: whether its prompt stays cached. A prompt that another one begins with is
+    of no further use, and of too many the oldest go first."""
+    one, most = as_cached(session), state.config.max_cached_prompts
+    long = len(one.prefix) - 1 >= state.config.min_common_prefix
+    covered = any(_covers(other, one) for other in _used(state.cached_prompts))
+    if not (most and session.decoding and long) or covered:
         if one.session not in _needed(state):
             return state, False
-        return replace(state, kept=(*state.kept, replace(one, spare=True))), True
-    others = [replace(o, spare=o.spare or _covers(one, o)) for o in state.kept]
-    useful = {o.session for o in [*_useful(others), one][-most:]}
-    kept = tuple(replace(o, spare=o.session not in useful) for o in (*others, one))
-    return replace(state, kept=kept), True
+        cached = (*state.cached_prompts, replace(one, unused=True))
+        return replace(state, cached_prompts=cached), True
+    others = [replace(o, unused=o.unused or _covers(one, o)) for o in state.cached_prompts]
+    used = {o.session for o in [*_used(others), one][-most:]}
+    cached = tuple(replace(o, unused=o.session not in used) for o in (*others, one))
+    return replace(state, cached_prompts=cached), True
 
 
-def _useful(kept: Iterable[Kept]) -> list[Kept]:
-    return [one for one in kept if not one.spare]
+def _used(prompts: Iterable[CachedPrompt]) -> list[CachedPrompt]:
+    return [one for one in prompts if not one.unused]
 
 
 def _needed(state: DraftState) -> frozenset[SessionId]:
-    """Whose prompts must stay, because the ``Open`` of a session that begins like them may not have
-    reached every stage: a ``Close`` would overtake it."""
-    ending = (ending.session for ending in state.endings.values())
-    sessions = (*state.sessions.values(), *ending)
-    return frozenset(session.like for session in sessions if not session.answering)
+    """Sessions whose prompts must stay: the ``Open`` of a session that begins with one of them may
+    not have reached every stage, and a ``Close`` would overtake it."""
+    finishing = (one.session for one in state.finishing.values())
+    sessions = (*state.sessions.values(), *finishing)
+    return frozenset(session.parent_session for session in sessions if not session.decoding)
 
 
-def not_needed(state: DraftState) -> tuple[Kept, ...]:
-    """Prompts that could be given up now, the oldest first."""
-    needed = _needed(state) if state.kept else frozenset()
-    return tuple(one for one in state.kept if one.session not in needed)
+def evictable(state: DraftState) -> tuple[CachedPrompt, ...]:
+    """Prompts that could be dropped now, the oldest first."""
+    needed = _needed(state) if state.cached_prompts else frozenset()
+    return tuple(one for one in state.cached_prompts if one.session not in needed)
 
 
-def spare(state: DraftState) -> tuple[Kept, ...]:
-    """Those that nobody needs any more."""
-    if not any(one.spare for one in state.kept):
+def unused(state: DraftState) -> tuple[CachedPrompt, ...]:
+    """Prompts to drop now, because nothing begins with them any more."""
+    if not any(one.unused for one in state.cached_prompts):
         return ()
-    return tuple(one for one in not_needed(state) if one.spare)
+    return tuple(one for one in evictable(state) if one.unused)
 
 
-def _covers(one: Kept, other: Kept) -> bool:
-    """Whether whatever could begin like ``other`` could as well begin like ``one``."""
+def _covers(one: CachedPrompt, other: CachedPrompt) -> bool:
+    """Whether whatever could begin with ``other`` could as well begin with ``one``."""
     fed = one.features is not None or other.features is None
     return one.tenant == other.tenant and fed and one.prefix[: len(other.prefix)] == other.prefix
 
 
-def alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix, by bisection: slices are compared in C."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -177,7 +183,7 @@ def alike(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def _first(features: Sequence[TensorRows], count: int) -> tuple[TensorRows, ...]:
+def _first_rows(features: Sequence[TensorRows], count: int) -> tuple[TensorRows, ...]:
     """The features of the first ``count`` positions."""
     found: list[TensorRows] = []
     for some in features:

@@ -1,4 +1,4 @@
-"""What the draft node knows, and how it is set up."""
+"""The draft node's configuration and state: queued requests, sessions, the pipeline."""
 
 from __future__ import annotations
 
@@ -7,19 +7,36 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model.pipeline import PipelineCosts
+from asyncspec.core.accept import TargetOutput
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.pipeline import PipelineCosts, RoundTripProbe
+from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.machine import Effect, Request
+from asyncspec.core.tree import TokenTree
 from asyncspec.dipsd.measured import Measured
-from asyncspec.policy.base import Policy
+from asyncspec.policy.base import Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.roles.draft.session import DraftSession
-from asyncspec_nodes.roles.draft.stats import Counters
-from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_nodes.roles.draft.stats import Counters, SlotClock
+from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Expand, Rates
 
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
-REJOIN = "rejoin"
+NO_SESSION = SessionId(-1)
+
+BLOCK = 64
+"""Cache slots of a block; caches grow by whole ones."""
+
+
+def slots_needed(request: Request, policy: Policy, stages: int) -> int:
+    """The most cache slots that a session of a request takes on any stage, in whole blocks: prompt,
+    answer, and its policy's largest tree."""
+    return _blocks(len(request.prompt) + request.max_new_tokens + max_tree_nodes(policy, stages))
+
+
+def _blocks(slots: int) -> int:
+    return -(-slots // BLOCK) * BLOCK
 
 
 class DraftConfig(Struct, frozen=True):
@@ -33,21 +50,19 @@ class DraftConfig(Struct, frozen=True):
     # Tokens are below this.
     vocab: int = 2**31
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
-    # Prompts of ended sessions that the stages keep, and the tokens from which on that is worth it.
-    kept: int = 8
-    share_from: int = 64
+    # Prompts of ended sessions that the stages keep, and the least common prefix worth taking over.
+    max_cached_prompts: int = 8
+    min_common_prefix: int = 64
     # Prompt nodes per segment.
     prefill_rows: int = 64
-    # Slots that the token source of this node has memory for, in the caches of all sessions; 0: no
-    # bound.
+    # Cache slots of the token source on this node, over all sessions; 0: no bound.
     slots: int = 0
-    # Requests that are processed at a time, where there is room for them; others wait their turn.
+    # Sessions at a time, where there is room for them; further requests wait.
     max_sessions: int = 16
     # How long requests wait for a pipeline that is down before they fail.
     rejoin_seconds: float = 30.0
-    # Breaks of the pipeline in a row that a request may see without a token between them, before it
-    # is taken for their reason.
-    most_breaks: int = 3
+    # Breaks of the pipeline in a row without a token after which a request counts as their cause.
+    max_breaks: int = 3
     # How long the end of a request waits for the stages' accounts.
     account_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
@@ -56,46 +71,213 @@ class DraftConfig(Struct, frozen=True):
     first_session: SessionId = SessionId(0)
 
 
-class Job(Struct, frozen=True):
+class QueuedRequest(Struct, frozen=True):
     """A request that waits for a session, with what it has brought so far."""
 
     request: Request
     counters: Counters
     given: tuple[int, ...] = ()
-    # A session with whose prompt its own begins, and for which it waits as long as that one reads.
-    behind: SessionId | None = None
+    # A session that is reading a common prefix of its prompt, for which it waits.
+    awaited_prefix: SessionId | None = None
 
 
-class Ending(Struct, frozen=True):
-    """A request whose last tokens are out; the stages' accounts are still to come."""
+class DraftRequest(Struct, frozen=True):
+    """What the token source is working on for a session."""
+
+    job: Expand
+    growth: Growth | None
+    # Version, round, pipeline slot and length of the committed path it was asked in.
+    version: Version
+    round: int
+    slot: float
+    length: int
+    # The source was told to stop: the tree it grows is below a tip that is gone.
+    abandoned: bool = False
+
+
+class DraftSession(Struct, frozen=True):
+    """The state of one session. Prompt nodes have the ids 0..len(prefix)-1."""
+
+    session: SessionId
+    request: Request
+    policy: Policy
+    stages: int
+    # What this session processes as its prompt: the user's, and what was given before a failure.
+    prefix: tuple[int, ...]
+    # Tokens given to the user by earlier sessions of this request.
+    before: tuple[int, ...]
+    tree: TokenTree
+    # Live nodes that were not sent yet, oldest first.
+    unsent: tuple[NodeId, ...]
+    # The session whose prompt this one begins with.
+    parent_session: SessionId
+    # The node before the root on the committed path.
+    root_parent: NodeId
+    next_node: NodeId
+    # Tokens given to the user by this session.
+    committed: tuple[int, ...] = ()
+    # Prompt nodes sent so far, and rows of the chunks they are sent in; 0: not known yet.
+    prefilled: int = 0
+    chunk_rows: int = 0
+    # Live nodes that were sent, and the verdicts of live nodes.
+    sent: frozenset[NodeId] = frozenset()
+    verified: Mapping[NodeId, TargetOutput] = {}
+    next_segment: SegmentId = SegmentId(0)
+    version: Version = Version(0)
+    # Committed nodes that some stage may not know as such, with the version that said so.
+    announced: tuple[tuple[NodeId, Version], ...] = ()
+    # Smallest version that every stage had applied when the last verdict passed it.
+    acknowledged: Version = Version(0)
+    # The token source: what it works on, how much of the path it knows, how deep it was asked.
+    draft_request: DraftRequest | None = None
+    source_length: int = 0
+    last_depth: int = 0
+    # Number of the last draft batch it was in: the longest waiting are the first in the next one.
+    draft_batch: int = 0
+    # The last request that brought nothing: it is not repeated while the tree is the same.
+    no_growth: tuple[Growth, Version, NodeId] | None = None
+    # None where the token source reads no features of the target.
+    features: FeatureLog | None = None
+    # Rounds begun after the one whose root is the prompt's last token.
+    round: int = 0
+    # Of this round: segments sent, trees received.
+    segments: int = 0
+    drafts: int = 0
+    # The first of these segments, while its verdict has not come.
+    probe: RoundTripProbe | None = None
+    # Levels below the tip when it last moved.
+    initial_depth: int = 0
+    clock: SlotClock = SlotClock()
+    # Rows its next segment should have at most, and those of the last one.
+    tree_budget: int = PARAMETERS.max_rows
+    rows: int = 0
+    # Tokens of its drafts by the first stage's plan; 0: there is none. What the first stage was
+    # told of it last, and when its last segment went out (DiP-SD).
+    planned_length: int = 0
+    told: Rates | None = None
+    sent_at: float = 0.0
+    counters: Counters = Counters()
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """All new tokens the user has."""
+        return self.before + self.committed
+
+    @property
+    def new_tokens(self) -> int:
+        """Number of tokens given."""
+        return len(self.before) + len(self.committed)
+
+    def path(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens of the committed path at positions [start, end); costs no more than these."""
+        length = len(self.prefix)
+        if start >= length:
+            return self.committed[start - length : end - length]
+        return self.prefix[start:end] + self.committed[: max(0, end - length)]
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its prompt has been read: its first token is there."""
+        return bool(self.committed)
+
+    @property
+    def length(self) -> int:
+        """Tokens on the committed path."""
+        return len(self.prefix) + len(self.committed)
+
+    @property
+    def source_limit(self) -> int:
+        """Tokens of the committed path that the token source can be told of."""
+        return self.length if self.features is None else self.features.source_limit
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Bound of its tree, the root not counted."""
+        return max_tree_nodes(self.policy, self.stages)
+
+    @property
+    def slots(self) -> int:
+        """The most cache slots it takes on any stage, in whole blocks."""
+        return slots_needed(self.request, self.policy, self.stages)
+
+    @property
+    def levels(self) -> int:
+        """Levels of the tree below its root."""
+        return self.tree.bottom - self.tree.nodes[self.tree.root].position
+
+    @property
+    def top_logprobs(self) -> int:
+        """Likeliest tokens that come with every verdict: those its policy decides by, else those
+        its user asks for."""
+        return self.policy.top_logprobs or self.request.top_logprobs
+
+    @property
+    def last_position(self) -> int:
+        """The deepest position whose verdict can still be part of the answer."""
+        return len(self.request.prompt) + self.request.max_new_tokens - 2
+
+    def truncated(self, kept: int) -> DraftSession:
+        """The session, over now, as if it had given the first ``kept`` of its tokens and no
+        more."""
+        before = self.before[:kept]
+        return replace(self, before=before, committed=self.committed[: kept - len(before)])
+
+    def view(self, *, first_stage_idle: bool = False) -> View:
+        """The session as its policy sees it."""
+        tree, unchanged = self.tree, (self.version, self.next_node)
+        return View(
+            tree=tree,
+            unsent=self.unsent,
+            pending=len(self.sent) - len(self.verified),
+            stages=self.stages,
+            segments=self.segments,
+            trees_received=self.drafts,
+            tokens_since_draft=self.length - self.source_length,
+            last_depth=self.last_depth,
+            first_stage_idle=first_stage_idle,
+            levels_left=max(0, self.last_position - tree.nodes[tree.root].position),
+            max_rows=self.tree_budget,
+            draft_length=self.planned_length,
+            initial_depth=self.initial_depth,
+            no_growth=self.no_growth is not None and self.no_growth[1:] == unchanged,
+        )
+
+
+class FinishingRequest(Struct, frozen=True):
+    """A request whose last tokens are out; some stages' accounts are still to come."""
 
     session: DraftSession
     reason: str
-    ended: float
+    ended_at: float
     missing: frozenset[Rank]
 
 
-class Kept(Struct, frozen=True):
-    """A prompt that the stages hold, by the session that has read it."""
+class CachedPrompt(Struct, frozen=True):
+    """A prompt that the stages hold, named by the session that has read it."""
 
     session: SessionId
     prefix: tuple[int, ...]
     # Only requests of this tenant may begin with it.
     tenant: str
-    # Of all of its positions but the last, in order; None where nobody asked for any.
+    # Of all of its positions but the last, in order; None where the session read none.
     features: tuple[TensorRows, ...] | None = None
-    # Not for those to come: it goes as soon as no session that begins like it is on its way.
-    spare: bool = False
+    # It is dropped as soon as no session that begins with it is being opened.
+    unused: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Its cache slots on every stage, in whole blocks."""
+        return _blocks(len(self.prefix))
 
 
-class Leaving(Struct, frozen=True):
-    """A session that is over, or the prompt that was kept of one: its cache slots count until every
-    stage has freed them."""
+class PendingRelease(Struct, frozen=True):
+    """A session that is over, or the cached prompt of one: its cache slots count until every stage
+    has freed them."""
 
     session: SessionId
     slots: int
     missing: frozenset[Rank]
-    prompt: bool = False
+    is_prompt: bool = False
 
 
 class DraftState(Struct, frozen=True):
@@ -103,43 +285,39 @@ class DraftState(Struct, frozen=True):
 
     config: DraftConfig
     next_session: SessionId
-    backlog: tuple[Job, ...] = ()
+    backlog: tuple[QueuedRequest, ...] = ()
     # In order of service: the first to have credit is the one that has waited longest.
     sessions: Mapping[SessionId, DraftSession] = {}
-    endings: Mapping[SessionId, Ending] = {}
+    finishing: Mapping[SessionId, FinishingRequest] = {}
     # Prompts of sessions that are over, the oldest first.
-    kept: tuple[Kept, ...] = ()
-    # What is over and not free everywhere.
-    leaving: tuple[Leaving, ...] = ()
+    cached_prompts: tuple[CachedPrompt, ...] = ()
+    pending_releases: tuple[PendingRelease, ...] = ()
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.
     ready: frozenset[Rank] = frozenset()
-    # Stages whose next one was lost, and that have said nothing of their link to it since: if they
-    # say that it is down they speak of the same break. With the first session after it: who answers
-    # its ``Floor`` has nothing to say of that break any more.
-    echoes: Mapping[Rank, SessionId] = {}
-    # Cache slots there are on the stages that have told, and at a token source of its own; 0: no
-    # bound.
+    # Stages that are about to report a break this node has seen itself, because it has lost the
+    # next stage: with the first session opened since. An answer to its ``Floor`` ends that.
+    break_echoes: Mapping[Rank, SessionId] = {}
+    # Cache slots of the stages and of a token source's node, as they have told; 0: no bound.
     slots: Mapping[Rank, int] = {}
     # Stages that answer a ``Floor``, and so say what is free there.
-    telling: frozenset[Rank] = frozenset()
+    floor_aware: frozenset[Rank] = frozenset()
     # What passes take as the stages have reported, and the links' part in a round trip.
     costs: PipelineCosts = PipelineCosts()
-    # What this node is, by the sessions whose policy may be planned.
+    # What of this node plans are made of (DiP-SD).
     measured: Measured = Measured()
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0
-    # What the first stage allows to wait, the link itself not counted.
+    # Segments the first stage allows to wait, those on the link not counted.
     window: int = 0
     # Verdicts of one pass that are still to come: what they allow to send belongs together.
-    expected: int = 0
+    expected_verdicts: int = 0
     # After the last input all credit was used up.
-    dry: bool = True
-    # The token source of this device works on a batch: nobody asks until it is free.
-    drafting: bool = False
-    # Batches it was asked for so far.
-    batches: int = 0
+    out_of_credit: bool = True
+    # The token source of this device works on a batch, and the number of batches so far.
+    source_busy: bool = False
+    draft_batches: int = 0
 
     @property
     def up(self) -> bool:
@@ -149,30 +327,26 @@ class DraftState(Struct, frozen=True):
         drafts = source is None or source in self.peers
         return drafts and stages <= self.peers and stages <= self.ready
 
+    @property
+    def first_stage_idle(self) -> bool:
+        """Nothing waits at the first stage: it will soon be idle."""
+        return self.allowed - self.sent >= self.window
 
-def put(state: DraftState, session: DraftSession) -> DraftState:
-    """The state with a session as it is now; a new one is the last to be served."""
-    return replace(state, sessions={**state.sessions, session.session: session})
+    @property
+    def linked_stages(self) -> tuple[Rank, ...]:
+        """The stages this node is linked to, in order."""
+        return tuple(sorted(rank for rank in self.peers if rank <= self.config.stages))
 
+    def with_session(self, session: DraftSession) -> DraftState:
+        """The state with a session as it is now; a new one is the last to be served."""
+        return replace(self, sessions={**self.sessions, session.session: session})
 
-def without(state: DraftState, session: SessionId) -> DraftState:
-    """The state without a session."""
-    left = {k: v for k, v in state.sessions.items() if k != session}
-    return replace(state, sessions=left)
+    def without_session(self, session: SessionId) -> DraftState:
+        """The state without a session."""
+        return replace(self, sessions={k: v for k, v in self.sessions.items() if k != session})
 
-
-def starving(state: DraftState) -> bool:
-    """Nothing waits at the first stage: it will soon be idle."""
-    return state.allowed - state.sent >= state.window
-
-
-def guessing(state: DraftState, session: DraftSession) -> bool:
-    """Whether a session's tree may grow and be sent: its first token is there, or is guessed, which
-    is done where nobody else would wait for that."""
-    alone = state.config.sole and len(state.sessions) == 1
-    return session.answering or (alone and session.policy.speculate_during_prefill)
-
-
-def reachable(state: DraftState) -> tuple[Rank, ...]:
-    """The stages this node is linked to, in order."""
-    return tuple(sorted(rank for rank in state.peers if rank <= state.config.stages))
+    def may_speculate(self, session: DraftSession) -> bool:
+        """Whether a session's tree may grow and be sent: its first token is there, or its policy
+        guesses it and no other session needs the passes."""
+        lone = self.config.sole and len(self.sessions) == 1
+        return session.decoding or (lone and session.policy.speculate_during_prefill)

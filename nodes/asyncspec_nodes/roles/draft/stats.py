@@ -1,11 +1,9 @@
-"""What a request cost and brought: the counters behind docs/metrics.md.
+"""Counters of a request, and the statistics made of them (docs/metrics.md).
 
-A *turn* is one service slot of the pipeline (FlowSpec III-A). The draft node counts turns by a
-logical clock, alike for every policy and whatever the machines' speeds: a segment enters the first
-stage in the first free slot after it was decided on, leaves the last one N slots later, and a draft
-takes a slot, or the part of one that it is measured to take. So a round costs its drafting, N turns
-to fill, and the further ones. Which segments shared a slot, and which had none because they died
-first, verdicts tell.
+Decoding time is also counted in pipeline slots, called turns (FlowSpec III-A): a logical clock that
+is the same for every policy and does not depend on the machines. A segment enters the first stage
+in the first free slot after it was decided on and leaves the last one N slots later; drafting takes
+a slot, or the measured part of one. Verdicts say which segments shared a slot, or died before one.
 """
 
 from __future__ import annotations
@@ -20,34 +18,33 @@ from asyncspec_protocol.limits import MAX_COUNT, MAX_SECONDS
 from asyncspec_protocol.messages import Closed
 
 
-class TurnClock(Struct, frozen=True):
-    """The logical clock of one session, in turns since its whole prompt was sent."""
+class SlotClock(Struct, frozen=True):
+    """The logical clock of one session, in pipeline slots since its whole prompt was sent."""
 
-    # The latest turn that brought a verdict.
+    # The slot that brought the latest verdict.
     now: float = 0.0
     # When the token source's last answer was there.
     drafted: float = 0.0
-    # The first stage's slot for the segment that was verified last, and which of the session's
-    # passes there that was; pass 0: those before the next one do not count.
+    # The first stage's slot for the segment verified last, and the number of that pass among the
+    # session's; pass 0: those before the next one do not count.
     slot: float = 0.0
     passes: int = 0
     # The earliest slot for each segment that has no verdict yet.
     earliest: Mapping[SegmentId, float] = {}
     # When the first token was there.
-    begun: float = 0.0
+    first_token: float = 0.0
 
     @property
-    def turns(self) -> float:
-        """Since the first token."""
-        return self.now - self.begun
+    def decoding(self) -> float:
+        """Slots since the first token."""
+        return self.now - self.first_token
 
-    def send(self, segment: SegmentId, *, drafts: bool) -> TurnClock:
-        """A segment was handed to the first stage; ``drafts``: it has nodes that had to be drafted
-        first."""
-        slot = max(self.now, self.drafted) if drafts else self.now
+    def on_sent(self, segment: SegmentId, *, drafted: bool) -> SlotClock:
+        """A segment was handed to the first stage; ``drafted``: with nodes of the token source."""
+        slot = self.source_free() if drafted else self.now
         return replace(self, earliest={**self.earliest, segment: slot})
 
-    def judge(self, segment: SegmentId, stages: int, passes: int) -> TurnClock:
+    def on_verdict(self, segment: SegmentId, stages: int, passes: int) -> SlotClock:
         """A segment's verdict has come; it was in the session's ``passes``-th pass at the first of
         ``stages`` stages."""
         slot = self.earliest.get(segment)
@@ -60,31 +57,31 @@ class TurnClock(Struct, frozen=True):
         return replace(self, now=now, slot=slot, passes=passes, earliest=later)
 
     def _free(self, segment: SegmentId, passes: int) -> float:
-        """The first slot for a segment so many passes after the last verified one. The j-th of
-        those between is of the j-th segment between or a later one."""
+        """The first slot for a segment so many passes after the one verified last. The j-th pass
+        between them is of the j-th segment between or a later one."""
         free, between = self.slot, max(0, passes - 1)
         before = [at for other, at in self.earliest.items() if other < segment][:between]
         for at in before:
             free = max(free + 1, at)
         return free + between - len(before) + min(passes, 1)
 
-    def begin(self) -> TurnClock:
-        """The first token is there: turns count from now on."""
-        return replace(self, begun=self.now)
+    def on_first_token(self) -> SlotClock:
+        """Slots count from now on."""
+        return replace(self, first_token=self.now)
 
-    def flush(self) -> TurnClock:
-        """After a miss nothing that waits or is being drafted counts any more."""
+    def on_miss(self) -> SlotClock:
+        """What waits or is being drafted no longer counts."""
         return replace(self, drafted=min(self.drafted, self.now), passes=0)
 
-    def ask(self) -> float:
-        """When the token source begins with what it is asked now: it does one thing at a time."""
+    def source_free(self) -> float:
+        """When the token source can begin with a request: it does one thing at a time."""
         return max(self.now, self.drafted)
 
-    def draft(self, asked: float, share: float) -> TurnClock:
-        """The answer to what the token source was asked at turn ``asked`` has come; it took that
-        ``share`` of a turn. Where drafting takes longer than a stage it counts as one: a pipeline
-        that waits for its draft is below its limit."""
-        return replace(self, drafted=max(self.drafted, asked + min(1.0, share)))
+    def on_draft(self, start: float, share: float) -> SlotClock:
+        """The answer to a draft request of slot ``start`` has come; it took that ``share`` of a
+        slot. DraftBatch that is slower than a stage counts as one slot: a pipeline that waits for
+        its draft is below its limit."""
+        return replace(self, drafted=max(self.drafted, start + min(1.0, share)))
 
 
 class Counters(Struct, frozen=True):
@@ -93,25 +90,25 @@ class Counters(Struct, frozen=True):
     rounds: int = 0
     # Segments that brought a verdict.
     passes: int = 0
-    # Places in the answer: of the first token of each session, and of tokens that were no node of
-    # the tree when the target chose them. All others were hits.
+    # Positions in the answer: of the first token of each session, and of tokens that were no node
+    # of the tree when the target chose them. All others were hits.
     firsts: tuple[int, ...] = ()
     misses: tuple[int, ...] = ()
     drafted: int = 0
     draft_passes: int = 0
     draft_seconds: float = 0.0
     sessions: int = 0
-    # Those that ended with a break of the pipeline: what they have cost is asked for at the end.
+    # Sessions that ended with a break of the pipeline: their cost is asked for at the end.
     earlier: tuple[SessionId, ...] = ()
-    # Breaks of the pipeline in a row that it has seen, without a token between them.
+    # Breaks of the pipeline in a row without a token between them.
     breaks: int = 0
-    # Prompt tokens that were taken over from other sessions.
+    # Prompt tokens taken over from other sessions.
     shared: int = 0
     started: float = 0.0
     # When the first of its sessions was opened.
     opened: float | None = None
     first_token: float | None = None
-    # From the stages' own accounts.
+    # From the stages' accounts (``Closed``).
     rows: int = 0
     dead_rows: int = 0
     stage_passes: int = 0
@@ -120,12 +117,12 @@ class Counters(Struct, frozen=True):
     turns: float = 0.0
 
     def opened_at(self, now: float) -> Counters:
-        """A session is opened; the first ends the wait for one."""
+        """A session is opened; the first one ends the time in the queue."""
         return self if self.opened is not None else replace(self, opened=now)
 
-    def closed(self, account: Closed) -> Counters:
-        """Add a stage's account of a session. Whatever stages say, and however often, the sums are
-        numbers that can travel."""
+    def with_account(self, account: Closed) -> Counters:
+        """Add a stage's account of a session. Sums stay in the wire format's range, whatever stages
+        say and however often."""
         return replace(
             self,
             rows=min(MAX_COUNT, self.rows + account.rows),
@@ -139,11 +136,10 @@ class Counters(Struct, frozen=True):
 def summary(
     counters: Counters, *, prompt_tokens: int, new_tokens: int, ended: float, useful_rows: int
 ) -> dict[str, float]:
-    """The numbers a user sees; docs/metrics.md defines each of them.
-
-    ``useful_rows``: rows a run without speculation would have computed, over all stages.
-    """
+    """The statistics that a user gets. ``useful_rows``: rows of a run without speculation, over all
+    stages."""
     first = ended if counters.first_token is None else counters.first_token
+    opened = ended if counters.opened is None else counters.opened
     seconds = ended - first
     decoded = max(0, new_tokens - 1)
     # A stop string may have taken tokens back.
@@ -156,7 +152,7 @@ def summary(
         "turns": counters.turns,
         "passes": counters.passes,
         "decode_seconds": seconds,
-        "queue_seconds": (ended if counters.opened is None else counters.opened) - counters.started,
+        "queue_seconds": opened - counters.started,
         "first_token_seconds": first - counters.started,
         "tokens_per_second": _ratio(decoded, seconds),
         "tokens_per_round": _ratio(decoded, counters.rounds),

@@ -1,4 +1,4 @@
-"""Prompts that begin alike are read once."""
+"""Prompts that begin common_prefix_length are read once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.roles.draft import prefix_cache
-from asyncspec_nodes.roles.draft.prefix_cache import alike
+from asyncspec_nodes.roles.draft.prefix_cache import common_prefix_length
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
@@ -41,7 +41,7 @@ def served_together(cluster: Cluster, *requests: Request) -> list[dict[str, floa
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_the_longest_common_beginning(one: list[int], other: list[int]) -> None:
-    length = alike(one, other)
+    length = common_prefix_length(one, other)
     assert one[:length] == other[:length]
     assert length == min(len(one), len(other)) or one[length] != other[length]
 
@@ -59,14 +59,14 @@ def test_what_is_shared_is_not_computed_again(
     parts: list[tuple[int, list[int]]], features: tuple[int, ...], stages: int
 ) -> None:
     """Every stage has a pass over just those rows of a prompt that it did not have."""
-    cluster = Cluster(EqualTurns(), stages=stages, share_from=8, features=features)
+    cluster = Cluster(EqualTurns(), stages=stages, min_common_prefix=8, features=features)
     prompts = [LONG[:length] + tuple(rest) for length, rest in parts]
     requests = [
         ask(i, prompt=p, max_new_tokens=5, policy="autoregressive" if not features else "flowspec")
         for i, p in enumerate(prompts)
     ]
     for i, stats in enumerate(served(cluster, *requests)):
-        best = max((alike(p[:-1], prompts[i][:-1]) for p in prompts[:i]), default=0)
+        best = max((common_prefix_length(p[:-1], prompts[i][:-1]) for p in prompts[:i]), default=0)
         assert stats["shared_tokens"] in (0, *range(8, best + 1))
         if i and best >= 8 and i <= 3:  # so many prompts are kept here
             assert stats["shared_tokens"] == best
@@ -77,7 +77,7 @@ def test_what_is_shared_is_not_computed_again(
 
 
 def test_a_session_that_runs_is_a_beginning_too() -> None:
-    cluster = Cluster(EqualTurns(), share_from=8)
+    cluster = Cluster(EqualTurns(), min_common_prefix=8)
     long, late = ask(0, prompt=LONG, max_new_tokens=60), ask(1, prompt=(*LONG, 3, 4))
     cluster.submit(long)
     cluster.world.at(80.0, lambda: cluster.submit(late))
@@ -88,7 +88,7 @@ def test_a_session_that_runs_is_a_beginning_too() -> None:
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
-    cluster = Cluster(EqualTurns(), share_from=8, max_sessions=8, prefill_rows=10)
+    cluster = Cluster(EqualTurns(), min_common_prefix=8, max_sessions=8, prefill_rows=10)
     requests = [ask(i, prompt=LONG, max_new_tokens=9) for i in range(4)]
     for request in (*requests, ask(9, prompt=(1, 2))):
         cluster.submit(request)
@@ -113,9 +113,9 @@ def test_what_a_request_waits_for_is_found_out_once(monkeypatch: pytest.MonkeyPa
     def looking(one: tuple[int, ...], other: tuple[int, ...]) -> int:
         nonlocal looks
         looks += 1
-        return alike(one, other)
+        return common_prefix_length(one, other)
 
-    monkeypatch.setattr(prefix_cache, "alike", looking)
+    monkeypatch.setattr(prefix_cache, "common_prefix_length", looking)
     driven = draft(credit=1)
     prompt = tuple(range(1, 400))
     driven.feed(*(Submitted(ask(i, prompt=prompt, policy="autoregressive")) for i in range(3)))
@@ -138,15 +138,15 @@ class SlowPipeline(EqualTurns, frozen=True):
 @pytest.mark.parametrize("moment", range(0, 60, 2))
 def test_an_end_does_not_overtake_a_beginning(moment: int) -> None:
     """A prompt stays until every stage has opened the sessions that begin like it."""
-    cluster = Cluster(SlowPipeline(), stages=3, share_from=8)
+    cluster = Cluster(SlowPipeline(), stages=3, min_common_prefix=8)
     covered = [ask(i, prompt=LONG[:80], max_new_tokens=2) for i in (1, 2, 3)]
     for delay, request in enumerate((ask(0, prompt=LONG, max_new_tokens=3), *covered)):
         cluster.world.at(100.0 + delay * moment, cluster.submit, request)
     cluster.world.run(until=1e6)
     for request in covered:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
-    assert [len(one.prefix) for one in cluster.state(0).kept] == [len(LONG)]
-    assert [one.spare for one in cluster.state(0).kept] == [False]
+    assert [len(one.prefix) for one in cluster.state(0).cached_prompts] == [len(LONG)]
+    assert [one.unused for one in cluster.state(0).cached_prompts] == [False]
 
 
 @settings(max_examples=200)
@@ -164,7 +164,7 @@ def test_a_tenant_reuses_its_own_prompts_only(
 ) -> None:
     """What is open, what is being read and what is kept: of another tenant none of it is reused."""
     cluster = Cluster(
-        EqualTurns(), share_from=8, max_sessions=max_sessions, prefill_rows=prefill_rows
+        EqualTurns(), min_common_prefix=8, max_sessions=max_sessions, prefill_rows=prefill_rows
     )
     watch_invariants(cluster)
     requests = [
@@ -183,7 +183,7 @@ def test_a_tenant_reuses_its_own_prompts_only(
 
 def test_prompts_of_each_tenant_are_kept() -> None:
     """Another tenant's prompt that covers one's own is no reason to give that up."""
-    cluster = Cluster(EqualTurns(), share_from=8)
+    cluster = Cluster(EqualTurns(), min_common_prefix=8)
     asked = [ask(i, prompt=LONG, max_new_tokens=2, tenant="ab"[i % 2]) for i in range(4)]
     stats = served(cluster, *asked)
     assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1, len(LONG) - 1]
@@ -199,7 +199,7 @@ def test_nobody_waits_for_a_prompt_that_another_tenant_reads() -> None:
 
 
 def test_penalties_read_the_whole_prompt() -> None:
-    cluster = Cluster(EqualTurns(), share_from=8)
+    cluster = Cluster(EqualTurns(), min_common_prefix=8)
     plain = ask(0, prompt=LONG)
     sampling = Sampling(repetition_penalty=1.5)
     stats = served(cluster, plain, replace(plain, request=1, sampling=sampling))
@@ -208,16 +208,16 @@ def test_penalties_read_the_whole_prompt() -> None:
 
 def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
     slots, tree = 256, POLICIES["chain"].max_tree_nodes(3)
-    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=slots)
+    cluster = Cluster(EqualTurns(), stages=3, min_common_prefix=8, slots=slots)
     large = ask(1, prompt=(1, 2), max_new_tokens=slots - tree - 2, policy="chain")
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4, policy="chain"), large)
-    assert [one.prefix for one in cluster.state(0).kept] == []
+    assert [one.prefix for one in cluster.state(0).cached_prompts] == []
     assert all(not cluster.state(rank).kept for rank in (1, 2, 3))
 
 
 def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
     """A request that would have to wait all the same leaves others what they begin with."""
-    cluster = Cluster(EqualTurns(), stages=3, share_from=8, slots=560)
+    cluster = Cluster(EqualTurns(), stages=3, min_common_prefix=8, slots=560)
     first, last = (ask(i, prompt=LONG + (3,) * i, max_new_tokens=4, policy="chain") for i in (0, 3))
     served(cluster, first)
     running = ask(1, prompt=(1, 2), max_new_tokens=300, policy="chain")
@@ -228,7 +228,7 @@ def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
 
 def test_nobody_waits_for_a_long_prompt_to_save_the_few_tokens_that_begin_it() -> None:
     """What somebody else is reading is waited for only where that is shorter than reading it."""
-    cluster = Cluster(EqualTurns(), share_from=8, prefill_rows=10)
+    cluster = Cluster(EqualTurns(), min_common_prefix=8, prefill_rows=10)
     system = LONG[:20]
     cluster.submit(ask(0, prompt=system + LONG * 20, max_new_tokens=2, policy="autoregressive"))
     short = ask(1, prompt=(*system, 3, 4), max_new_tokens=2, policy="autoregressive")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncspec.core.machine import Cancelled, LinkDown, LinkUp, Received, Submitted, TimerFired
-from asyncspec_nodes.roles.draft.admission import BLOCK, slots_taken
+from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.lifecycle import account_timer
+from asyncspec_nodes.roles.draft.state import BLOCK
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Close, Closed, Floor, Open, Ready, Segment, Verdict
 from cluster import ask
@@ -19,7 +20,7 @@ def ready(rank: Rank, floor: int, *, up: bool = True, slots: int = BLOCK) -> Rec
 
 def room(stages: int = 2, slots: int = BLOCK) -> Driven:
     """A draft node whose stages have so much room, and answer to a ``Floor``."""
-    driven = draft(stages, share_from=1)
+    driven = draft(stages, min_common_prefix=1)
     driven.feed(*(ready(Rank(rank), 0, slots=slots) for rank in range(1, stages + 1)))
     return driven
 
@@ -38,12 +39,12 @@ def test_an_end_without_all_accounts_frees_nothing() -> None:
     driven = room()
     driven.feed(small(1), small(2), Cancelled(1))
     driven.feed(TimerFired(account_timer(SessionId(0))))
-    assert not driven.state.endings
+    assert not driven.state.finishing
     assert not driven.state.sessions
-    assert slots_taken(driven.state) == BLOCK
+    assert slots_used(driven.state) == BLOCK
     assert sent(driven.feed(closed(V1, 0)), Open) == []
     assert [m.session for m in sent(driven.feed(closed(V2, 0)), Open)] == [1]
-    assert not driven.state.leaving
+    assert not driven.state.pending_releases
 
 
 def test_after_a_break_a_stage_has_freed_what_is_below_the_floor_it_has_heard_of() -> None:
@@ -64,10 +65,10 @@ def test_an_account_that_keeps_the_prompt_frees_the_rest_alone() -> None:
     verdict = Verdict(segment.session, segment.segment, segment.applied, segment.ids[-1:], (5,))
     driven.feed(Received(V1, verdict))
     assert sent(driven.feed(Cancelled(1)), Close) == [Close(SessionId(0), True)]
-    assert slots_taken(driven.state) == 2 * BLOCK
+    assert slots_used(driven.state) == 2 * BLOCK
     assert sent(driven.feed(small(2, 100)), Close) == [Close(SessionId(0))]
     assert sent(driven.feed(closed(V1, 0, kept=True)), Open) == []
-    assert slots_taken(driven.state) == BLOCK
+    assert slots_used(driven.state) == BLOCK
     assert [m.session for m in sent(driven.feed(closed(V1, 0)), Open)] == [1]
 
 
@@ -86,4 +87,4 @@ def test_an_answer_to_a_floor_from_before_a_break_says_nothing_of_that() -> None
     driven.feed(ready(V1, 0, slots=0), ready(V1, 0, up=False, slots=0))
     (job,) = driven.state.backlog
     assert job.counters.breaks == 1
-    assert not driven.state.echoes
+    assert not driven.state.break_echoes
