@@ -34,6 +34,7 @@ from tools.bench.bits import command as bits  # noqa: E402
 from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
 from tools.bench.dipsd.machines import command as dipsd_machines  # noqa: E402
+from tools.bench.docs import command as docs  # noqa: E402
 from tools.bench.growth import command as growth  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
@@ -60,6 +61,7 @@ KINDS = {
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "tracing": (tracing, "what recording a trace costs"),
+    "docs": (docs, "the generated parts of the documentation, and whether they are up to date"),
 }
 
 

@@ -1,7 +1,7 @@
 """``python tools/bench policies``: every policy on the same prompts, as one Markdown table.
 
 Real processes on this machine, through the command line a user would type. Sums over all prompts,
-then ratios; docs/metrics.md defines the columns.
+then ratios; docs/reference/metrics.md defines the columns.
 """
 
 from __future__ import annotations

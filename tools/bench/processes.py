@@ -12,7 +12,7 @@ from asyncspec.core.errors import ClusterError, UserError
 
 def run_prompts(options: Sequence[str], prompts: Sequence[str]) -> list[dict[str, float]]:
     """``asyncspec run`` with these options: one cluster, one prompt after another. The statistics
-    of every answer (docs/metrics.md).
+    of every answer (docs/reference/metrics.md).
 
     Raises ``UserError`` or ``ClusterError`` with what the command said.
     """

@@ -1,7 +1,8 @@
 """``python tools/bench record-language``: what a target writes and a draft guesses (simulator).
 
 The target decodes each prompt; the draft is asked at every place of that text, with all that stands
-before it. The file is what ``asyncspec simulate --language FILE`` reads (docs/simulator.md).
+before it. The file is what ``asyncspec simulate --language FILE`` reads
+(docs/reference/simulator.md).
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def _check_listed(arguments: argparse.Namespace, config: Config) -> None:
 # Law of this file: nothing that imports torch is imported before the thread settings are made.
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """The command line of ``asyncspec-node``."""
     parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
     add_arguments(parser)
     parser.add_argument(
@@ -149,7 +150,7 @@ def _parser() -> Parser:
         "--http",
         type=int,
         metavar="PORT",
-        help="draft node: serve the OpenAI interface there (docs/http.md)",
+        help="draft node: serve the OpenAI interface there (docs/reference/http.md)",
     )
     parser.add_argument(
         "--http-host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1"
@@ -160,7 +161,7 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str] | None) -> int:
     """The node, to its end: its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     reporter = Reporter(rank(arguments), sys.stdout if arguments.supervised else None)
     try:
         _serve(arguments, reporter)

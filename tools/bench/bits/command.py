@@ -1,8 +1,8 @@
 """``python tools/bench bits``: whether a token drawn amid trees has the bits of one drawn alone, on
 this CPU, with layers as published models have them (random weights) or with a checkpoint.
 
-Every node tries its own stage when it starts, over few rows; this tries many (docs/exactness.md).
-Exit code 1 where a stage says "bitwise" and is not.
+Every node tries its own stage when it starts, over few rows; this tries many
+(docs/reference/exactness.md). Exit code 1 where a stage says "bitwise" and is not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``python tools/bench growth``: what a pass and a step cost as the work grows.
 
 Contexts of 128 to 8,192 tokens, 1 to 16 stages, trees of 16 to 1,024 live nodes; an exponent is
-the slope of a cost in log-log: 0 is flat, 1 is proportional (docs/growth.md).
+the slope of a cost in log-log: 0 is flat, 1 is proportional (docs/results/growth.md).
 """
 
 from __future__ import annotations

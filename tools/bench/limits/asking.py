@@ -46,7 +46,7 @@ class Speed(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """An answer's tokens and its statistics (docs/metrics.md)."""
+    """An answer's tokens and its statistics (docs/reference/metrics.md)."""
 
     tokens: tuple[int, ...]
     stats: dict[str, float]

@@ -14,7 +14,7 @@ from tools.bench.prompts import Prompt
 
 Engine = Literal["virtual", "real"]
 Stats = dict[str, float]
-"""What a run brought, by the names of docs/metrics.md."""
+"""What a run brought, by the names of docs/reference/metrics.md."""
 
 GREEDY = Sampling()
 

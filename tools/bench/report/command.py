@@ -3,7 +3,7 @@
 Policies by token sources by prompt sets by temperatures. On the virtual clock (the default) real
 token sources draft for the real machines, and stages are priced; with ``--engine real`` cells are
 processes on this machine. Results are kept one by one: a run that was killed goes on where it was.
-The report defines its numbers; docs/results.md is one.
+The report defines its numbers; docs/results/papers.md is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""``python tools/bench serving``: what a pipeline owes many users at a time (docs/serving.md).
+"""``python tools/bench serving``: what a pipeline owes many users at a time
+(docs/results/serving.md).
 
 SpecPipe's Figures 16 and 17 on the virtual clock and in real processes; fairness, long prompts,
 memory and a soak over HTTP.

@@ -1,0 +1,120 @@
+"""The generated parts of the documentation are what their generators make now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.core.errors import UserError
+from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.cluster.config import Config
+from tools.bench.docs import blocks, cli, cluster_file, command, comments, errors, policies, results
+
+END = blocks.END
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    names = ", ".join(map(str, command.pages()))
+    assert not names, f"run `python tools/bench docs` and commit the change of {names}"
+
+
+def test_a_page_is_filled_once_and_stays() -> None:
+    page = f"before\n<!-- generated: echo a b -->\nold\n{END}\nafter\n"
+    filled = blocks.fill(page, {"echo": lambda argument: f"[{argument}]"})
+    assert filled == f"before\n<!-- generated: echo a b -->\n\n[a b]\n\n{END}\nafter\n"
+    assert blocks.fill(filled, {"echo": lambda argument: f"[{argument}]"}) == filled
+
+
+@pytest.mark.parametrize(
+    "page", ["<!-- generated: echo -->\nno end\n", f"{END}\n", f"<!-- generated: x -->\n{END}\n"]
+)
+def test_a_block_that_cannot_be_filled_is_an_error(page: str) -> None:
+    with pytest.raises(UserError):
+        blocks.fill(page, {"echo": str})
+
+
+def write(folder: Path, **changes: Any) -> None:
+    """A result file with one table."""
+    table = {
+        "columns": [{"name": "n"}, {"name": "tokens/s", "decimals": 1, "right": True}],
+        "rows": [["one", 1234.56]],
+        **changes,
+    }
+    made = {"machine": "a box", "commit": "abc", "command": "python x", "date": "2026-01-02"}
+    (folder / "some.json").write_text(json.dumps({**made, "tables": {"t": table}}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of results."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_a_table_names_where_it_was_measured(folder: Path) -> None:
+    write(folder, machine="another box")
+    lines = results.reference("some#t").splitlines()
+    assert lines[:3] == ["| n | tokens/s |", "| --- | ---: |", "| one | 1,234.6 |"]
+    assert lines[-1] == "`python x`; machine: another box; commit: abc; recorded 2026-01-02."
+
+
+def test_a_damaged_result_is_one_line(folder: Path) -> None:
+    with pytest.raises(UserError):
+        results.reference("some#t")
+    write(folder, rows=[["one"]])
+    with pytest.raises(UserError, match="a row of t has 1 cells"):
+        results.reference("some#t")
+    write(folder)
+    with pytest.raises(UserError, match="no table 'u'"):
+        results.reference("some#u")
+
+
+def test_every_result_file_is_shown() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in results.FOLDER.glob("*.md"))
+    for path in sorted(results.FOLDER.glob("*.json")):
+        for name in results.load(path).tables:
+            assert f"<!-- generated: results {path.stem}#{name} -->" in pages
+
+
+def test_every_key_option_and_parameter_is_listed() -> None:
+    keys = cluster_file.reference("")
+    for name in Config.__struct_fields__:
+        assert f"[{name}" in keys
+    found = policies.reference("")
+    for name in POLICIES:
+        assert f"`{name}`" in found
+    shared = cli.reference(cli.SHARED)
+    for name, parser in cli.parsers().items():
+        text = cli.reference(name) + shared
+        for option in set(parser._option_string_actions) - {"-h", "--help"}:
+            assert option in text
+
+
+def test_names_of_pages_become_links() -> None:
+    assert comments.linked("see docs/reference/dip-sd.md") == "see [dip sd](dip-sd.md)"
+    assert comments.linked("(docs/guide/install.md)") == "([install](../guide/install.md))"
+
+
+def test_reworded_messages_keep_their_place() -> None:
+    page = (
+        "A.\n\n```text\nthe file … is gone\nnobody says this\n```\n\nB.\n\n```text\nkept …\n```\n"
+    )
+    raised = ["the file … has gone away", "kept …", "wholly new words"]
+    assert errors.refresh(page, raised) == (
+        "A.\n\n```text\nthe file … has gone away\n```\n\nB.\n\n```text\nkept …\n```\n"
+        f"\n{errors.NEW}\n\n```text\nwholly new words\n```\n"
+    )
+
+
+@given(st.lists(st.text("abc …", min_size=3).map(str.strip).filter(bool), unique=True))
+def test_a_refreshed_page_has_every_message_once(raised: list[str]) -> None:
+    page = errors.refresh("```text\nabc …\n```\n", raised)
+    assert sorted(page.splitlines()).count("```text") <= 2
+    lines = [line for line in page.splitlines() if line and "```" not in line]
+    assert sorted(line for line in lines if line != errors.NEW) == sorted(raised)
+    assert errors.refresh(page, raised) == page
