@@ -17,7 +17,8 @@ MIN_TEMPERATURE = 1e-5
 
 
 class Sampling(Struct, frozen=True):
-    """Sampling settings of one request (docs/sampling.md). The defaults are greedy decoding.
+    """Sampling settings of one request (docs/reference/sampling.md). The defaults are greedy
+    decoding.
 
     The token drawn at a position is a function of these settings, the position, the logits and,
     with penalties, the tokens before it on its own path. So it does not depend on speculation,
@@ -71,7 +72,7 @@ class Defaults(Struct, frozen=True):
 
 
 # --- Drawing a token by definition: one row, plain Python, every rule spelled out
-# (docs/sampling.md).
+# (docs/reference/sampling.md).
 # The reference for the tensor version (``asyncspec.backend.hf.sampling``), and how the toy draws.
 
 Seen = Mapping[int, int]

@@ -2,7 +2,7 @@
 
 A tree is a value: every operation returns a new tree and leaves its inputs unchanged. Nodes are
 named by node id and never by their place in an array, so that prune, verdict and segment commute
-(docs/protocol.md).
+(docs/reference/protocol.md).
 
 The root is the tip of the committed path, with the draft tree below it. A node's score is its
 cumulative log-probability from the root by the draft (FlowSpec eq. 1). No child scores above its

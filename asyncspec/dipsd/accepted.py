@@ -28,7 +28,7 @@ class Chance(NamedTuple):
     """Of a drafted token to be accepted: Wilson's interval about the mean.
 
     Plans are made for ``low``: one for too high a chance costs far more than one for too low a
-    chance (docs/dipsd.md). ``rounds`` is what is known, in rounds.
+    chance (docs/reference/dip-sd.md). ``rounds`` is what is known, in rounds.
     """
 
     low: float

@@ -1,8 +1,8 @@
 """What a running pipeline does for the users it has measured: a plan, or greedy batching. Pure.
 
 A rotation makes everybody wait for somebody; work-conserving batching makes nobody wait, and is
-close behind most plans (docs/dipsd.md). So a plan has to be better by a margin, or greedy batching
-is kept and what comes of it are the lengths of drafts.
+close behind most plans (docs/reference/dip-sd.md). So a plan has to be better by a margin, or
+greedy batching is kept and what comes of it are the lengths of drafts.
 """
 
 from __future__ import annotations

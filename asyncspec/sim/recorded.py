@@ -2,7 +2,7 @@
 
 On a recorded path the target's token and the draft's candidates are the recorded ones. Off it (a
 wrong guess, whose continuation nobody has computed) they are synthetic, with the coverage measured
-over the whole recording. docs/simulator.md describes the file.
+over the whole recording. docs/reference/simulator.md describes the file.
 """
 
 from __future__ import annotations

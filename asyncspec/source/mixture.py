@@ -62,7 +62,8 @@ PRIOR = 4.0
 
 VOICE = 1 / 3
 """An aside's weight before anything is known of it: it speaks of few tokens, the base of all. With
-a half, mixes were right as often in greedy text, and at temperature 1 less often (docs/results.md).
+a half, mixes were right as often in greedy text, and at temperature 1 less often
+(docs/results/papers.md).
 """
 
 CERTAIN = 0.999

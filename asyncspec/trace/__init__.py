@@ -1,1 +1,1 @@
-"""Traces: what every node did and when, on one clock (docs/trace.md)."""
+"""Traces: what every node did and when, on one clock (docs/reference/trace.md)."""

@@ -1,4 +1,5 @@
-"""Trace files: lines of JSON, written as they come and read as a whole (docs/trace.md)."""
+"""Trace files: lines of JSON, written as they come and read as a whole
+(docs/reference/trace.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The lines of a trace file (docs/trace.md): inputs in full, so that a recording can be replayed,
+"""The lines of a trace file (docs/reference/trace.md): inputs in full, so that a recording can be
+replayed,
 effects as summaries with checksums, no tensors or handles. Fields are append-only, with defaults.
 """
 

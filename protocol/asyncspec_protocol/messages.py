@@ -2,7 +2,7 @@
 
 Their law: every message is one flat struct with an explicit tag; fields are only ever appended,
 with a default; every field says why it travels. Node ids name everything, because positions in
-somebody's array shift with every prune and ids do not (docs/protocol.md).
+somebody's array shift with every prune and ids do not (docs/reference/protocol.md).
 """
 
 from __future__ import annotations

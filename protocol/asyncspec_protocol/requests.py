@@ -72,7 +72,7 @@ class Finished(Struct, array_like=True, frozen=True, tag="finished"):
     reason: str
     # For "error": the sentence the user reads.
     detail: str
-    # Counters, named and defined in docs/metrics.md.
+    # Counters, named and defined in docs/reference/metrics.md.
     stats: dict[str, float]
     # For "error": a short name scripts can test, e.g. "busy" or ``BREAKS``.
     code: str = ""

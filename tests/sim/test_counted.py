@@ -20,7 +20,8 @@ BOUND = 100_000.0
 
 
 class Onlooker:
-    """Counts by the words of docs/metrics.md, from the draft node's trees and messages."""
+    """Counts by the words of docs/reference/metrics.md, from the draft node's trees and
+    messages."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -25,7 +25,9 @@ from tools.testbed.state import State
 
 def parser() -> Parser:
     """The command line."""
-    top = Parser(prog="testbed", description="N devices on one Linux machine (docs/testbed.md).")
+    top = Parser(
+        prog="testbed", description="N devices on one Linux machine (docs/reference/testbed.md)."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:

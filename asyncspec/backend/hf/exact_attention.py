@@ -134,7 +134,8 @@ def _blind(shape: Shape, rows: int, length: int, few: int) -> bool:
 
 
 # --- Attention that is blind to slot order, neighbours and speculation, to the last bit.
-# Why it works (docs/exactness.md): a matrix product that adds up each output element as one chain
+# Why it works (docs/reference/exactness.md): a matrix product that adds up each output element as
+# one chain
 # is immune to exact zeros between its terms, and a masked slot's weight is an exact zero. So a
 # row's sum is the same whether dead and unrelated slots lie between its ancestors or not,
 # provided that

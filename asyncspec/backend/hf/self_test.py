@@ -1,7 +1,8 @@
 """Tried at start: what this CPU's kernels do with zeros between terms and with few or many rows.
 
 The recipe of exact mode rests on two properties of matrix products that no library promises
-(docs/exactness.md). Both are cheap to measure on the kernels, shapes and weights that will be
+(docs/reference/exactness.md). Both are cheap to measure on the kernels, shapes and weights that
+will be
 used; what does not hold is done without, and if equality still fails the stage says "tolerance".
 """
 

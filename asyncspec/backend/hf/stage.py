@@ -314,7 +314,7 @@ def load_stage(
 ) -> HFStage:
     """Read layers [first, last) and make them a stage. In exact mode the kernels are tried out
     first, unless a ``recipe`` is given, and the loaded stage afterwards. ``quantize``: how the
-    weights are kept (docs/quantisation.md).
+    weights are kept (docs/guide/own-models.md).
 
     Raises ``UserError`` or ``CheckpointError`` with what to change.
     """

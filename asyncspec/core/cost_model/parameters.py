@@ -6,8 +6,8 @@ from msgspec import Struct
 
 
 class CostModelParameters(Struct, frozen=True):
-    """Defaults are what the project runs with; docs/policies.md and docs/efficiency.md have the
-    measurements behind them."""
+    """Defaults are what the project runs with; docs/reference/policies.md and
+    docs/results/limits.md have the measurements behind them."""
 
     # --- pass times of a stage ---
 
@@ -49,11 +49,11 @@ class CostModelParameters(Struct, frozen=True):
     # More rows than any policy puts in a segment.
     max_rows: int = 4096
     # Share of a segment's round trip that the transfers of its rows may add on all links. From .25
-    # to .5 tokens a second are almost the same (docs/efficiency.md).
+    # to .5 tokens a second are almost the same (docs/results/limits.md).
     transfer_share: float = 0.45
     # Share of the way through a stage and on to the next, at least of a pass of one row, by which
     # the passes of a session that is alone may be longer. From .1 to .33 tokens a second are almost
-    # the same (docs/policies.md).
+    # the same (docs/reference/policies.md).
     lone_session_delay: float = 0.25
 
     # --- batches at a stage ---

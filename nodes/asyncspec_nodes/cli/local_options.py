@@ -87,7 +87,7 @@ def add_arguments(parser: Parser) -> None:
         "--draft",
         metavar="DIR|HF_ID|eagle:DIR|ngram|none",
         help="default: the demo draft, else ngram; + joins several; the demo target also has "
-        "eagle: and hybrid (docs/sources.md)",
+        "eagle: and hybrid (docs/reference/sources.md)",
     )
     add("--source-apart", action="store_true", help="the token source gets a process of its own")
     add("--stages", type=int, metavar="N", help="verify stages (default: 3)")

@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--chat-template",
         metavar=f"FILE|{PLAIN}",
-        help="in place of the chat template of the target's tokenizer (docs/http.md)",
+        help="in place of the chat template of the target's tokenizer (docs/reference/http.md)",
     )
     add(
         "--generation-config",

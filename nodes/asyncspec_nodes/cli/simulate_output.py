@@ -77,7 +77,7 @@ def _cells(outcome: Outcome, base: float) -> list[str]:
 
 
 def rates(outcome: Outcome) -> dict[str, float]:
-    """docs/metrics.md over all requests: sums, and the ratios made of them.
+    """docs/reference/metrics.md over all requests: sums, and the ratios made of them.
 
     ``tokens_per_second`` is what the cluster gives: tokens after the first of each request, by the
     time from the first of all to the last (for one request the same as its own).

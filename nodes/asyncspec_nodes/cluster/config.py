@@ -60,13 +60,13 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # "exact" gives bitwise the sequential decoder's tokens; "fast" may use any kernel.
     mode: Mode = "exact"
     # How stages keep their weights: as dtype says, or rounded to "int8" or "int4" while they are
-    # read, which takes half or a quarter of bfloat16's memory (docs/quantisation.md).
+    # read, which takes half or a quarter of bfloat16's memory (docs/guide/own-models.md).
     quantize: Quantize = "none"
     # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
-    # template of the target's tokenizer, or "plain" (docs/http.md).
+    # template of the target's tokenizer, or "plain" (docs/reference/http.md).
     chat_template: str | None = None
     # What requests get that leave sampling settings out: "auto", what the checkpoint's
-    # generation_config.json recommends; "none", the API's own defaults (docs/http.md).
+    # generation_config.json recommends; "none", the API's own defaults (docs/reference/http.md).
     generation_config: GenerationConfig = "auto"
 
 
@@ -74,7 +74,8 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[draft]``"""
 
     # What proposes tokens: a draft model's directory or Hugging Face id, an EAGLE head's with
-    # "eagle:" before it, "ngram", several of these joined by "+", or "none" (docs/sources.md).
+    # "eagle:" before it, "ngram", several of these joined by "+", or "none"
+    # (docs/reference/sources.md).
     source: Annotated[str, Meta(min_length=1)] = "ngram"
     # The strategy for requests that name none.
     policy: str = "flowspec"
@@ -83,8 +84,8 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
 class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[[node]]``"""
 
-    # 0 is the draft node (left out: those that come are not listed, docs/dipsd.md), 1..N are the
-    # verify stages in pipeline order.
+    # 0 is the draft node (left out: those that come are not listed, docs/reference/dip-sd.md), 1..N
+    # are the verify stages in pipeline order.
     rank: Annotated[int, Meta(ge=0, le=MAX_STAGES)]
     # Address this node listens on and the others reach it at.
     host: Annotated[str, Meta(min_length=1)]
@@ -137,7 +138,7 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is
-    done, and what is left of the time is waited for (docs/testbed.md)."""
+    done, and what is left of the time is waited for (docs/reference/testbed.md)."""
 
     # A verify stage: a pass of up to ``plateau`` rows, and each row past it, in seconds.
     seconds: NotNegative = 0.0
@@ -300,7 +301,8 @@ def check_reach(config: Config, host: str, whose: str) -> None:
     if not (config.security or config.cluster.insecure or is_loopback(host)):
         raise UserError(
             f"{host} ({whose}) is not a loopback address: add a [security] table "
-            "(nodes/README.md), or set insecure = true in [cluster] on a network you trust"
+            "(docs/guide/several-machines.md), or set insecure = true in [cluster] on a network "
+            "you trust"
         )
 
 

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP service, on top of a draft node (docs/http.md)."""
+"""The OpenAI-compatible HTTP service, on top of a draft node (docs/reference/http.md)."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one HTTP service (docs/metrics.md)."""
+"""Prometheus metrics of one HTTP service (docs/reference/metrics.md)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Metrics:
         self._queue = self._histogram("queue", "From request to a session of its own", LONG)
         self._whole = self._histogram("answer", "From request to the end of its answer", LONG)
         self._sums = {
-            name: Counter(f"asyncspec_{name}", f"{text} (docs/metrics.md)", registry=registry)
+            name: Counter(
+                f"asyncspec_{name}", f"{text} (docs/reference/metrics.md)", registry=registry
+            )
             for name, text in SUMS.items()
         }
         self._nodes = {

@@ -56,7 +56,7 @@ class Outcome(Struct, frozen=True):
     """What a policy made of a setting; texts have been checked, unless the policy is lossy."""
 
     policy: str
-    # By request, as docs/metrics.md defines them.
+    # By request, as docs/reference/metrics.md defines them.
     stats: tuple[dict[str, float], ...]
     # Virtual time until the last request had ended, and each device's share of it, by rank.
     seconds: float

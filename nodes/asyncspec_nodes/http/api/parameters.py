@@ -89,7 +89,8 @@ def _same(value: object, other: object) -> bool:
 
 # --- What a request may say: strict types, and a 400 that names the parameter for anything else.
 # Pure.
-# The names and ranges are the API's; those it does not have are the project's own (docs/http.md).
+# The names and ranges are the API's; those it does not have are the project's own
+# (docs/reference/http.md).
 
 MAX_CHOICES = 128
 MAX_TOKENS = 2**31 - 1
@@ -130,7 +131,7 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     policy: str | None = None
-    # Token ids with every piece and the counters of docs/metrics.md at the end.
+    # Token ids with every piece and the counters of docs/reference/metrics.md at the end.
     return_details: bool | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Counters of a request, and the statistics made of them (docs/metrics.md).
+"""Counters of a request, and the statistics made of them (docs/reference/metrics.md).
 
 Decoding time is also counted in pipeline slots, called turns (FlowSpec III-A): a logical clock that
 is the same for every policy and does not depend on the machines. A segment enters the first stage

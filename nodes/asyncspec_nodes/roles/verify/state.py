@@ -33,7 +33,8 @@ class VerifyConfig(Struct, frozen=True, dict=True):
     first_layer: int = 0
     end_layer: int = 2**31
     layers: int = 2**31
-    # Credit there is at most for the latency of the link, however long it is (docs/protocol.md).
+    # Credit there is at most for the latency of the link, however long it is
+    # (docs/reference/protocol.md).
     most_window: int = 64
     # Cache slots there is memory for; 0: no bound.
     slots: int = 0

@@ -4,7 +4,7 @@ The weights are rounded once, when they are read; activations stay what they are
 torch's own (they multiply in bfloat16 and add in float32), and each output row depends on its
 input row alone for any number of rows, which the self-test confirms. Activations of float32
 models are rounded to bfloat16 before the product and its result is widened after it; both errors
-are a fraction of the weights' own (docs/quantisation.md).
+are a fraction of the weights' own (docs/guide/own-models.md).
 
 Inner widths are padded with zeros where the kernels want whole vectors: they read beyond the end
 of a ragged row.
