@@ -13,7 +13,7 @@ from typing import Any, Literal
 import structlog
 
 from actor.local import QUICK, LocalCluster, hello
-from asyncspec.actor.inbound import Shell
+from asyncspec.actor.inbound import HostCallbacks
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client
@@ -72,7 +72,7 @@ class ServingCluster(LocalCluster):
         self._shell = NodeShell(structlog.wrap_logger(structlog.ReturnLogger()))
         self.inspectors: dict[int, Inspector] = {}
 
-    def shell(self, rank: int) -> Shell:
+    def shell(self, rank: int) -> HostCallbacks:
         return super().shell(rank) if rank else self._shell
 
     def start(self, rank: int) -> None:

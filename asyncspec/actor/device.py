@@ -31,22 +31,20 @@ HAND_OVER_SECONDS = 100e-6
 class Device:
     """Runs jobs in the order of ``submit``, one at a time.
 
-    The event loop never waits for a tensor for longer than it takes to hand a job over: what is
-    known to be shorter than that (see ``short``) is run by ``work``, right on the event loop, while
-    the thread has nothing to do. Everything else goes to the thread.
+    Jobs expected to be shorter than a hand-over to the thread (``ShortJobs``) run on the event
+    loop, in ``work``, while the thread is idle. All others run on the thread.
 
-    A job that is over is told of by ``deliver``, which has to be called on the event loop where
-    ``wake`` is called there: ``ran`` after every job with its start and its end (seconds of
-    ``time.monotonic``), then ``done`` where there is a result, or ``failed``. A job that raises is
-    our own mistake or a broken device: it is reported, never lost.
+    ``deliver`` reports finished jobs on the event loop, to which ``wake`` calls: ``ran`` for every
+    job with its start and end (seconds of ``time.monotonic``), then ``done`` if it has a result, or
+    ``failed`` with the exception it raised.
 
-    A job that is known to come next (``go_on``) begins by itself when the one before it ends: the
-    way to the event loop and back, and what is decided there, takes a millisecond of a busy node.
-    Whoever decides holds ``still`` meanwhile and has had all ends delivered, so that what comes
-    next is either open to change or known to have begun.
+    A job announced with ``run_next`` starts on the thread as soon as the one before it ends: a
+    round trip to a busy event loop takes about 1 ms. The caller holds ``start_lock`` while it
+    decides and has all finished jobs delivered first, so the next job has either started or can
+    still be changed.
 
-    A thread and a queue of our own, because the way there and back is part of every segment's
-    journey and an executor's futures take three times as long.
+    A thread with queues of its own, because an executor's futures take three times as long to hand
+    a job over and back.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class Device:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._short = ShortJobs()
-        self.still = threading.Lock()
+        self.start_lock = threading.Lock()
         """While it is held, no job begins that was not submitted."""
         # Jobs that are over, for ``deliver``: whom to tell, and what.
         self._over: deque[tuple[Any, ...]] = deque()
@@ -114,9 +112,9 @@ class Device:
             self._send_away(self._here.popleft())
         self._send_away(job)
 
-    def go_on(self, after: Job, job: Job | None) -> None:
+    def run_next(self, after: Job, job: Job | None) -> None:
         """When ``after`` ends begin with ``job``, behind all that is submitted until then; with
-        nothing if that is None. ``still`` is held."""
+        nothing if that is None. ``start_lock`` is held."""
         self._after, self._next = after, job
 
     def deliver(self) -> bool:
@@ -147,7 +145,7 @@ class Device:
             worked = self._worked
             outcome = self._perform(job)
             brief = self._worked - worked < BRIEF_SECONDS
-            with self.still:
+            with self.start_lock:
                 self._over.append((1, *outcome))
                 goes_on = self._after is job and self._next is not None
                 if goes_on:

@@ -27,7 +27,7 @@ from asyncspec_protocol.messages import (
 )
 
 
-class Shell(Protocol):
+class HostCallbacks(Protocol):
     """The process around a runtime."""
 
     def emit(self, effect: Emit) -> None:
@@ -91,48 +91,52 @@ _OURS = (
 
 
 class Incoming:
-    """Hears what the mesh has to tell (its ``Owner``) and gives each of it to whom it is for.
+    """Dispatches the events of the mesh (implements ``MeshCallbacks``).
 
     ``feed`` takes inputs of the machine. ``collector`` answers requests for the trace and
     ``inspector`` requests for the node's status, if there are any.
     """
 
     def __init__(
-        self, rank: Rank, feed: Callable[[Input], None], tensors: Tensors | None, shell: Shell
+        self,
+        rank: Rank,
+        feed: Callable[[Input], None],
+        tensors: Tensors | None,
+        host: HostCallbacks,
     ) -> None:
         self.collector: TraceCollector | None = None
         self.inspector: Inspector | None = None
         self._rank = rank
         self._feed = feed
         self._tensors = tensors
-        self._shell = shell
+        self._host = host
 
     def joined(self, link: Link) -> None:
-        """See ``Owner``."""
+        """See ``MeshCallbacks``."""
         if link.rank >= 0:
-            self._shell.changed(link.rank, True, "")
+            self._host.changed(link.rank, True, "")
             self._feed(LinkUp(link.rank))
             if self.collector is not None:
                 self.collector.joined(link)
 
     def lost(self, link: Link, reason: str) -> None:
-        """See ``Owner``."""
+        """See ``MeshCallbacks``."""
         if self.collector is not None:
             self.collector.gone(link)
         if self.inspector is not None:
             self.inspector.gone(link)
         if link.rank < 0:
-            self._shell.client_gone(link)
+            self._host.client_gone(link)
             return
-        self._shell.changed(link.rank, False, reason)
+        self._host.changed(link.rank, False, reason)
         self._feed(LinkDown(link.rank, reason))
 
     def refused(self, rank: Rank, reason: str) -> None:
-        """See ``Owner``."""
-        self._shell.changed(rank, False, reason)
+        """See ``MeshCallbacks``."""
+        self._host.changed(rank, False, reason)
 
     def frame(self, link: Link, frame: Frame) -> None:
-        """See ``Owner``."""
+        """See ``MeshCallbacks``."""
         message = frame.message
         if link.rank >= 0 and not isinstance(message, _OURS):
             handle = self._unpack(frame)
@@ -147,7 +151,7 @@ class Incoming:
         elif link.rank < 0:
             if not isinstance(message, Submit | Cancel):
                 raise RemoteProtocolError(f"a client may not send {type(message).__name__}")
-            self._shell.client(link, message)
+            self._host.client(link, message)
         else:
             raise RemoteProtocolError(f"a node may not send {type(message).__name__} here")
 

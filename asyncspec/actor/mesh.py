@@ -33,7 +33,7 @@ MAX_TOLD = 64
 """Reasons that are remembered of nodes that dial here; a stranger may say many."""
 
 
-class Owner(Protocol):
+class MeshCallbacks(Protocol):
     """Whom a mesh tells what happens."""
 
     def joined(self, link: Link) -> None:
@@ -71,7 +71,7 @@ class Mesh:
         self,
         me: Hello,
         peers: Mapping[Rank, Address],
-        owner: Owner,
+        callbacks: MeshCallbacks,
         options: LinkOptions,
         security: Security,
     ) -> None:
@@ -84,7 +84,7 @@ class Mesh:
         self.rank = me.rank
         self._me = me
         self._peers = peers
-        self._owner = owner
+        self._callbacks = callbacks
         self._options = options
         self._security = security
         # Who records this node, if anybody does: see ``record``.
@@ -148,7 +148,7 @@ class Mesh:
 
     def _first_frame(self, link: Link, frame: Frame) -> None:
         if link.peer is not None:
-            self._owner.frame(link, frame)
+            self._callbacks.frame(link, frame)
             return
         hello = frame.message
         if not isinstance(hello, Hello):
@@ -172,7 +172,7 @@ class Mesh:
         if len(self._told) >= MAX_TOLD:
             self._told.clear()
         self._told.add((rank, reason))
-        self._owner.refused(rank, reason)
+        self._callbacks.refused(rank, reason)
 
     def _place_for(self, rank: Rank) -> Fault | None:
         """A rank has one link here, and it is the peer's part to dial."""
@@ -204,7 +204,7 @@ class Mesh:
                 pause, told = shortest, ""
             elif reason not in ("", told):
                 told = reason
-                self._owner.refused(rank, reason)
+                self._callbacks.refused(rank, reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -247,7 +247,7 @@ class Mesh:
     def _welcomed(self, rank: Rank, link: Link, frame: Frame) -> None:
         """The answer to our hello, or a later frame."""
         if link.peer is not None:
-            self._owner.frame(link, frame)
+            self._callbacks.frame(link, frame)
             return
         message = frame.message
         if isinstance(message, Fault):
@@ -270,7 +270,7 @@ class Mesh:
             self._told = {(rank, why) for rank, why in self._told if rank != peer.rank}
             self.links[peer.rank] = link
             link.record(self._hook)
-        self._owner.joined(link)
+        self._callbacks.joined(link)
 
     def _gone(self, link: Link, reason: str) -> None:
         self._everyone.discard(link)
@@ -279,4 +279,4 @@ class Mesh:
         if self.links.get(link.rank) is link:
             del self.links[link.rank]
             self._gone_bytes.update(link.session_bytes)
-        self._owner.lost(link, reason)
+        self._callbacks.lost(link, reason)

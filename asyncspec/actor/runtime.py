@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar, assert_never
 
 from asyncspec.actor.device import Device
-from asyncspec.actor.inbound import Incoming, Inspector, Shell, TraceCollector
+from asyncspec.actor.inbound import HostCallbacks, Incoming, Inspector, TraceCollector
 from asyncspec.actor.input_log import InputLog
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import Address, Mesh, Security
-from asyncspec.actor.overdue import FLOOR_SECONDS, Overdue
+from asyncspec.actor.watchdog import FLOOR_SECONDS, DeviceWatchdog
 from asyncspec.backend import row_compression
 from asyncspec.backend.base import Tensors
 from asyncspec.core.errors import ClusterError
@@ -109,7 +109,7 @@ class Outgoing:
 # --- The asyncio reader of effects: feeds inputs to one machine and performs what it asks for.
 # Law of this file: it decides nothing. What a node does is in its machine; here are only its
 # steps, and whom each effect is handed to: ``outgoing`` and ``mesh`` (its links), ``device``,
-# ``timers``, ``shell``. What comes over the links is fed to it by ``incoming``.
+# ``timers``, ``host``. What comes over the links is fed to it by ``incoming``.
 
 S = TypeVar("S")
 
@@ -128,23 +128,23 @@ class Runtime(Generic[S]):
         run_job: Callable[[Any], object | None],
         abandon_job: Callable[[Any], None],
         tensors: Tensors | None,
-        shell: Shell,
+        host: HostCallbacks,
         tasks: Mapping[str, Task],
         options: LinkOptions | None = None,
         security: Security | None = None,
         device_seconds: float = FLOOR_SECONDS,
     ) -> None:
         """``tasks``: what ``RunTask`` may name. ``device_seconds``: a job of the device may take so
-        long at least, see ``overdue``."""
+        long at least, see ``watchdog``."""
         self.state = state
         self._machine = machine
         self._sock = sock
         self._run_job = run_job
         # Called on the event loop while a job may be running on the device's thread.
         self._abandon_job = abandon_job
-        self._shell = shell
+        self._host = host
         self._tasks = tasks
-        self._incoming = Incoming(me.rank, self.feed, tensors, shell)
+        self._incoming = Incoming(me.rank, self.feed, tensors, host)
         self._mesh = Mesh(
             me, peers, self._incoming, options or LinkOptions(), security or Security()
         )
@@ -157,7 +157,7 @@ class Runtime(Generic[S]):
         self._busy = False
         # True once there is a device to ask.
         self._started = False
-        self._overdue = Overdue(device_seconds)
+        self._watchdog = DeviceWatchdog(device_seconds)
         # Why this node is given up, once its device hangs.
         self._hung = ""
 
@@ -220,7 +220,7 @@ class Runtime(Generic[S]):
         """Jobs that the device has been given and has not finished; 0 before ``run``."""
         return self._device.under_way if self._started else 0
 
-    def answer_by(self, inspector: Inspector) -> None:
+    def set_inspector(self, inspector: Inspector) -> None:
         """``inspector`` says from now on how this node is."""
         self._incoming.inspector = inspector
 
@@ -259,7 +259,7 @@ class Runtime(Generic[S]):
     def _one(self) -> bool:
         """Do one thing, if there is one: a step, or what brings one."""
         device = self._device
-        with device.still:
+        with device.start_lock:
             if self._results:
                 self._step(self._results.popleft())
             elif not device.deliver():
@@ -299,13 +299,13 @@ class Runtime(Generic[S]):
             case Abandon(job):
                 self._abandon_job(job)
             case RunNext(after, job):
-                self._device.go_on(after, job)
+                self._device.run_next(after, job)
             case Emit():
-                self._shell.emit(effect)
+                self._host.emit(effect)
             case Finish(stats=stats):
                 sent = sum(map(self._mesh.take_bytes, effect.sessions))
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
-                self._shell.finish(effect)
+                self._host.finish(effect)
             case SendClosed(to, session, passes, computed, dead, seconds, kept):
                 sent = self._mesh.take_bytes(session)
                 account = Closed(session, self.rank, passes, computed, dead, seconds, sent, kept)
@@ -321,17 +321,17 @@ class Runtime(Generic[S]):
         return 0
 
     async def _watch_device(self) -> None:
-        overdue = self._overdue
+        watchdog = self._watchdog
         while not self._end.done():
-            await asyncio.sleep(overdue.look_seconds)
-            self._hung = overdue.look(self._device.service, time.monotonic())
+            await asyncio.sleep(watchdog.check_seconds)
+            self._hung = watchdog.check(self._device.service, time.monotonic())
             if self._hung and not self._end.done():
                 self._end.set_exception(ClusterError(self._hung))
 
     # --- what comes back ------------------------------------------------------------------------
 
     def _ran(self, job: Job, at: float, until: float) -> None:
-        self._overdue.took(job, until - at)
+        self._watchdog.observe(job, until - at)
         if self._hook is not None:
             self._hook.ran(job, at, until)
 

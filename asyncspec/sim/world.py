@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncspec.actor.overdue import Overdue
+from asyncspec.actor.watchdog import DeviceWatchdog
 from asyncspec.backend.base import Tensors
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, TensorRows, draft_jobs
 from asyncspec.core.machine import (
@@ -72,7 +72,7 @@ class Actor(Struct):
     after: Job | None = None
     job: Job | None = None
     # Where devices are watched.
-    overdue: Overdue | None = None
+    watchdog: DeviceWatchdog | None = None
 
     def keep_word(self, event: Input, effects: Iterable[Effect]) -> None:
         """Raises ``LocalProtocolError`` where a step has not asked for what the machine had said it
@@ -346,26 +346,26 @@ class World:
         idle = not actor.underway
         self._jobs.submit(rank, actor, effect.job)
         if idle and self._give_up is not None:
-            overdue = actor.overdue = actor.overdue or Overdue(self._device_seconds)
-            self.at(self.now + overdue.look_seconds, self._look, rank, actor, overdue)
+            watchdog = actor.watchdog = actor.watchdog or DeviceWatchdog(self._device_seconds)
+            self.at(self.now + watchdog.check_seconds, self._look, rank, actor, watchdog)
         return 0
 
-    def _look(self, rank: Rank, actor: Actor, overdue: Overdue) -> None:
+    def _look(self, rank: Rank, actor: Actor, watchdog: DeviceWatchdog) -> None:
         """At a device that works; none is looked at when it stands still, and time may end."""
         if self.actors[rank] is not actor or not actor.underway:
             return
         entry = actor.underway[0]
-        why = overdue.look((entry.job, entry.start), self.now)
+        why = watchdog.check((entry.job, entry.start), self.now)
         if why and self._give_up is not None:
             self._give_up(rank, why)
         else:
-            self.at(self.now + overdue.look_seconds, self._look, rank, actor, overdue)
+            self.at(self.now + watchdog.check_seconds, self._look, rank, actor, watchdog)
 
     def _ran(self, rank: Rank, entry: Underway, result: object | None) -> None:
         if self.actors[rank].life != entry.life:
             return
-        if (overdue := self.actors[rank].overdue) is not None:
-            overdue.took(entry.job, entry.end - entry.start)
+        if (watchdog := self.actors[rank].watchdog) is not None:
+            watchdog.observe(entry.job, entry.end - entry.start)
         if rank in self._trace_hooks:
             self._trace_hooks[rank].ran(entry.job, entry.start, entry.end)
         if result is not None:

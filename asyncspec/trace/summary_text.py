@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.trace.analysis.critical_path import Account
+from asyncspec.trace.analysis.critical_path import LatencyBreakdown
 from asyncspec.trace.analysis.summary import Summary
 
 _SHARES = ("useful", "wrong", "dead", "drafting", "cache", "sending", "credit", "idle")
@@ -46,19 +46,19 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _devices(summary: Summary) -> Table:
-    table = _table("Share of the time in which requests ran", "device", "busy", *_SHARES)
+    table = _table("Utilisation of the time in which requests ran", "device", "busy", *_SHARES)
     for device in summary.devices:
         shares = (f"{getattr(device, name):.0%}" for name in _SHARES)
         table.add_row(device.device, f"{device.busy:.0%}", *shares)
     return table
 
 
-def _path(requests: Sequence[Account]) -> Table:
+def _path(requests: Sequence[LatencyBreakdown]) -> Table:
     """What the tokens after the first waited for, all requests together."""
-    total = sum(account.seconds for account in requests) or 1.0
+    total = sum(breakdown.seconds for breakdown in requests) or 1.0
     kinds: dict[str, float] = {}
-    for account in requests:
-        for kind, seconds in account.kinds.items():
+    for breakdown in requests:
+        for kind, seconds in breakdown.kinds.items():
             kinds[kind] = kinds.get(kind, 0.0) + seconds
     table = _table("Where the tokens' time went (decoding)", "work", "seconds", "share")
     for kind, seconds in sorted(kinds.items(), key=lambda item: -item[1]):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asyncspec.actor.inbound import Shell
+from asyncspec.actor.inbound import HostCallbacks
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import Tensors
@@ -196,7 +196,7 @@ class LocalCluster:
             run_job=self._devices.pop(rank, lambda run: run)(run),
             abandon_job=lambda job: None,
             tensors=tensors,
-            shell=shell,
+            host=shell,
             tasks=TASKS,
             options=QUICK,
             device_seconds=self._device_seconds,
@@ -209,7 +209,7 @@ class LocalCluster:
         """The clocks of draft nodes that are started from now on show what they did at first."""
         self._begun = 0
 
-    def shell(self, rank: int) -> Shell:
+    def shell(self, rank: int) -> HostCallbacks:
         """The process around a node."""
         self.shells[rank] = RecordingShell()
         return self.shells[rank]

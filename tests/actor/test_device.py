@@ -179,14 +179,14 @@ class Gated:
     def submit(self, *jobs: Job) -> None:
         for some in jobs:
             self.gates.setdefault(some, threading.Event())
-            with self.device.still:
+            with self.device.start_lock:
                 self.device.submit(some)
 
-    def go_on(self, after: Job, some: Job | None) -> None:
+    def run_next(self, after: Job, some: Job | None) -> None:
         if some is not None:
             self.gates.setdefault(some, threading.Event())
-        with self.device.still:
-            self.device.go_on(after, some)
+        with self.device.start_lock:
+            self.device.run_next(after, some)
 
     def began(self) -> Job:
         return self.begun.get(timeout=30)
@@ -238,12 +238,12 @@ def test_what_was_said_last_begins_by_itself_behind_what_was_submitted(
             running = gate.began()
             for number in range(said):
                 coming = next(fresh)
-                gate.go_on(running, coming)
+                gate.run_next(running, coming)
                 between = [next(fresh) for _ in range(others if number == 0 else 0)]
                 gate.submit(*between)
                 order += between
             if not said:
-                gate.go_on(running, None)
+                gate.run_next(running, None)
                 coming = next(fresh)
             gate.end(running)
             for some in order[order.index(running) + 1 :]:
@@ -267,11 +267,11 @@ def test_what_begins_by_itself_may_change_as_long_as_somebody_thinks() -> None:
     def act(gate: Gated) -> None:
         first, one, other = job(0), job(1), job(2)
         gate.submit(first)
-        gate.go_on(gate.began(), one)
+        gate.run_next(gate.began(), one)
         gate.gates[other] = threading.Event()
-        with gate.device.still:
+        with gate.device.start_lock:
             gate.end(first)
-            gate.device.go_on(first, other)
+            gate.device.run_next(first, other)
         assert gate.began() is other
         gate.end(other)
         gate.submit(other)
@@ -288,7 +288,7 @@ def test_what_was_said_too_late_is_submitted_as_usual() -> None:
         gate.began()
         gate.end(first)
         gate.deliver(first)
-        gate.go_on(first, second)
+        gate.run_next(first, second)
         gate.submit(second)
         assert gate.began() is second
         gate.end(second)
@@ -302,7 +302,7 @@ def test_whoever_asks_for_something_else_than_has_begun_is_wrong() -> None:
     def act(gate: Gated) -> None:
         first, second = job(0), job(1)
         gate.submit(first)
-        gate.go_on(gate.began(), second)
+        gate.run_next(gate.began(), second)
         gate.end(first)
         assert gate.began() is second
         with pytest.raises(LocalProtocolError, match="nobody has asked for"):

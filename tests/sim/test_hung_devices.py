@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.overdue import FIRST, Overdue
+from asyncspec.actor.watchdog import FIRST, DeviceWatchdog
 from asyncspec.core.jobs import Job, Release
 from asyncspec.core.machine import Request
 from asyncspec.sim.costs import EqualTurns
@@ -114,7 +114,7 @@ def test_a_first_pass_has_time_to_warm_up(floor: float) -> None:
 
 def test_the_watch_counts_only_time_in_which_its_node_has_run() -> None:
     """A process that was stopped, or a machine that slept, has not seen a device hang."""
-    overdue = Overdue(FLOOR)
+    watchdog = DeviceWatchdog(FLOOR)
     service = (Release(SessionId(0)), 0.0)
-    assert not overdue.look(service, 1.0)
-    assert not overdue.look(service, 50 * FIRST * FLOOR)
+    assert not watchdog.check(service, 1.0)
+    assert not watchdog.check(service, 50 * FIRST * FLOOR)

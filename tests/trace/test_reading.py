@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Forward, Job
 from asyncspec.core.sampling import Sampling
 from asyncspec.trace.analysis.build import build, timeline
-from asyncspec.trace.analysis.critical_path import Chains, accounts, token_times
+from asyncspec.trace.analysis.critical_path import Chains, latency_breakdowns, token_times
 from asyncspec.trace.analysis.reading import read
-from asyncspec.trace.analysis.spans import Share
+from asyncspec.trace.analysis.spans import Utilisation
 from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.records import Issued, Ran, Record, Reported, Step, Trace
 from asyncspec_protocol.ids import Rank
@@ -51,9 +51,9 @@ def test_what_users_got(
         mine = [token for token in found.tokens if token.request == number]
         assert [token.token for token in mine] == tokens
         assert [token.index for token in mine] == list(range(len(tokens)))
-        assert all(token.journey >= 0 for token in mine)
+        assert all(token.lifetime >= 0 for token in mine)
         for token in mine:
-            verified = found.journeys[token.journey].verified
+            verified = found.lifetimes[token.lifetime].verified
             assert verified is not None
             assert verified <= token.at
     for request in found.requests:
@@ -73,8 +73,8 @@ def test_counts_are_the_machines_own(
     steps = [line for line in trace.lines if isinstance(line, Step)]
     own = [effect for step in steps for effect in step.effects if isinstance(effect, Reported)]
     passes = [span for span in found.spans if span.kind == "compute"]
-    assert sum(span.rows for span in passes) == sum(account.rows for account in own)
-    assert sum(span.dead for span in passes) == sum(account.dead_rows for account in own)
+    assert sum(span.rows for span in passes) == sum(breakdown.rows for breakdown in own)
+    assert sum(span.dead for span in passes) == sum(breakdown.dead_rows for breakdown in own)
     # Every stage computes each node of the committed path once, but the last one's token.
     length = stats["prompt_tokens"] + stats["new_tokens"]
     assert sum(span.useful for span in passes) == stages * (length - 1)
@@ -94,19 +94,19 @@ def test_a_tokens_time_is_accounted_for(
         for later, earlier in zip(time.pieces, time.pieces[1:], strict=False):
             assert later.at == earlier.until, "no gap, no overlap"
         assert sum(piece.seconds for piece in time.pieces) == pytest.approx(time.until - time.at)
-    for account in accounts(times, decoding=False):
-        end = max(t.at for t in reading.answers.tokens if t.request == account.request)
-        submitted = reading.answers.requests[account.request].submitted
-        assert account.seconds == pytest.approx(end - submitted)
-        assert sum(account.resources.values()) == pytest.approx(account.seconds)
-        assert account.resources.get("other", 0.0) <= 0.05 * account.seconds
+    for breakdown in latency_breakdowns(times, decoding=False):
+        end = max(t.at for t in reading.answers.tokens if t.request == breakdown.request)
+        submitted = reading.answers.requests[breakdown.request].submitted
+        assert breakdown.seconds == pytest.approx(end - submitted)
+        assert sum(breakdown.resources.values()) == pytest.approx(breakdown.seconds)
+        assert breakdown.resources.get("other", 0.0) <= 0.05 * breakdown.seconds
 
 
 @given(delays, policies, st.integers(1, 4))
 def test_shares_sum_to_one(delays: list[int], policy: str, stages: int) -> None:
     reading = read(run(Shaken([*delays, 1]), policy, stages).trace())
     for share in summarise(reading, timeline(reading)).devices:
-        parts = [getattr(share, name) for name in Share.__struct_fields__[3:]]
+        parts = [getattr(share, name) for name in Utilisation.__struct_fields__[3:]]
         assert sum(parts) == pytest.approx(1.0)
         assert min(parts) >= -1e-9
 
@@ -240,13 +240,13 @@ def test_a_stage_that_is_lost_and_comes_back(
 
 def test_outcomes_of_segments() -> None:
     found = build(run(Shaken([2, 1, 3]), "flowspec", 3).trace())
-    outcomes = Counter(journey.outcome for journey in found.journeys)
+    outcomes = Counter(lifetime.outcome for lifetime in found.lifetimes)
     assert outcomes["verified"] > 0
     assert outcomes["pruned"] > 0
-    assert sum(journey.brought for journey in found.journeys) == len(found.tokens)
-    for journey in found.journeys:
-        moments = [journey.sent]
-        for hop in journey.hops:
+    assert sum(lifetime.brought for lifetime in found.lifetimes) == len(found.tokens)
+    for lifetime in found.lifetimes:
+        moments = [lifetime.sent]
+        for hop in lifetime.hops:
             times = (hop.received, hop.started, hop.ended, hop.sent)
             moments += [time for time in times if time is not None]
         assert moments == sorted(moments)
@@ -260,8 +260,8 @@ def test_a_token_source_on_its_own_node_is_no_stage(
     cluster.submit(ask(policy=policy, prompt=(1, 2, 3, 4, 5, 6, 7)))
     cluster.world.run()
     reading = read(cluster.trace())
-    # The first four nodes of the prompt bring no verdict: their journey ends at the last stage.
-    assert reading.journeys[0].outcome == "prompt"
+    # The first four nodes of the prompt bring no verdict: their lifetime ends at the last stage.
+    assert reading.lifetimes[0].outcome == "prompt"
     found = summarise(reading, timeline(reading))
     assert [share.device for share in found.devices] == [
         "D0", *(f"V{rank}" for rank in range(1, stages + 1)), "source",
@@ -269,4 +269,4 @@ def test_a_token_source_on_its_own_node_is_no_stage(
     drafts = any(hop.hop == "source -> D0" for hop in found.hops)
     assert drafts == (policy != "autoregressive")
     known = {share.device for share in found.devices} | {hop.hop for hop in found.hops} | {"other"}
-    assert all(account.resources.keys() <= known for account in found.requests)
+    assert all(breakdown.resources.keys() <= known for breakdown in found.requests)

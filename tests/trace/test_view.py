@@ -41,7 +41,7 @@ def data_of(html: str) -> dict[str, object]:
 
 def test_columns_have_one_length() -> None:
     found = model(recorded())
-    for table in (found.spans, found.journeys, found.tokens, found.rounds, found.marks):
+    for table in (found.spans, found.lifetimes, found.tokens, found.rounds, found.marks):
         assert len({len(column) for column in table.values()}) == 1
     starts = [at for at in found.spans["at"] if isinstance(at, int)]
     assert starts == sorted(starts)
@@ -81,11 +81,11 @@ def test_what_one_of_several_draft_nodes_has_collected(asked: int) -> None:
 def test_what_the_page_is_told_of_segments_and_losses() -> None:
     line = replace(recorded(), dropped=((2, 5),))
     found = model(line)
-    for journey, hops in zip(line.journeys, found.journeys["hops"], strict=True):
+    for lifetime, hops in zip(line.lifetimes, found.lifetimes["hops"], strict=True):
         assert isinstance(hops, list)
-        assert [hop[0] for hop in hops] == [hop.rank for hop in journey.hops]
-        assert [hop[5:] for hop in hops] == [[h.came, h.computed, h.went] for h in journey.hops]
-        for hop, seen in zip(journey.hops, hops, strict=True):
+        assert [hop[0] for hop in hops] == [hop.rank for hop in lifetime.hops]
+        assert [hop[5:] for hop in hops] == [[h.came, h.computed, h.went] for h in lifetime.hops]
+        for hop, seen in zip(lifetime.hops, hops, strict=True):
             moments = (hop.received, hop.started, hop.ended, hop.sent)
             assert seen[1:5] == [-1 if t is None else round(t * 1e6) for t in moments]
     (warning,) = found.warnings

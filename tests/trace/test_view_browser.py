@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
 ]
 
-STATE = "({journey: asyncspecTrace.state.journey, token: asyncspecTrace.state.token})"
+STATE = "({lifetime: asyncspecTrace.state.lifetime, token: asyncspecTrace.state.token})"
 VIEW = "document.getElementById('view').getBoundingClientRect()"
 SELECTED = "document.getElementById('selected').textContent"
 TIP = "document.getElementById('tip').textContent"
@@ -57,17 +57,17 @@ async def place_of(tab: Browser, selector: str) -> tuple[float, float]:
 
 
 async def place_of_pass(tab: Browser) -> tuple[float, float, int]:
-    """The middle of the longest pass that brought a token, and its journey."""
+    """The middle of the longest pass that brought a token, and its lifetime."""
     found = await tab.run(
         """(() => {
             const {model, toX, rowTop, rowHeight} = asyncspecTrace, s = model.spans;
             const passes = s.at.map((_, i) => i).filter((i) =>
-                s.kind[i] === 0 && model.journeys.brought[s.journey[i]] > 0);
+                s.kind[i] === 0 && model.lifetimes.brought[s.lifetime[i]] > 0);
             const i = passes.sort((a, b) => (s.until[b] - s.at[b]) - (s.until[a] - s.at[a]))[0];
             const box = document.getElementById("view").getBoundingClientRect();
             const x = toX((s.at[i] + s.until[i]) / 2);
             const y = rowTop(s.lane[i], 0) + rowHeight(0) / 2;
-            return [box.x + x, box.y + y, s.journey[i]];
+            return [box.x + x, box.y + y, s.lifetime[i]];
         })()"""
     )
     return found[0], found[1], found[2]
@@ -81,18 +81,18 @@ async def test_clicks(file: Path, tmp_path: Path) -> None:
         await tab.click(*await place_of(tab, "#token-5"))
         state = await tab.run(STATE)
         assert state["token"] == 5
-        assert state["journey"] == await tab.run("asyncspecTrace.model.tokens.journey[5]")
+        assert state["lifetime"] == await tab.run("asyncspecTrace.model.tokens.lifetime[5]")
         assert await tab.screenshot() != before, "its path is lit"
         assert "Segment" in await tab.run(SELECTED)
         stages = await tab.run("document.querySelectorAll('#selected tbody tr').length")
         assert stages == await tab.run(
-            f"asyncspecTrace.model.journeys.hops[{state['journey']}].length"
+            f"asyncspecTrace.model.lifetimes.hops[{state['lifetime']}].length"
         )
         await tab.click(*await place_of(tab, "#fit"))
-        x, y, journey = await place_of_pass(tab)
+        x, y, lifetime = await place_of_pass(tab)
         await tab.click(x, y)
         state = await tab.run(STATE)
-        assert state["journey"] == journey
+        assert state["lifetime"] == lifetime
         assert await tab.run("document.querySelectorAll('#tokens .same').length") > 0
         assert tab.problems == []
 
@@ -143,13 +143,13 @@ async def test_keys_alone(file: Path) -> None:
         await tab.key("0")
         assert await tab.run(window) == pytest.approx(whole)
         await tab.key("n")
-        first = (await tab.run(STATE))["journey"]
+        first = (await tab.run(STATE))["lifetime"]
         await tab.key("n")
-        assert (await tab.run(STATE))["journey"] == first + 1
+        assert (await tab.run(STATE))["lifetime"] == first + 1
         await tab.key("p")
-        assert (await tab.run(STATE))["journey"] == first
+        assert (await tab.run(STATE))["lifetime"] == first
         await tab.key("Escape")
-        assert await tab.run(STATE) == {"journey": -1, "token": -1}
+        assert await tab.run(STATE) == {"lifetime": -1, "token": -1}
         await tab.key("t")
         await tab.key("t")
         assert (await tab.run(STATE))["token"] == 1
@@ -207,8 +207,8 @@ async def test_links(file: Path) -> None:
         assert await tab.run("scrollY") == 0
         # A link that is pasted into the open page.
         await tab.run("new Promise(r => { onhashchange = r; location.hash = '#segment=2'; })")
-        assert (await tab.run(STATE))["journey"] == 2
-        await tab.run("asyncspecTrace.select({journey: 3})")
+        assert (await tab.run(STATE))["lifetime"] == 2
+        await tab.run("asyncspecTrace.select({lifetime: 3})")
         assert await tab.run("location.hash") == "#segment=3"
         assert tab.problems == []
 
@@ -216,9 +216,9 @@ async def test_links(file: Path) -> None:
 async def test_a_pruned_segment_says_where_it_ended(file: Path) -> None:
     async with Browser() as tab:
         await tab.open(file)
-        pruned = await tab.run("asyncspecTrace.model.journeys.outcome.indexOf('pruned')")
+        pruned = await tab.run("asyncspecTrace.model.lifetimes.outcome.indexOf('pruned')")
         assert pruned >= 0
-        await tab.run(f"asyncspecTrace.select({{journey: {pruned}}})")
+        await tab.run(f"asyncspecTrace.select({{lifetime: {pruned}}})")
         assert "pruned on the way, last seen at V" in await tab.run(SELECTED)
         assert tab.problems == []
 
@@ -279,7 +279,9 @@ async def test_what_is_not_useful_is_textured(
     spans = list(line.spans)
     spans[number] = replace(one, useful=of[0], dead=of[1])
     path = tmp_path / "trace.html"
-    path.write_text(page(replace(line, spans=tuple(spans), marks=(), rounds=())), encoding="utf-8")
+    path.write_text(
+        page(replace(line, spans=tuple(spans), instants=(), rounds=())), encoding="utf-8"
+    )
     async with Browser() as tab:
         size = {"width": 1200, "height": 900, "mobile": False}
         await tab.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=ratio, **size)
@@ -297,18 +299,18 @@ async def test_the_chosen_way_is_lit(file: Path) -> None:
         await tab.open(file)
         passes = await tab.run(
             "(() => { const s = asyncspecTrace.model.spans;"
-            "return s.at.map((_, i) => i).filter((i) => s.kind[i] === 0 && s.journey[i] >= 0)"
-            ".map((i) => [i, s.journey[i], s.at[i], s.until[i]]); })()"
+            "return s.at.map((_, i) => i).filter((i) => s.kind[i] === 0 && s.lifetime[i] >= 0)"
+            ".map((i) => [i, s.lifetime[i], s.at[i], s.until[i]]); })()"
         )
         # Two passes of different segments, next to each other.
-        (one, journey, at, _), (other, _, _, until) = next(
+        (one, lifetime, at, _), (other, _, _, until) = next(
             (a, b) for a, b in pairwise(passes) if a[1] != b[1]
         )
         look = f"(asyncspecTrace.show({at - 1e5}, {until + 1e5}), asyncspecTrace.redraw())"
         await tab.run(look)
         await tab.frame()
         before = await colours_of(tab, one), await colours_of(tab, other)
-        await tab.run(f"asyncspecTrace.select({{journey: {journey}}})")
+        await tab.run(f"asyncspecTrace.select({{lifetime: {lifetime}}})")
         await tab.run(look)
         await tab.frame()
         assert await colours_of(tab, one) == before[0]

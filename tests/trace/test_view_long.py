@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.timeline import Hop, Journey, Mark, Round, Span, Timeline, Token
+from asyncspec.trace.analysis.timeline import (
+    Hop,
+    Instant,
+    Round,
+    SegmentLifetime,
+    Span,
+    Timeline,
+    Token,
+)
 from asyncspec.trace.records import Header, Node
 from asyncspec.trace.view import page
 from browser import CHROMIUM, Browser
@@ -28,11 +36,11 @@ def long(count: int) -> Timeline:
     """A synthetic run of so many spans: segments that follow each other through eight stages."""
     chance = random.Random(1)
     spans: list[Span] = []
-    journeys: list[Journey] = []
+    lifetimes: list[SegmentLifetime] = []
     tokens: list[Token] = []
-    marks: list[Mark] = []
+    instants: list[Instant] = []
     while len(spans) < count:
-        number = len(journeys)
+        number = len(lifetimes)
         sent = number * STEP
         spans.append(Span(0, "draft", sent - STEP, sent, 0, number, rows=16))
         hops: list[Hop] = []
@@ -50,12 +58,12 @@ def long(count: int) -> Timeline:
             hops.append(Hop(rank, 16, 16, 16, came, at, until, until))
         verified = sent + STAGES * STEP
         ids = tuple(range(16 * number, 16 * number + 16))
-        journeys.append(
-            Journey(0, number, ids, ids, ids, sent, tuple(hops), verified, "verified", 2, 1)
+        lifetimes.append(
+            SegmentLifetime(0, number, ids, ids, ids, sent, tuple(hops), verified, "verified", 2, 1)
         )
         tokens.append(Token(0, number, 7, verified, number, number % 4 > 0, text=" word"))
-        marks += [Mark(rank, verified, "prune", 0) for rank in range(STAGES + 1)]
-    end = journeys[-1].sent + STAGES * STEP
+        instants += [Instant(rank, verified, "prune", 0) for rank in range(STAGES + 1)]
+    end = lifetimes[-1].sent + STAGES * STEP
     cuts = [end * i / 500 for i in range(501)]
     return Timeline(
         Header(1, "asyncspec", "2026-01-01T00:00:00.000+00:00", "long"),
@@ -64,12 +72,12 @@ def long(count: int) -> Timeline:
         clocks=(),
         requests=(),
         spans=tuple(sorted(spans, key=lambda span: span.at)),
-        journeys=tuple(journeys),
+        lifetimes=tuple(lifetimes),
         tokens=tuple(tokens),
         rounds=tuple(
             Round(0, 0, i, cuts[i], cuts[i + 1], 12, "miss") for i in range(len(cuts) - 1)
         ),
-        marks=tuple(marks),
+        instants=tuple(instants),
     )
 
 

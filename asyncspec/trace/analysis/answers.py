@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from asyncspec.core import machine
 from asyncspec.trace import records
-from asyncspec.trace.analysis.log import Life, Log, LogStep
+from asyncspec.trace.analysis.log import Log, LogStep, NodeLog
 from asyncspec.trace.analysis.segments import Path
-from asyncspec.trace.analysis.timeline import Mark, Request, Round, Token
+from asyncspec.trace.analysis.timeline import Instant, Request, Round, Token
 from asyncspec_protocol.messages import PruneIndices
 
 
@@ -40,12 +40,12 @@ class _Progress:
 
 
 def read_answers(
-    life: Life,
+    life: NodeLog,
     paths: Mapping[int, Path],
-    journeys: Mapping[tuple[int, int], int],
+    lifetimes: Mapping[tuple[int, int], int],
     seen: Mapping[int, float],
 ) -> Answers:
-    """Follow one draft node. ``journeys``: index of a segment's journey; ``seen``: when any node
+    """Follow one draft node. ``lifetimes``: index of a segment's lifetime; ``seen``: when any node
     worked on a session first."""
     answers = Answers()
     progress: dict[int, _Progress] = {}
@@ -60,7 +60,7 @@ def read_answers(
                     answers.owners[session] = request
                     mine = progress.setdefault(session, _Progress(started=step.at))
                     path = paths.get(session) or Path(session)
-                    for token in _tokens(step, effect, given[request], path, mine, journeys):
+                    for token in _tokens(step, effect, given[request], path, mine, lifetimes):
                         answers.tokens.append(token)
                         answers.steps.append((step.life, step.index))
                     given[request] += len(tokens)
@@ -77,7 +77,7 @@ def read_answers(
     return answers
 
 
-def _earlier(request: int, session: int, life: Life, seen: Mapping[int, float]) -> Request:
+def _earlier(request: int, session: int, life: NodeLog, seen: Mapping[int, float]) -> Request:
     """One that was there when the recording began: as far as can be told, it came then. Others may
     have been at work on it before the draft node's first step."""
     first = life.steps[0].at
@@ -97,7 +97,7 @@ def _tokens(
     start: int,
     path: Path,
     mine: _Progress,
-    journeys: Mapping[tuple[int, int], int],
+    lifetimes: Mapping[tuple[int, int], int],
 ) -> Iterator[Token]:
     """With the segments that brought them."""
     for depth, token in enumerate(emitted.tokens):
@@ -107,7 +107,7 @@ def _tokens(
             start + depth,
             token,
             step.at,
-            journeys.get((emitted.session, segment), -1),
+            lifetimes.get((emitted.session, segment), -1),
             depth < emitted.hits,
             depth,
         )
@@ -131,7 +131,7 @@ def _end_round(answers: Answers, session: int, mine: _Progress, at: float, end: 
     mine.started, mine.tokens = at, 0
 
 
-def _name(answers: Answers, life: Life) -> None:
+def _name(answers: Answers, life: NodeLog) -> None:
     """Sessions of the requests, and the text of tokens where it was recorded."""
     for number, old in answers.requests.items():
         sessions = tuple(sorted(s for s, r in answers.owners.items() if r == number))
@@ -156,46 +156,46 @@ def _say(
     answers.tokens[at] = replace(old, text=old.text + line.text)
 
 
-# --- Moments worth a mark. Pure.
+# --- Moments worth a instant. Pure.
 
 
-def read_marks(log: Log, answers: Answers) -> list[Mark]:
+def read_instants(log: Log, answers: Answers) -> list[Instant]:
     """All of them, in order of time."""
-    marks = [mark for life in log.lives for step in life.steps for mark in _of_step(step)]
-    marks += [
-        Mark(0, round_.until, round_.end, round_.session, f"{round_.tokens} tokens")
+    instants = [instant for life in log.lives for step in life.steps for instant in _of_step(step)]
+    instants += [
+        Instant(0, round_.until, round_.end, round_.session, f"{round_.tokens} tokens")
         for round_ in answers.rounds
         if round_.end == "miss"
     ]
-    return sorted(marks, key=lambda mark: (mark.at, mark.rank))
+    return sorted(instants, key=lambda instant: (instant.at, instant.rank))
 
 
-def _of_step(step: LogStep) -> Iterator[Mark]:
+def _of_step(step: LogStep) -> Iterator[Instant]:
     rank, at = step.rank, step.at
     if step.error:
-        yield Mark(rank, at, "error", text=step.error)
+        yield Instant(rank, at, "error", text=step.error)
     match step.input:
         case machine.Submitted(asked):
-            yield Mark(rank, at, "submit", text=f"request {asked.request}, {asked.policy}")
+            yield Instant(rank, at, "submit", text=f"request {asked.request}, {asked.policy}")
         case machine.LinkUp(peer):
-            yield Mark(rank, at, "joined", text=f"rank {peer}")
+            yield Instant(rank, at, "joined", text=f"rank {peer}")
         case machine.LinkDown(peer, reason):
-            yield Mark(rank, at, "lost", text=f"rank {peer}: {reason}")
+            yield Instant(rank, at, "lost", text=f"rank {peer}: {reason}")
         case records.ReceivedMessage(_, PruneIndices(named, version, _, _, keep)):
-            yield Mark(rank, at, "prune", named, f"version {version} keeps {len(keep)}")
+            yield Instant(rank, at, "prune", named, f"version {version} keeps {len(keep)}")
         case _:
             pass
     pruned = False
     for effect in step.effects:
         match effect:
             case records.Sent(1, "open", session):
-                yield Mark(rank, at, "open", session)
+                yield Instant(rank, at, "open", session)
             case records.Sent(_, "prune", session, _, count) if not pruned:
                 pruned = True
-                yield Mark(rank, at, "prune", session, f"keeps {count}")
+                yield Instant(rank, at, "prune", session, f"keeps {count}")
             case records.Emitted(request, tokens):
-                yield Mark(rank, at, "emit", text=f"request {request}: {len(tokens)} tokens")
+                yield Instant(rank, at, "emit", text=f"request {request}: {len(tokens)} tokens")
             case records.RequestEnd(request, reason, session):
-                yield Mark(rank, at, "finish", session, f"request {request}: {reason}")
+                yield Instant(rank, at, "finish", session, f"request {request}: {reason}")
             case _:
                 pass

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.trace import records
-from asyncspec.trace.analysis.answers import read_marks
-from asyncspec.trace.analysis.log import Life
+from asyncspec.trace.analysis.answers import read_instants
+from asyncspec.trace.analysis.log import NodeLog
 from asyncspec.trace.analysis.reading import Reading, read
 from asyncspec.trace.analysis.spans import read_spans
-from asyncspec.trace.analysis.timeline import Journey, Timeline, Token
+from asyncspec.trace.analysis.timeline import SegmentLifetime, Timeline, Token
 from asyncspec.trace.records import Trace
 
 
@@ -24,9 +24,9 @@ def build(trace: Trace) -> Timeline:
 def timeline(reading: Reading) -> Timeline:
     """A reading as a timeline."""
     log, answers = reading.log, reading.answers
-    spans = read_spans(log, reading.stages, reading.paths, reading.journeys)
-    marks = read_marks(log, answers)
-    ends = [*(s.until for s in spans), *(m.at for m in marks), 0.0]
+    spans = read_spans(log, reading.stages, reading.paths, reading.lifetimes)
+    instants = read_instants(log, answers)
+    ends = [*(s.until for s in spans), *(m.at for m in instants), 0.0]
     return Timeline(
         header=reading.header,
         duration=max(ends),
@@ -34,22 +34,24 @@ def timeline(reading: Reading) -> Timeline:
         clocks=tuple(log.clocks[rank] for rank in sorted(log.clocks)),
         requests=tuple(sorted(answers.requests.values(), key=lambda r: r.submitted)),
         spans=tuple(spans),
-        journeys=tuple(_credited(reading.journeys, answers.tokens)),
+        lifetimes=tuple(_credited(reading.lifetimes, answers.tokens)),
         tokens=tuple(answers.tokens),
         rounds=tuple(sorted(answers.rounds, key=lambda r: r.at)),
-        marks=tuple(marks),
+        instants=tuple(instants),
         traffic=tuple(_traffic(log.lives)),
         dropped=tuple(_dropped(log.lives)),
     )
 
 
-def _credited(journeys: Sequence[Journey], tokens: Sequence[Token]) -> list[Journey]:
+def _credited(
+    lifetimes: Sequence[SegmentLifetime], tokens: Sequence[Token]
+) -> list[SegmentLifetime]:
     """With the number of tokens each brought."""
-    brought = Counter(token.journey for token in tokens)
-    return [replace(journey, brought=brought[i]) for i, journey in enumerate(journeys)]
+    brought = Counter(token.lifetime for token in tokens)
+    return [replace(lifetime, brought=brought[i]) for i, lifetime in enumerate(lifetimes)]
 
 
-def _traffic(lives: Sequence[Life]) -> list[tuple[int, int, str, int, int]]:
+def _traffic(lives: Sequence[NodeLog]) -> list[tuple[int, int, str, int, int]]:
     frames: Counter[tuple[int, int, str]] = Counter()
     nbytes: Counter[tuple[int, int, str]] = Counter()
     for life in lives:
@@ -67,7 +69,7 @@ def _traffic(lives: Sequence[Life]) -> list[tuple[int, int, str, int, int]]:
     return [(*hop, frames[hop], nbytes[hop]) for hop in sorted(frames)]
 
 
-def _dropped(lives: Sequence[Life]) -> list[tuple[int, int]]:
+def _dropped(lives: Sequence[NodeLog]) -> list[tuple[int, int]]:
     lost: Counter[int] = Counter()
     for life in lives:
         for line in life.others:

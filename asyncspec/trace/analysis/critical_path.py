@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.trace import records
 from asyncspec.trace.analysis.answers import Answers
-from asyncspec.trace.analysis.log import Life, Log, LogRun, LogStep
+from asyncspec.trace.analysis.log import Log, LogRun, LogStep, NodeLog
 from asyncspec.trace.serialize import checksum
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 
@@ -60,7 +60,7 @@ def _sent(log: Log) -> Letters:
     return letters
 
 
-def _cause(life: Life, step: LogStep, sent: Letters) -> Cause | None:
+def _cause(life: NodeLog, step: LogStep, sent: Letters) -> Cause | None:
     match step.input:
         case records.ReceivedMessage(peer, message):
             sender = _take(sent.get((peer, life.rank)), checksum(message))
@@ -95,7 +95,7 @@ def _take(link: deque[tuple[int, LogStep]] | None, check: int) -> LogStep | None
 _KINDS = {"forward": "compute", "batch": "compute", "expand": "draft", "drafting": "draft"}
 
 
-class Piece(Struct, frozen=True):
+class PathSpan(Struct, frozen=True):
     """Part of a token's time. ``kind``: "compute", "draft", "cache" (jobs on a node's device),
     "device" (a job waits for the device or its thread), "link" (from one node to another), "step"
     (a node's machine and event loop), "other"."""
@@ -133,14 +133,14 @@ class Chains:
 
     def __init__(self, log: Log) -> None:
         self._stages = log.stages
-        self._lives: Sequence[Life] = log.lives
+        self._lives: Sequence[NodeLog] = log.lives
         self._causes: Mapping[Key, Cause] = causes(log)
 
-    def back(self, step: Key, since: float) -> tuple[Piece, ...]:
+    def back(self, step: Key, since: float) -> tuple[PathSpan, ...]:
         """The pieces from ``since`` to the end of a step, latest first, without gaps."""
         life, index = step
         start = self._lives[life].steps[index]
-        pieces: list[Piece] = []
+        pieces: list[PathSpan] = []
         end = start.until
         for piece in self._pieces(start):
             # Clocks are estimates: a message may seem to come before it was sent.
@@ -151,29 +151,29 @@ class Chains:
             if end <= since:
                 break
         if end > since:
-            pieces.append(Piece("other", "other", since, end))
+            pieces.append(PathSpan("other", "other", since, end))
         return tuple(pieces)
 
-    def _pieces(self, step: LogStep) -> Iterator[Piece]:
+    def _pieces(self, step: LogStep) -> Iterator[PathSpan]:
         """Backwards; each one begins where the next one ends. No step is its own cause, though a
         recording from amid a run may look so: messages that are alike are taken for each other."""
         met: set[Key] = set()
         while True:
             met.add((step.life, step.index))
             here = name(step.rank, self._stages)
-            yield Piece("step", here, step.at, step.until)
+            yield PathSpan("step", here, step.at, step.until)
             cause = self._causes.get((step.life, step.index))
             if cause is None or (cause.step.life, cause.step.index) in met:
                 return
             before, run = cause.step, cause.run
             if run is not None:
-                yield Piece("step", here, run.until, step.at)
+                yield PathSpan("step", here, run.until, step.at)
                 kind = _KINDS.get(run.kind, "cache")
-                yield Piece(kind, here, run.at, run.until, run.session, run.segment)
-                yield Piece("device", here, before.until, run.at)
+                yield PathSpan(kind, here, run.at, run.until, run.session, run.segment)
+                yield PathSpan("device", here, before.until, run.at)
             elif isinstance(step.input, records.ReceivedMessage):
                 line = link(before.rank, step.rank, self._stages)
-                yield Piece("link", line, before.until, step.at)
+                yield PathSpan("link", line, before.until, step.at)
             step = before
 
 
@@ -189,10 +189,10 @@ class TokenTime(Struct, frozen=True):
     count: int
     at: float
     until: float
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PathSpan, ...]
 
 
-class Account(Struct, frozen=True):
+class LatencyBreakdown(Struct, frozen=True):
     """A request. Seconds by resource and by (resource, kind); they sum to ``seconds``, the time
     from ``since`` to the last token."""
 
@@ -221,17 +221,17 @@ def token_times(chains: Chains, answers: Answers) -> list[TokenTime]:
     return found
 
 
-def accounts(times: Sequence[TokenTime], *, decoding: bool) -> list[Account]:
+def latency_breakdowns(times: Sequence[TokenTime], *, decoding: bool) -> list[LatencyBreakdown]:
     """Sums over each request; ``decoding``: without its first token."""
     found = []
     for request in sorted({time.request for time in times}):
         mine = [t for t in times if t.request == request and (t.index or not decoding)]
         if mine:
-            found.append(_account(request, mine))
+            found.append(_breakdown(request, mine))
     return found
 
 
-def _account(request: int, times: Sequence[TokenTime]) -> Account:
+def _breakdown(request: int, times: Sequence[TokenTime]) -> LatencyBreakdown:
     resources: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     for time in times:
@@ -240,4 +240,4 @@ def _account(request: int, times: Sequence[TokenTime]) -> Account:
             kinds[f"{piece.resource} {piece.kind}"] += piece.seconds  # type: ignore[assignment]
     since = min(time.at for time in times)
     seconds = max(time.until for time in times) - since
-    return Account(request, since, seconds, dict(resources), dict(kinds))
+    return LatencyBreakdown(request, since, seconds, dict(resources), dict(kinds))

@@ -138,7 +138,7 @@ class LogRun(Struct, frozen=True, gc=False):
     rows: int
 
 
-class Life(Struct, frozen=True):
+class NodeLog(Struct, frozen=True):
     """A node from its start (or the start of the recording) to its end."""
 
     rank: int
@@ -157,7 +157,7 @@ class Log(Struct, frozen=True):
 
     clocks: Mapping[int, Clock]
     zero: float
-    lives: tuple[Life, ...]
+    lives: tuple[NodeLog, ...]
 
     @property
     def stages(self) -> int:
@@ -194,7 +194,7 @@ def read_log(lines: Sequence[Record]) -> Log:
 _STARTS = records.Step | records.Ran
 
 
-def _life(log: Log, number: int, lines: Sequence[Record]) -> Life:
+def _life(log: Log, number: int, lines: Sequence[Record]) -> NodeLog:
     rank = lines[0].rank
     node = next((line for line in lines if isinstance(line, Node)), None)
     steps: list[LogStep] = []
@@ -218,4 +218,4 @@ def _life(log: Log, number: int, lines: Sequence[Record]) -> Life:
             case _:
                 others.append(line)
     unknown = Node(rank, 0.0, 0.0, "draft" if is_draft(rank) else "verify", 0)
-    return Life(rank, number, node or unknown, steps, runs, issued, others)
+    return NodeLog(rank, number, node or unknown, steps, runs, issued, others)

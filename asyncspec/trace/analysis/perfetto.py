@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from asyncspec.trace.analysis.critical_path import name
-from asyncspec.trace.analysis.timeline import Journey, Mark, Span, Timeline, side_by_side
+from asyncspec.trace.analysis.timeline import Instant, SegmentLifetime, Span, Timeline, side_by_side
 
 Event = dict[str, object]
 
@@ -47,10 +47,10 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 def _events(timeline: Timeline) -> Iterator[Event]:
     for i, span in enumerate(side_by_side(timeline.spans)):
         yield from _span(i, span)
-    for i, journey in enumerate(timeline.journeys):
-        yield from _flow(i, journey)
-    for mark in timeline.marks:
-        yield _instant(mark)
+    for i, lifetime in enumerate(timeline.lifetimes):
+        yield from _flow(i, lifetime)
+    for instant in timeline.instants:
+        yield _instant(instant)
 
 
 def _sorted(events: Iterator[Event]) -> list[Event]:
@@ -89,13 +89,13 @@ def _arguments(span: Span) -> Event:
     return {key: value for key, value in values.items() if value > 0 or key in ("useful", "dead")}
 
 
-def _flow(number: int, journey: Journey) -> Iterator[Event]:
+def _flow(number: int, lifetime: SegmentLifetime) -> Iterator[Event]:
     """Bound to the slices around its moments: a flow with one end is none."""
-    passes = [hop for hop in journey.hops if hop.started is not None]
-    moments = [(0, "machine", journey.sent)]
+    passes = [hop for hop in lifetime.hops if hop.started is not None]
+    moments = [(0, "machine", lifetime.sent)]
     moments += [(hop.rank, "device", hop.started or 0.0) for hop in passes]
-    if journey.verified is not None:
-        moments.append((0, "machine", journey.verified))
+    if lifetime.verified is not None:
+        moments.append((0, "machine", lifetime.verified))
     if len(moments) < 2:
         return
     for i, (rank, thread, at) in enumerate(moments):
@@ -112,14 +112,14 @@ def _flow(number: int, journey: Journey) -> Iterator[Event]:
         yield {**event, "bp": "e"} if phase == "f" else event
 
 
-def _instant(mark: Mark) -> Event:
+def _instant(instant: Instant) -> Event:
     return {
         "ph": "i",
         "s": "p",
-        "name": mark.kind,
+        "name": instant.kind,
         "cat": "mark",
-        "pid": mark.rank,
+        "pid": instant.rank,
         "tid": _THREADS["machine"],
-        "ts": _micro(mark.at),
-        "args": {"session": mark.session, "text": mark.text},
+        "ts": _micro(instant.at),
+        "args": {"session": instant.session, "text": instant.text},
     }

@@ -8,8 +8,14 @@ from msgspec import Struct
 
 from asyncspec.trace.analysis.answers import Answers, read_answers
 from asyncspec.trace.analysis.log import Log, read_log
-from asyncspec.trace.analysis.segments import Path, StageView, read_journeys, read_paths, read_stage
-from asyncspec.trace.analysis.timeline import Journey
+from asyncspec.trace.analysis.segments import (
+    Path,
+    StageView,
+    read_lifetimes,
+    read_paths,
+    read_stage,
+)
+from asyncspec.trace.analysis.timeline import SegmentLifetime
 from asyncspec.trace.records import Header, Trace
 
 
@@ -21,7 +27,7 @@ class Reading(Struct, frozen=True):
     stages: Sequence[StageView]
     # By session.
     paths: Mapping[int, Path]
-    journeys: Sequence[Journey]
+    lifetimes: Sequence[SegmentLifetime]
     answers: Answers
 
 
@@ -32,18 +38,18 @@ def read(trace: Trace) -> Reading:
     stages = [read_stage(life) for life in log.lives if life.node.role == "verify"]
     paths = read_paths(drafts, stages)
     last = max((view.life.rank for view in stages), default=0)
-    journeys = read_journeys(drafts, stages, paths, last)
-    index = {(j.session, j.segment): i for i, j in enumerate(journeys)}
-    seen = _first_seen(log, journeys)
+    lifetimes = read_lifetimes(drafts, stages, paths, last)
+    index = {(j.session, j.segment): i for i, j in enumerate(lifetimes)}
+    seen = _first_seen(log, lifetimes)
     answers = _merge([read_answers(life, paths, index, seen) for life in drafts])
-    return Reading(trace.header, log, stages, paths, journeys, answers)
+    return Reading(trace.header, log, stages, paths, lifetimes, answers)
 
 
-def _first_seen(log: Log, journeys: Sequence[Journey]) -> dict[int, float]:
+def _first_seen(log: Log, lifetimes: Sequence[SegmentLifetime]) -> dict[int, float]:
     """When any node worked on a session first, or had a segment of it."""
     seen: dict[int, float] = {}
     jobs = [(run.session, run.at) for life in log.lives for run in life.runs.values()]
-    for session, at in (*jobs, *((j.session, j.sent) for j in journeys)):
+    for session, at in (*jobs, *((j.session, j.sent) for j in lifetimes)):
         seen[session] = min(at, seen.get(session, at))
     return seen
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from asyncspec.core.liveness import Liveness
 from asyncspec.trace import records
-from asyncspec.trace.analysis.log import Life, LogStep
-from asyncspec.trace.analysis.timeline import Hop, Journey
+from asyncspec.trace.analysis.log import LogStep, NodeLog
+from asyncspec.trace.analysis.timeline import Hop, SegmentLifetime
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.messages import Floor, Open, PruneIndices, Segment, Verdict
 
@@ -42,7 +42,7 @@ class Visit:
 class StageView:
     """A life of a stage, read step by step."""
 
-    life: Life
+    life: NodeLog
     visits: dict[Name, Visit] = field(default_factory=dict)
     # Prompt lengths of the sessions it heard of.
     prompts: dict[int, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class StageView:
     _jobs: dict[int, list[Name]] = field(default_factory=dict)
 
 
-def read_stage(life: Life) -> StageView:
+def read_stage(life: NodeLog) -> StageView:
     """Everything a stage saw of segments."""
     view = StageView(life)
     for step in life.steps:
@@ -164,7 +164,7 @@ class Path:
     _members: frozenset[int] = frozenset()
 
 
-def read_paths(drafts: Sequence[Life], stages: Iterable[StageView]) -> Mapping[int, Path]:
+def read_paths(drafts: Sequence[NodeLog], stages: Iterable[StageView]) -> Mapping[int, Path]:
     """The paths of all sessions that can be followed."""
     paths: dict[int, Path] = {}
     for view in stages:
@@ -203,12 +203,12 @@ def _add_verdict(paths: dict[int, Path], message: object) -> None:
 # --- Segments' lives over all nodes. Pure.
 
 
-def read_journeys(
-    drafts: Sequence[Life],
+def read_lifetimes(
+    drafts: Sequence[NodeLog],
     stages: Sequence[StageView],
     paths: Mapping[int, Path],
     last: int,
-) -> list[Journey]:
+) -> list[SegmentLifetime]:
     """All of them, in the order in which they were sent. ``last``: rank of the last stage."""
     visits: dict[Name, list[Visit]] = {}
     for view in sorted(stages, key=lambda view: view.life.rank):
@@ -221,11 +221,11 @@ def read_journeys(
         at = sent.get(name)
         if at is None:
             at = hops[0].received
-        found.append(_journey(name, at, hops, verified.get(name), paths.get(name[0]), last))
-    return sorted(found, key=lambda journey: (journey.sent, journey.session, journey.segment))
+        found.append(_lifetime(name, at, hops, verified.get(name), paths.get(name[0]), last))
+    return sorted(found, key=lambda lifetime: (lifetime.sent, lifetime.session, lifetime.segment))
 
 
-def _sent_and_verified(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[Name, float]]:
+def _sent_and_verified(drafts: Sequence[NodeLog]) -> tuple[dict[Name, float], dict[Name, float]]:
     sent: dict[Name, float] = {}
     verified: dict[Name, float] = {}
     for life in drafts:
@@ -244,17 +244,17 @@ def _sent_and_verified(drafts: Sequence[Life]) -> tuple[dict[Name, float], dict[
     return sent, verified
 
 
-def _journey(
+def _lifetime(
     name: Name,
     sent: float,
     visits: Sequence[Visit],
     verified: float | None,
     path: Path | None,
     last: int,
-) -> Journey:
+) -> SegmentLifetime:
     message = visits[0].message if visits else None
     ids = () if message is None else message.ids
-    return Journey(
+    return SegmentLifetime(
         *name,
         ids=ids,
         parents=() if message is None else message.parents,

@@ -10,9 +10,9 @@ from msgspec import Struct
 from asyncspec.core import machine
 from asyncspec.trace import records
 from asyncspec.trace.analysis.critical_path import name
-from asyncspec.trace.analysis.log import Life, Log, LogRun
+from asyncspec.trace.analysis.log import Log, LogRun, NodeLog
 from asyncspec.trace.analysis.segments import Path, StageView, Visit
-from asyncspec.trace.analysis.timeline import Journey, Span, Timeline
+from asyncspec.trace.analysis.timeline import SegmentLifetime, Span, Timeline
 from asyncspec_protocol.messages import Credit
 
 _PASSES = ("forward", "batch")
@@ -23,7 +23,7 @@ def read_spans(
     log: Log,
     stages: Sequence[StageView],
     paths: Mapping[int, Path],
-    journeys: Sequence[Journey],
+    lifetimes: Sequence[SegmentLifetime],
 ) -> list[Span]:
     """All spans of all nodes, in order of time."""
     spans: list[Span] = []
@@ -38,24 +38,24 @@ def read_spans(
     for view in stages:
         for visit in view.visits.values():
             spans += _visit(visit, paths.get(visit.message.session))
-    for journey in journeys:
-        spans += _transfers(journey)
+    for lifetime in lifetimes:
+        spans += _transfers(lifetime)
     return sorted(spans, key=lambda span: (span.at, span.until, span.rank))
 
 
-def _steps(life: Life) -> Iterator[Span]:
+def _steps(life: NodeLog) -> Iterator[Span]:
     for step in life.steps:
         yield Span(life.rank, "step", step.at, step.until)
 
 
-def _job(life: Life, run: LogRun) -> Iterator[Span]:
+def _job(life: NodeLog, run: LogRun) -> Iterator[Span]:
     """The time of a batch of trees is the time of each of its sessions."""
     kind = "cache" if run.kind in _CACHE else "draft"
     for session, segment, rows in _parts(life, run):
         yield Span(life.rank, kind, run.at, run.until, session, segment, rows)
 
 
-def _parts(life: Life, run: LogRun) -> tuple[tuple[int, int, int], ...]:
+def _parts(life: NodeLog, run: LogRun) -> tuple[tuple[int, int, int], ...]:
     """Session, segment and rows of a job, or of each tree of a batch: only its issue says them."""
     index = life.issued.get(run.job)
     if run.kind == "drafting" and index is not None:
@@ -65,7 +65,7 @@ def _parts(life: Life, run: LogRun) -> tuple[tuple[int, int, int], ...]:
     return ((run.session, run.segment, run.rows),)
 
 
-def _network(log: Log, life: Life) -> Iterator[Span]:
+def _network(log: Log, life: NodeLog) -> Iterator[Span]:
     for line in life.others:
         match line:
             case records.Blocked(rank, peer, at, until, nbytes):
@@ -78,7 +78,7 @@ def _network(log: Log, life: Life) -> Iterator[Span]:
                 pass
 
 
-def _starved(life: Life) -> Iterator[Span]:
+def _starved(life: NodeLog) -> Iterator[Span]:
     """The draft node without credit, where the next credit was used at once."""
     allowed = sent = 0
     empty: float | None = None
@@ -124,11 +124,11 @@ def _visit(visit: Visit, path: Path | None) -> Iterator[Span]:
         yield Span(visit.rank, "credit", visit.told, visit.sent, *name)
 
 
-def _transfers(journey: Journey) -> Iterator[Span]:
+def _transfers(lifetime: SegmentLifetime) -> Iterator[Span]:
     """From hand to hand. Where clocks are off by more than it took, it took no time."""
-    ends = [(0, journey.sent, None), *((h.rank, h.sent, h.received) for h in journey.hops)]
-    ends.append((0, None, journey.verified))
-    name = (journey.session, journey.segment)
+    ends = [(0, lifetime.sent, None), *((h.rank, h.sent, h.received) for h in lifetime.hops)]
+    ends.append((0, None, lifetime.verified))
+    name = (lifetime.session, lifetime.segment)
     for (rank, sent, _), (peer, _, received) in pairwise(ends):
         if sent is not None and received is not None:
             yield Span(rank, "transfer", sent, max(sent, received), *name, peer=peer)
@@ -139,7 +139,7 @@ def _transfers(journey: Journey) -> Iterator[Span]:
 Interval = tuple[float, float]
 
 
-class Share(Struct, frozen=True):
+class Utilisation(Struct, frozen=True):
     """Shares of the time in which requests ran; the last eight sum to 1.
 
     ``useful``, ``wrong`` and ``dead`` split the time of passes by their rows: of nodes that ended
@@ -161,7 +161,7 @@ class Share(Struct, frozen=True):
     idle: float
 
 
-def read_shares(timeline: Timeline) -> tuple[Share, ...]:
+def read_utilisation(timeline: Timeline) -> tuple[Utilisation, ...]:
     """One for every node."""
     windows = union((r.submitted, r.finished or timeline.duration) for r in timeline.requests)
     ranks = sorted({node.rank for node in timeline.nodes})
@@ -169,10 +169,12 @@ def read_shares(timeline: Timeline) -> tuple[Share, ...]:
     for span in timeline.spans:
         spans.setdefault(span.rank, []).append(span)
     stages = timeline.stages
-    return tuple(_share(rank, name(rank, stages), spans[rank], windows) for rank in ranks)
+    return tuple(_utilisation(rank, name(rank, stages), spans[rank], windows) for rank in ranks)
 
 
-def _share(rank: int, device: str, spans: Sequence[Span], windows: Sequence[Interval]) -> Share:
+def _utilisation(
+    rank: int, device: str, spans: Sequence[Span], windows: Sequence[Interval]
+) -> Utilisation:
     total = length(windows) or 1.0
     taken: list[Interval] = []
     part: dict[str, float] = {}
@@ -182,7 +184,7 @@ def _share(rank: int, device: str, spans: Sequence[Span], windows: Sequence[Inte
         taken = grown
     useful, dead = _split(spans, windows)
     busy = part["compute"] + part["draft"] + part["cache"]
-    return Share(
+    return Utilisation(
         rank,
         device,
         busy,

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from asyncspec.trace.analysis.critical_path import Account, Chains, accounts, link, token_times
+from asyncspec.trace.analysis.critical_path import (
+    Chains,
+    LatencyBreakdown,
+    latency_breakdowns,
+    link,
+    token_times,
+)
 from asyncspec.trace.analysis.reading import Reading
-from asyncspec.trace.analysis.spans import Share, read_shares
+from asyncspec.trace.analysis.spans import Utilisation, read_utilisation
 from asyncspec.trace.analysis.timeline import Clock, Timeline, Token
 
 
@@ -31,7 +37,7 @@ class HopBytes(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """Times in seconds. ``requests`` account for whole answers, ``decoding`` for all tokens but
+    """Times in seconds. ``requests`` breakdown for whole answers, ``decoding`` for all tokens but
     the first."""
 
     bottleneck: str
@@ -43,9 +49,9 @@ class Summary(Struct, frozen=True):
     hit_rate: float
     # Mean number of rows between being sent and being verified, pruned or lost.
     rows_in_flight: float
-    devices: tuple[Share, ...]
-    requests: tuple[Account, ...]
-    decoding: tuple[Account, ...]
+    devices: tuple[Utilisation, ...]
+    requests: tuple[LatencyBreakdown, ...]
+    decoding: tuple[LatencyBreakdown, ...]
     acceptance: tuple[Depth, ...]
     hops: tuple[HopBytes, ...]
     clocks: tuple[Clock, ...]
@@ -55,8 +61,11 @@ class Summary(Struct, frozen=True):
 def summarise(reading: Reading, timeline: Timeline) -> Summary:
     """All of it; ``timeline`` is the reading's."""
     times = token_times(Chains(reading.log), reading.answers)
-    whole, decoding = accounts(times, decoding=False), accounts(times, decoding=True)
-    devices = read_shares(timeline)
+    whole, decoding = (
+        latency_breakdowns(times, decoding=False),
+        latency_breakdowns(times, decoding=True),
+    )
+    devices = read_utilisation(timeline)
     later = [token for token in timeline.tokens if token.index]
     misses = sum(r.end == "miss" for r in timeline.rounds)
     return Summary(
@@ -78,13 +87,13 @@ def summarise(reading: Reading, timeline: Timeline) -> Summary:
     )
 
 
-def bottleneck(requests: Sequence[Account], devices: Sequence[Share]) -> str:
+def bottleneck(requests: Sequence[LatencyBreakdown], devices: Sequence[Utilisation]) -> str:
     """Whose work the tokens waited for most, in one sentence."""
     blame: Counter[str] = Counter()
-    for account in requests:
-        blame.update(account.resources)
+    for breakdown in requests:
+        blame.update(breakdown.resources)
     blame.pop("other", None)
-    total = sum(account.seconds for account in requests)
+    total = sum(breakdown.seconds for breakdown in requests)
     if not blame or not total:
         return "Nothing was decoded, so nothing held it up."
     resource, seconds = blame.most_common(1)[0]
@@ -110,12 +119,12 @@ def _acceptance(tokens: Sequence[Token]) -> tuple[Depth, ...]:
 
 def _rows_in_flight(timeline: Timeline) -> float:
     rows = 0.0
-    for journey in timeline.journeys:
-        moments = [journey.sent]
-        for hop in journey.hops:
+    for lifetime in timeline.lifetimes:
+        moments = [lifetime.sent]
+        for hop in lifetime.hops:
             moments += [t for t in (hop.received, hop.ended, hop.sent) if t is not None]
-        end = max(moments) if journey.verified is None else journey.verified
-        rows += len(journey.ids) * (end - journey.sent)
+        end = max(moments) if lifetime.verified is None else lifetime.verified
+        rows += len(lifetime.ids) * (end - lifetime.sent)
     starts = [request.submitted for request in timeline.requests]
     ends = [request.finished or timeline.duration for request in timeline.requests]
     return rows / (max(ends) - min(starts)) if starts and max(ends) > min(starts) else 0.0

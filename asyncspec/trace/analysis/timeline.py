@@ -1,4 +1,4 @@
-"""What a trace tells, on one clock: spans, journeys of segments, tokens, rounds, marks.
+"""What a trace tells, on one clock: spans, lifetimes of segments, tokens, rounds, instants.
 
 Law of this file: data only. All times are seconds of the draft node's clock, counted from the first
 event of the trace; a moment of another node is off by at most that node's ``Clock.uncertainty``.
@@ -71,7 +71,7 @@ class Hop(Struct, frozen=True):
     sent: float | None = None
 
 
-class Journey(Struct, frozen=True):
+class SegmentLifetime(Struct, frozen=True):
     """A segment's life, from the draft node through all stages and back.
 
     ``outcome``: "verified" (a verdict came back), "pruned" (all of its nodes died on the way),
@@ -94,13 +94,13 @@ class Journey(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """A token of an answer. ``journey``: index of the one whose verdict brought it, or -1."""
+    """A token of an answer. ``lifetime``: index of the one whose verdict brought it, or -1."""
 
     request: int
     index: int
     token: int
     at: float
-    journey: int = -1
+    lifetime: int = -1
     # True where it was a node of the tree when the target chose it.
     hit: bool = False
     # Levels below the tip at which its parent was verified: 0 for a bonus after the tip.
@@ -120,7 +120,7 @@ class Round(Struct, frozen=True):
     end: str
 
 
-class Mark(Struct, frozen=True):
+class Instant(Struct, frozen=True):
     """A moment. ``kind``: "submit", "open", "prune", "miss", "hit", "emit", "finish", "joined",
     "lost", "error", "dropped"."""
 
@@ -153,10 +153,10 @@ class Timeline(Struct, frozen=True):
     clocks: tuple[Clock, ...]
     requests: tuple[Request, ...]
     spans: tuple[Span, ...]
-    journeys: tuple[Journey, ...]
+    lifetimes: tuple[SegmentLifetime, ...]
     tokens: tuple[Token, ...]
     rounds: tuple[Round, ...]
-    marks: tuple[Mark, ...]
+    instants: tuple[Instant, ...]
     # Bytes and frames of each kind of message on each hop: (from, to, kind) to (frames, bytes).
     traffic: tuple[tuple[int, int, str, int, int], ...] = ()
     # Lines lost, by rank.

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from asyncspec.trace.analysis.critical_path import name
 from asyncspec.trace.analysis.timeline import (
-    Journey,
-    Mark,
+    Instant,
     Round,
+    SegmentLifetime,
     Span,
     Timeline,
     Token,
@@ -50,7 +50,7 @@ class Model(Struct, frozen=True):
     lanes: Sequence[Lane]
     kinds: Sequence[str]
     spans: Columns
-    journeys: Columns
+    lifetimes: Columns
     tokens: Columns
     rounds: Columns
     marks: Columns
@@ -65,7 +65,7 @@ def model(timeline: Timeline, summary: object = None) -> Model:
     """The page's data for a timeline."""
     lanes = {rank: i for i, rank in enumerate(sorted({node.rank for node in timeline.nodes}))}
     by_rank = {node.rank: node for node in timeline.nodes}
-    journeys = {(j.session, j.segment): i for i, j in enumerate(timeline.journeys)}
+    lifetimes = {(j.session, j.segment): i for i, j in enumerate(timeline.lifetimes)}
     return Model(
         title=timeline.header.title,
         created=timeline.header.created,
@@ -76,13 +76,13 @@ def model(timeline: Timeline, summary: object = None) -> Model:
         spans=_spans(
             side_by_side([s for s in timeline.spans if s.rank in lanes]),
             lanes,
-            journeys,
+            lifetimes,
             timeline.stages,
         ),
-        journeys=_journeys(timeline.journeys, lanes),
+        lifetimes=_lifetimes(timeline.lifetimes, lanes),
         tokens=_tokens(timeline.tokens),
         rounds=_rounds(timeline.rounds),
-        marks=_marks([m for m in timeline.marks if m.rank in lanes], lanes),
+        marks=_instants([m for m in timeline.instants if m.rank in lanes], lanes),
         warnings=_warnings(timeline),
         notes=_notes(timeline),
         summary=summary,
@@ -106,7 +106,7 @@ def _detail(node: Node) -> str:
 def _spans(
     spans: Sequence[Span],
     lanes: dict[int, int],
-    journeys: dict[tuple[int, int], int],
+    lifetimes: dict[tuple[int, int], int],
     stages: int,
 ) -> Columns:
     return {
@@ -114,7 +114,7 @@ def _spans(
         "kind": [KINDS.index(s.kind) for s in spans],
         "at": [micro(s.at) for s in spans],
         "until": [micro(s.until) for s in spans],
-        "journey": [journeys.get((s.session, s.segment), -1) for s in spans],
+        "lifetime": [lifetimes.get((s.session, s.segment), -1) for s in spans],
         "session": [s.session for s in spans],
         "segment": [s.segment for s in spans],
         "rows": [s.rows for s in spans],
@@ -127,18 +127,18 @@ def _spans(
     }
 
 
-def _journeys(journeys: Sequence[Journey], lanes: dict[int, int]) -> Columns:
+def _lifetimes(lifetimes: Sequence[SegmentLifetime], lanes: dict[int, int]) -> Columns:
     return {
-        "session": [j.session for j in journeys],
-        "segment": [j.segment for j in journeys],
-        "nodes": [len(j.ids) for j in journeys],
-        "first": [min(j.ids, default=-1) for j in journeys],
-        "last": [max(j.ids, default=-1) for j in journeys],
-        "useful": [j.useful for j in journeys],
-        "brought": [j.brought for j in journeys],
-        "sent": [micro(j.sent) for j in journeys],
-        "verified": [_moment(j.verified) for j in journeys],
-        "outcome": [j.outcome for j in journeys],
+        "session": [j.session for j in lifetimes],
+        "segment": [j.segment for j in lifetimes],
+        "nodes": [len(j.ids) for j in lifetimes],
+        "first": [min(j.ids, default=-1) for j in lifetimes],
+        "last": [max(j.ids, default=-1) for j in lifetimes],
+        "useful": [j.useful for j in lifetimes],
+        "brought": [j.brought for j in lifetimes],
+        "sent": [micro(j.sent) for j in lifetimes],
+        "verified": [_moment(j.verified) for j in lifetimes],
+        "outcome": [j.outcome for j in lifetimes],
         # Of every stage it came to: lane; received, started, ended, sent; rows that came, were
         # computed, went on.
         "hops": [
@@ -151,7 +151,7 @@ def _journeys(journeys: Sequence[Journey], lanes: dict[int, int]) -> Columns:
                 for h in j.hops
                 if h.rank in lanes
             ]
-            for j in journeys
+            for j in lifetimes
         ],
     }
 
@@ -166,7 +166,7 @@ def _tokens(tokens: Sequence[Token]) -> Columns:
         "index": [t.index for t in tokens],
         "token": [t.token for t in tokens],
         "at": [micro(t.at) for t in tokens],
-        "journey": [t.journey for t in tokens],
+        "lifetime": [t.lifetime for t in tokens],
         "hit": [int(t.hit) for t in tokens],
         "depth": [t.depth for t in tokens],
         "text": [t.text for t in tokens],
@@ -184,8 +184,8 @@ def _rounds(rounds: Sequence[Round]) -> Columns:
     }
 
 
-def _marks(marks: Sequence[Mark], lanes: dict[int, int]) -> Columns:
-    shown = [mark for mark in marks if mark.kind != "emit"]
+def _instants(instants: Sequence[Instant], lanes: dict[int, int]) -> Columns:
+    shown = [instant for instant in instants if instant.kind != "emit"]
     return {
         "lane": [lanes[m.rank] for m in shown],
         "at": [micro(m.at) for m in shown],

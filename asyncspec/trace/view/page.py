@@ -19,7 +19,7 @@ SCRIPTS = (
     "paint.js",
     "marks.js",
     "rounds.js",
-    "way.js",
+    "path.js",
     "map.js",
     "tips.js",
     "panel.js",
@@ -48,8 +48,8 @@ def render(data: Model) -> str:
     }
     # One after another, each once: nothing that was put in is searched.
     rest, out = _asset("page.html"), []
-    for mark, content in parts.items():
-        before, _, rest = rest.partition(mark)
+    for marker, content in parts.items():
+        before, _, rest = rest.partition(marker)
         out += [before, content]
     return "".join([*out, rest])
 

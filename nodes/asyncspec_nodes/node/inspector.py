@@ -92,7 +92,7 @@ class Inspector:
         self._questions: dict[int, _StatusQuery] = {}
         self._next = 0
         self._consultations = PlanStatusRelay(runtime, me)
-        runtime.answer_by(self)
+        runtime.set_inspector(self)
 
     def inspect(self, link: Link, message: Inspect) -> None:
         """See ``Inspector`` of the runtime."""

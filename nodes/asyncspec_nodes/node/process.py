@@ -53,14 +53,14 @@ class NodeShell:
         self.tell: Callable[[int, tuple[int, ...], str], None] | None = None
 
     def emit(self, effect: Emit) -> None:
-        """See ``Shell``."""
+        """See ``HostCallbacks``."""
         if self.service is not None:
             piece = self.service.emit(effect)
             if self.tell is not None:
                 self.tell(effect.request, effect.tokens, piece)
 
     def finish(self, effect: Finish) -> None:
-        """See ``Shell``. Numbers are logged, never text."""
+        """See ``HostCallbacks``. Numbers are logged, never text."""
         stats = effect.stats
         self._log.info(
             "finished",
@@ -76,17 +76,17 @@ class NodeShell:
                 self.tell(effect.request, (), rest)
 
     def client(self, link: Link, message: Submit | Cancel) -> None:
-        """See ``Shell``."""
+        """See ``HostCallbacks``."""
         if self.service is not None:
             self.service.client(link, message)
 
     def client_gone(self, link: Link) -> None:
-        """See ``Shell``."""
+        """See ``HostCallbacks``."""
         if self.service is not None:
             self.service.client_gone(link)
 
     def changed(self, peer: Rank, up: bool, reason: str) -> None:
-        """See ``Shell``."""
+        """See ``HostCallbacks``."""
         if up:
             self._log.info("linked", peer=int(peer))
         else:
@@ -188,7 +188,7 @@ def _runtime(
         run_job=loaded.run_job,
         abandon_job=loaded.abandon_job,
         tensors=loaded.tensors,
-        shell=shell,
+        host=shell,
         tasks=TASKS,
         options=LinkOptions(
             timeout_seconds=config.limits.silence_seconds, packing_seconds=loaded.packing_seconds

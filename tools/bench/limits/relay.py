@@ -76,7 +76,7 @@ class NoLayers:
 
 
 class Silent:
-    """See ``Shell``: there is nobody to tell."""
+    """See ``HostCallbacks``: there is nobody to tell."""
 
     def emit(self, effect: Any) -> None: ...
 
@@ -124,7 +124,7 @@ def main() -> None:
             run_job=device.run,
             abandon_job=device.abandon,
             tensors=device,
-            shell=Silent(),
+            host=Silent(),
             tasks={},
             options=LinkOptions(timeout_seconds=SILENCE_SECONDS),
         )

@@ -1,18 +1,18 @@
 // Choosing, and what follows from it.
-function choose(journey, token = -1) {
-  chosen.journey = journey;
+function choose(lifetime, token = -1) {
+  chosen.lifetime = lifetime;
   chosen.round = -1;
-  chosen.spans = journey < 0 ? [] : spansOf(journey);
-  chosen.token = token >= 0 ? token : (broughtBy.get(journey)?.[0] ?? -1);
-  if (journey >= 0) {
-    const moments = [journeys.sent[journey], journeys.verified[journey],
-      ...journeys.hops[journey].flatMap((hop) => hop.slice(1, 5))].filter((time) => time >= 0);
+  chosen.spans = lifetime < 0 ? [] : spansOf(lifetime);
+  chosen.token = token >= 0 ? token : (broughtBy.get(lifetime)?.[0] ?? -1);
+  if (lifetime >= 0) {
+    const moments = [lifetimes.sent[lifetime], lifetimes.verified[lifetime],
+      ...lifetimes.hops[lifetime].flatMap((hop) => hop.slice(1, 5))].filter((time) => time >= 0);
     reveal(Math.min(...moments), Math.max(...moments));
   } else if (token >= 0) {
     reveal(tokens.at[token], tokens.at[token]);
   }
   // With "=", as no element has such an id: the browser does not scroll to it.
-  const hash = token >= 0 ? `#token=${token}` : journey >= 0 ? `#segment=${journey}` : "#";
+  const hash = token >= 0 ? `#token=${token}` : lifetime >= 0 ? `#segment=${lifetime}` : "#";
   history.replaceState(null, "", hash);
   markTokens();
   showSelection();
@@ -21,15 +21,15 @@ function choose(journey, token = -1) {
 
 function chooseToken(token) {
   if (token < 0 || token >= tokens.at.length) return;
-  choose(tokens.journey[token], token);
+  choose(tokens.lifetime[token], token);
 }
 
 function stepSegment(step) {
-  const count = journeys.sent.length;
+  const count = lifetimes.sent.length;
   if (!count) return;
   // From nothing, the first segment in view.
-  const first = journeys.sent.findIndex((time) => time >= scale.from);
-  const next = chosen.journey < 0 ? Math.max(0, first) : chosen.journey + step;
+  const first = lifetimes.sent.findIndex((time) => time >= scale.from);
+  const next = chosen.lifetime < 0 ? Math.max(0, first) : chosen.lifetime + step;
   choose(Math.min(count - 1, Math.max(0, next)));
 }
 

@@ -1,6 +1,6 @@
 // The model, and indices into its columns. Spans come sorted by their start.
 const model = JSON.parse(document.getElementById("data").textContent);
-const { spans, journeys, tokens, rounds, marks } = model;
+const { spans, lifetimes, tokens, rounds, marks } = model;
 const KIND = Object.fromEntries(model.kinds.map((kind, i) => [kind, i]));
 
 // Kinds of work in a device's row, from the bottom up: a pass is split by its rows.
@@ -45,18 +45,18 @@ lanes.forEach((lane, number) => {
   lane.moments = those((kind) => kind !== PRUNE && kind !== "miss");
 });
 
-// A journey's spans, in order of time. Asked once a selection: a pass over all is quick enough.
-function spansOf(journey) {
+// A lifetime's spans, in order of time. Asked once a selection: a pass over all is quick enough.
+function spansOf(lifetime) {
   const found = [];
-  for (let i = 0; i < spans.journey.length; i++) if (spans.journey[i] === journey) found.push(i);
+  for (let i = 0; i < spans.lifetime.length; i++) if (spans.lifetime[i] === lifetime) found.push(i);
   return found;
 }
 
-// Tokens by the journey that brought them.
+// Tokens by the lifetime that brought them.
 const broughtBy = new Map();
-tokens.journey.forEach((journey, i) => {
-  if (!broughtBy.has(journey)) broughtBy.set(journey, []);
-  broughtBy.get(journey).push(i);
+tokens.lifetime.forEach((lifetime, i) => {
+  if (!broughtBy.has(lifetime)) broughtBy.set(lifetime, []);
+  broughtBy.get(lifetime).push(i);
 });
 broughtBy.delete(-1);
 

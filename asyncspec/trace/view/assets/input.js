@@ -46,7 +46,7 @@ for (const kind of ["pointerup", "pointercancel"]) {
     view.classList.remove("grabbing");
     if (kind === "pointerup" && moved <= 4) {
       const [x, y] = at(event), span = spanAt(x, y), round = x < GUTTER ? -1 : roundAt(x, y);
-      if (round < 0) { choose(span < 0 ? -1 : spans.journey[span]); return; }
+      if (round < 0) { choose(span < 0 ? -1 : spans.lifetime[span]); return; }
       const room = (rounds.until[round] - rounds.at[round]) * 0.05;
       show(rounds.at[round] - room, rounds.until[round] + room);
       chooseRound(round);

@@ -27,7 +27,7 @@ function paintLanes(g) {
 
 function paintLane(lane) {
   const { rows } = lanes[lane], wide = [];
-  const around = chosen.journey >= 0 ? ink.faded : ink.textures;
+  const around = chosen.lifetime >= 0 ? ink.faded : ink.textures;
   paintDevice(lane, rows[0], around, wide);
   paintThin(lane, 1, around);
   paintThin(lane, 2, around);

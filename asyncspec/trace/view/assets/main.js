@@ -6,7 +6,7 @@ new ResizeObserver(redraw).observe(view);
 function fromHash() {
   const [, kind, number] = /^#(token|segment)=(\d+)$/.exec(location.hash) ?? [];
   if (kind === "token") chooseToken(Number(number));
-  if (kind === "segment" && journeys.sent[number] !== undefined) choose(Number(number));
+  if (kind === "segment" && lifetimes.sent[number] !== undefined) choose(Number(number));
 }
 
 dress();
@@ -23,8 +23,8 @@ window.asyncspecTrace = {
   get frames() { return painted.frames; },
   get lastFrameMs() { return painted.lastFrameMs; },
   get state() {
-    const { journey, token, round } = chosen;
-    return { journey, token, round, from: scale.from, to: scale.to };
+    const { lifetime, token, round } = chosen;
+    return { lifetime, token, round, from: scale.from, to: scale.to };
   },
-  select({ journey = -1, token = -1 } = {}) { if (token >= 0) chooseToken(token); else choose(journey); },
+  select({ lifetime = -1, token = -1 } = {}) { if (token >= 0) chooseToken(token); else choose(lifetime); },
 };

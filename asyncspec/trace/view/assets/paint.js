@@ -1,7 +1,7 @@
 // One frame: what stands still, the lanes, and what lies over them.
 const view = document.getElementById("view");
 const painted = { frames: 0, lastFrameMs: 0 };
-const chosen = { journey: -1, token: -1, round: -1, spans: [] };
+const chosen = { lifetime: -1, token: -1, round: -1, spans: [] };
 
 function fit(canvas, height) {
   const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
@@ -42,12 +42,12 @@ function paint() {
   paintRounds(g);
   const named = paintLanes(g);
   const inFront = new Set(chosen.spans);
-  g.globalAlpha = chosen.journey >= 0 ? FADED : 1;
+  g.globalAlpha = chosen.lifetime >= 0 ? FADED : 1;
   for (const span of named) if (!inFront.has(span)) label(g, span);
   g.globalAlpha = 1;
   paintMisses(g);
   paintMarks(g);
-  if (chosen.journey >= 0) paintJourney(g, chosen.journey);
+  if (chosen.lifetime >= 0) paintLifetime(g, chosen.lifetime);
   for (const span of named) if (inFront.has(span)) label(g, span);
   g.restore();
   paintMap();

@@ -31,30 +31,30 @@ const OUTCOMES = {
   prompt: "part of the prompt",
 };
 
-function describeJourney(journey) {
-  const sent = journeys.sent[journey], verified = journeys.verified[journey], outcome = journeys.outcome[journey];
-  const hops = journeys.hops[journey], last = hops.length ? lanes[hops[hops.length - 1][0]].name : "";
+function describeLifetime(lifetime) {
+  const sent = lifetimes.sent[lifetime], verified = lifetimes.verified[lifetime], outcome = lifetimes.outcome[lifetime];
+  const hops = lifetimes.hops[lifetime], last = hops.length ? lanes[hops[hops.length - 1][0]].name : "";
   const where = outcome === "pruned" && last ? `, last seen at ${last}` : "";
   const after = verified < 0 ? "" : ` at ${milliseconds(verified)}, after ${milliseconds(verified - sent)}`;
-  const brought = broughtBy.get(journey) ?? [];
+  const brought = broughtBy.get(lifetime) ?? [];
   const text = brought.map((i) => tokens.text[i]).join("");
   return [
-    ["session", `${journeys.session[journey]}`],
-    ["nodes", `${journeys.nodes[journey]} (${nodeRange(journeys.first[journey], journeys.last[journey])}), ` +
-      `${journeys.useful[journey]} useful`],
+    ["session", `${lifetimes.session[lifetime]}`],
+    ["nodes", `${lifetimes.nodes[lifetime]} (${nodeRange(lifetimes.first[lifetime], lifetimes.last[lifetime])}), ` +
+      `${lifetimes.useful[lifetime]} useful`],
     ["outcome", `${OUTCOMES[outcome] ?? outcome}${where}${after}`],
-    ["brought", plural(journeys.brought[journey], "token") + (text ? `: ${JSON.stringify(text)}` : "")],
+    ["brought", plural(lifetimes.brought[lifetime], "token") + (text ? `: ${JSON.stringify(text)}` : "")],
     ["sent", milliseconds(sent)],
   ];
 }
 
-function showHops(parent, journey) {
-  if (!journeys.hops[journey].length) return;
+function showHops(parent, lifetime) {
+  if (!lifetimes.hops[lifetime].length) return;
   const passes = new Map(chosen.spans.filter((i) => spans.kind[i] === KIND.compute).map((i) => [spans.lane[i], i]));
   const heads = ["stage", "came", "useful", "wrong", "dead", "went on", "waited", "computed"];
   const body = tableOf(parent, heads);
   const lasted = (from, to) => (from < 0 || to < 0 ? "–" : milliseconds(to - from));
-  for (const [lane, received, started, ended, , came, , went] of journeys.hops[journey]) {
+  for (const [lane, received, started, ended, , came, , went] of lifetimes.hops[lifetime]) {
     const pass = passes.get(lane);
     const split = pass === undefined ? ["–", "–", "–"] : [spans.useful[pass],
       spans.rows[pass] - spans.useful[pass] - spans.dead[pass], spans.dead[pass]];
@@ -65,14 +65,14 @@ function showHops(parent, journey) {
 function showSelection() {
   const place = document.getElementById("selected");
   place.replaceChildren();
-  if (chosen.journey < 0) {
+  if (chosen.lifetime < 0) {
     element("p", chosen.token < 0 ? "Click a block or a token, or press n."
       : `Nobody recorded which segment brought token ${tokens.index[chosen.token] + 1}.`, place);
     return;
   }
-  element("p", `Segment ${journeys.segment[chosen.journey]}`, place).className = "name";
-  definitions(place, describeJourney(chosen.journey));
-  showHops(place, chosen.journey);
+  element("p", `Segment ${lifetimes.segment[chosen.lifetime]}`, place).className = "name";
+  definitions(place, describeLifetime(chosen.lifetime));
+  showHops(place, chosen.lifetime);
 }
 
 function showRound(round) {

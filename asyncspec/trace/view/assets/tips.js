@@ -71,7 +71,7 @@ const tip = document.getElementById("tip");
 function hover(x, y) {
   const text = describe(x, y), span = spanAt(x, y);
   tip.hidden = !text;
-  view.style.cursor = span >= 0 && spans.journey[span] >= 0 ? "pointer" : "";
+  view.style.cursor = span >= 0 && spans.lifetime[span] >= 0 ? "pointer" : "";
   if (!text) return;
   tip.textContent = text;
   const right = x + 14 + tip.offsetWidth > view.clientWidth;

@@ -28,11 +28,11 @@ FIRST = 10.0
 FADING = 0.9
 """What stays of the slowest time of a kind with every faster job of it."""
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Between two looks at a device; a quarter of the floor where that is less."""
 
 
-class Overdue:
+class DeviceWatchdog:
     """Learns from times how long a job may take, and watches the one in service."""
 
     def __init__(self, floor_seconds: float = FLOOR_SECONDS) -> None:
@@ -43,14 +43,14 @@ class Overdue:
         # The job in service, since when, and for how many seconds it was seen there.
         self._service: tuple[Job, float] | None = None
         self._waited = 0.0
-        self._looked = 0.0
+        self._checked = 0.0
 
     @property
-    def look_seconds(self) -> float:
+    def check_seconds(self) -> float:
         """Between two looks."""
-        return min(LOOK_SECONDS, self._floor / 4)
+        return min(CHECK_SECONDS, self._floor / 4)
 
-    def took(self, job: Job, seconds: float) -> None:
+    def observe(self, job: Job, seconds: float) -> None:
         """A job is over."""
         kind, size = job_kind(job)
         slowest = self._slowest.setdefault(kind, {})
@@ -63,15 +63,15 @@ class Overdue:
         first = self._floor if self._count.get(kind, 0) >= PROOF else FIRST * self._floor
         return max(first, FACTOR * self._expected(kind, size))
 
-    def look(self, service: tuple[Job, float] | None, now: float) -> str:
+    def check(self, service: tuple[Job, float] | None, now: float) -> str:
         """The job in service and when it has begun, as it is ``now``; why the node is to be given
         up, or nothing.
 
         Only time between looks counts, and of a pause no more than two looks' worth: a process that
         was stopped, or a machine that was asleep, has not seen its device hang.
         """
-        passed = min(now - self._looked, 2 * self.look_seconds)
-        known, self._looked = self._service, now
+        passed = min(now - self._checked, 2 * self.check_seconds)
+        known, self._checked = self._service, now
         self._service = service
         if service is None or known is None or service[0] is not known[0] or service[1] != known[1]:
             self._waited = 0.0

@@ -1,7 +1,7 @@
 // A segment's way through all stages and back, over the lanes.
-function paintJourney(g, journey) {
-  const points = path(journey), [endX, endY] = points[points.length - 1];
-  const ended = journeys.verified[journey] < 0 && journeys.outcome[journey] !== "prompt";
+function paintLifetime(g, lifetime) {
+  const points = path(lifetime), [endX, endY] = points[points.length - 1];
+  const ended = lifetimes.verified[lifetime] < 0 && lifetimes.outcome[lifetime] !== "prompt";
   g.lineJoin = "round";
   for (const [width, colour] of [[5, ink.panel], [2.2, ink.focus]]) {
     g.lineWidth = width;
@@ -27,15 +27,15 @@ function paintJourney(g, journey) {
 }
 
 // Corners of a segment's way: sent, received, started, ended, sent on, ..., verified.
-function path(journey) {
+function path(lifetime) {
   const middle = (lane, row) => rowTop(lane, row) + rowHeight(row) / 2;
-  const points = [[toX(journeys.sent[journey]), middle(0, 2)]];
-  for (const [lane, received, started, ended, sent] of journeys.hops[journey]) {
+  const points = [[toX(lifetimes.sent[lifetime]), middle(0, 2)]];
+  for (const [lane, received, started, ended, sent] of lifetimes.hops[lifetime]) {
     if (received >= 0) points.push([toX(received), middle(lane, 1)]);
     if (started >= 0) points.push([toX(started), middle(lane, 0)]);
     if (ended >= 0) points.push([toX(ended), middle(lane, 0)]);
     if (sent >= 0) points.push([toX(sent), middle(lane, 2)]);
   }
-  if (journeys.verified[journey] >= 0) points.push([toX(journeys.verified[journey]), middle(0, 2)]);
+  if (lifetimes.verified[lifetime] >= 0) points.push([toX(lifetimes.verified[lifetime]), middle(0, 2)]);
   return points;
 }

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actor.local import LocalCluster
-from asyncspec.actor.overdue import FACTOR, FIRST, PROOF, Overdue
+from asyncspec.actor.watchdog import FACTOR, FIRST, PROOF, DeviceWatchdog
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.ids import SessionId
@@ -32,10 +32,10 @@ def sized(size: int) -> Job:
 def test_a_limit_has_a_floor_and_is_many_times_what_such_jobs_take(
     jobs: list[tuple[int, float]], size: int
 ) -> None:
-    overdue = Overdue(FLOOR)
+    watchdog = DeviceWatchdog(FLOOR)
     for rows, seconds in jobs:
-        overdue.took(sized(rows), seconds)
-    limit = overdue.limit(sized(size))
+        watchdog.observe(sized(rows), seconds)
+    limit = watchdog.limit(sized(size))
     assert limit >= FLOOR
     if len(jobs) < PROOF:
         assert limit >= FIRST * FLOOR
@@ -44,43 +44,43 @@ def test_a_limit_has_a_floor_and_is_many_times_what_such_jobs_take(
 
 
 def test_larger_jobs_than_any_before_have_time_for_their_rows() -> None:
-    overdue = Overdue(FLOOR)
+    watchdog = DeviceWatchdog(FLOOR)
     for _ in range(PROOF):
-        overdue.took(sized(4), 2.0)
-    assert overdue.limit(sized(4)) == FACTOR * 2.0
-    assert overdue.limit(sized(1)) == FACTOR * 2.0
-    assert overdue.limit(sized(64)) == FACTOR * 2.0 * 16
+        watchdog.observe(sized(4), 2.0)
+    assert watchdog.limit(sized(4)) == FACTOR * 2.0
+    assert watchdog.limit(sized(1)) == FACTOR * 2.0
+    assert watchdog.limit(sized(64)) == FACTOR * 2.0 * 16
 
 
 def test_a_slow_start_is_forgotten() -> None:
-    overdue = Overdue(FLOOR)
-    overdue.took(sized(4), 500.0)
+    watchdog = DeviceWatchdog(FLOOR)
+    watchdog.observe(sized(4), 500.0)
     for _ in range(200):
-        overdue.took(sized(4), 0.1)
-    assert overdue.limit(sized(4)) == FLOOR
+        watchdog.observe(sized(4), 0.1)
+    assert watchdog.limit(sized(4)) == FLOOR
 
 
 def test_kinds_of_jobs_are_told_apart() -> None:
-    overdue = Overdue(FLOOR)
+    watchdog = DeviceWatchdog(FLOOR)
     for _ in range(PROOF):
-        overdue.took(sized(4), 0.1)
-    assert overdue.limit(Release(SESSION)) == FIRST * FLOOR
+        watchdog.observe(sized(4), 0.1)
+    assert watchdog.limit(Release(SESSION)) == FIRST * FLOOR
 
 
-def test_a_job_that_is_overdue_is_told_of_in_seconds() -> None:
-    overdue, job = Overdue(FLOOR), sized(4)
+def test_a_job_that_is_overdue_is_reported_in_seconds() -> None:
+    watchdog, job = DeviceWatchdog(FLOOR), sized(4)
     for _ in range(PROOF):
-        overdue.took(job, 0.1)
+        watchdog.observe(job, 0.1)
     service = (job, 100.0)
-    assert not any(overdue.look(service, 100.0 + second) for second in range(int(FLOOR)))
-    text = overdue.look(service, 100.0 + FLOOR + 1)
+    assert not any(watchdog.check(service, 100.0 + second) for second in range(int(FLOOR)))
+    text = watchdog.check(service, 100.0 + FLOOR + 1)
     assert text == (
         "the device has been busy with one job (Compact) for 61 s, and 60 s are the most that "
         "[limits] device_seconds allows: this node is given up"
     )
     # The next one has its own time.
-    assert not overdue.look((job, 162.0), 163.0)
-    assert not overdue.look(None, 500.0)
+    assert not watchdog.check((job, 162.0), 163.0)
+    assert not watchdog.check(None, 500.0)
 
 
 @pytest.mark.asyncio
