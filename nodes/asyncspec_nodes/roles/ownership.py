@@ -1,4 +1,4 @@
-"""Whose a session is: draft nodes share stages and a token source, never a session. Pure."""
+"""Which draft node a session belongs to: draft nodes share stages and sources, never sessions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
 
 
 def check_owner(session: SessionId, peer: Rank) -> None:
-    """A draft node speaks of its own sessions only; stages pass on those of all of them. Raises
-    ``RemoteProtocolError``."""
+    """Check that a draft node speaks of its own sessions only; stages pass on those of all of them.
+    Raises ``RemoteProtocolError``."""
     if is_draft(peer) and owner(session) != peer:
         raise RemoteProtocolError(f"session {session} is another draft node's", peer=peer)

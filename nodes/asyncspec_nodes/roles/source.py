@@ -1,9 +1,9 @@
 """A token source on a device of its own, as a machine: ``Expand`` in, ``Expanded`` out.
 
-Law of this file: a draft node says what the path of its session is, and every question continues
-the one before it; whatever does not is that draft node's fault. Several draft nodes may ask; none
-can speak of another's sessions, or end them by its own end. What comes while the device is busy
-waits, whoever asks, and is one batch when it is free (``asyncspec.source.batch``). Pure.
+Each request continues the committed path of its session; one that does not is its draft node's
+fault. Several draft nodes may ask; none can speak of another's sessions, or end them by its own
+end. Requests that come while the device is busy are one batch when it is free
+(``asyncspec.source.batch``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Effects = tuple[Effect, ...]
 
 
 class SourceConfig(Struct, frozen=True):
-    """Where it stands."""
+    """How a source node works."""
 
     rank: Rank
     # Tokens are below this.
@@ -53,25 +53,25 @@ class SourceConfig(Struct, frozen=True):
     slots: int = 0
 
 
-class Reading(Struct, frozen=True):
-    """A session as this node knows it."""
+class SourceSession(Struct, frozen=True):
+    """A session that drafts here."""
 
-    # Length of its path, what is being read included.
+    # Length of its committed path, with what is being read.
     length: int
-    # The question that is not answered yet.
-    asked: Expand | None = None
+    # The request that is not answered yet.
+    request: Expand | None = None
 
 
 class SourceState(Struct, frozen=True):
     """Everything a source node knows."""
 
     config: SourceConfig
-    sessions: Mapping[SessionId, Reading] = {}
+    sessions: Mapping[SessionId, SourceSession] = {}
     # By draft node: its sessions below this are over.
     floors: Mapping[Rank, SessionId] = {}
-    # Questions the device does not know yet, in the order in which they came.
+    # Requests that wait for the device, in the order in which they came.
     waiting: tuple[Expand, ...] = ()
-    # The batch it works on; empty: it is free.
+    # The batch the device works on; empty: it is free.
     working: tuple[Expand, ...] = ()
 
 
@@ -89,13 +89,13 @@ class SourceMachine:
         """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
         match event:
             case Received(peer, message) if is_draft(peer):
-                return _go_on(*_received(state, peer, message))
+                return _dispatch(*_received(state, peer, message))
             case Received(peer, message):
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
             case Computed(Expand() | DraftBatch() as job, result, seconds):
-                return _go_on(*_computed(state, answers(job, result), seconds))
+                return _dispatch(*_computed(state, answers(job, result), seconds))
             case LinkDown(peer) if is_draft(peer):
-                return _forget(state, _of(state, peer))
+                return _release(state, _of(state, peer))
             case LinkUp(peer) if is_draft(peer) and self.config.slots:
                 return state, (Send(peer, Ready(self.config.rank, True, self.config.slots)),)
             case LinkUp() | LinkDown():
@@ -116,12 +116,12 @@ def _received(state: SourceState, peer: Rank, message: Message) -> tuple[SourceS
             return _withdraw(state, session)
         case Close(session):
             check_owner(session, peer)
-            return _forget(state, (session,) if session in state.sessions else ())
+            return _release(state, (session,) if session in state.sessions else ())
         case Floor(first):
             check_owner(first, peer)
             over = tuple(session for session in _of(state, peer) if session < first)
             floors = {**state.floors, peer: max(_floor(state, peer), first)}
-            return _forget(replace(state, floors=floors), over)
+            return _release(replace(state, floors=floors), over)
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
 
@@ -145,35 +145,35 @@ def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, E
             f"more than {most} sessions at a time: give all nodes the same [limits] sessions",
             peer=peer,
         )
-    reading = state.sessions.get(job.session, Reading(0))
-    if reading.asked is not None or job.base != reading.length:
+    known = state.sessions.get(job.session, SourceSession(0))
+    if known.request is not None or job.base != known.length:
         raise RemoteProtocolError(
-            f"session {job.session} goes on from token {job.base}, not {reading.length}", peer=peer
+            f"session {job.session} goes on from token {job.base}, not {known.length}", peer=peer
         )
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
-    reading = Reading(job.base + len(job.committed), job)
-    sessions = {**state.sessions, job.session: reading}
+    known = SourceSession(job.base + len(job.committed), job)
+    sessions = {**state.sessions, job.session: known}
     return replace(state, sessions=sessions, waiting=(*state.waiting, job)), ()
 
 
 def _withdraw(state: SourceState, session: SessionId) -> tuple[SourceState, Effects]:
-    """Nothing more needs to grow for a session's question; it is answered all the same."""
-    reading = state.sessions.get(session)
-    asked = None if reading is None else reading.asked
-    if reading is None or asked is None:
+    """What a session's request grows is of no use any more; it is answered all the same."""
+    known = state.sessions.get(session)
+    request = None if known is None else known.request
+    if known is None or request is None:
         return state, ()
-    if asked in state.working:
-        return state, (Abandon(asked),)
-    # The device will only read what the question has brought.
-    short = replace(asked, depth=0, count=0)
-    waiting = tuple(short if job is asked else job for job in state.waiting)
-    sessions = {**state.sessions, session: replace(reading, asked=short)}
+    if request in state.working:
+        return state, (Abandon(request),)
+    # The device only reads the tokens that the request brings.
+    short = replace(request, depth=0, count=0)
+    waiting = tuple(short if job is request else job for job in state.waiting)
+    sessions = {**state.sessions, session: replace(known, request=short)}
     return replace(state, sessions=sessions, waiting=waiting), ()
 
 
-def _go_on(state: SourceState, effects: Effects) -> tuple[SourceState, Effects]:
-    """A device that is free gets what waits."""
+def _dispatch(state: SourceState, effects: Effects) -> tuple[SourceState, Effects]:
+    """Give a free device what waits."""
     if state.working or not state.waiting:
         return state, effects
     batch = admitted(state.waiting)
@@ -182,23 +182,23 @@ def _go_on(state: SourceState, effects: Effects) -> tuple[SourceState, Effects]:
 
 
 def _computed(state: SourceState, batch: Answers, seconds: float) -> tuple[SourceState, Effects]:
-    """The device is free again. Its time was spent for all alike."""
+    """The device is free again. A batch's time counts in equal parts."""
     effects: list[Effect] = []
     sessions = dict(state.sessions)
     for job, answer in batch:
-        reading = sessions.get(job.session)
-        if reading is not None and reading.asked is job:  # else closed meanwhile
-            sessions[job.session] = replace(reading, asked=None)
+        known = sessions.get(job.session)
+        if known is not None and known.request is job:  # else closed meanwhile
+            sessions[job.session] = replace(known, request=None)
             effects.append(Send(owner(job.session), replace(answer, seconds=seconds / len(batch))))
     return replace(state, sessions=sessions, working=()), tuple(effects)
 
 
-def _forget(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceState, Effects]:
+def _release(state: SourceState, over: tuple[SessionId, ...]) -> tuple[SourceState, Effects]:
     effects: list[Effect] = []
     for session in over:
-        asked = state.sessions[session].asked
-        if asked is not None and asked in state.working:
-            effects.append(Abandon(asked))
+        request = state.sessions[session].request
+        if request is not None and request in state.working:
+            effects.append(Abandon(request))
         effects.append(Compute(Release(session)))
         effects.append(SendClosed(owner(session), session, 0, 0, 0, 0.0))
     left = {k: v for k, v in state.sessions.items() if k not in over}
