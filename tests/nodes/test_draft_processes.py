@@ -81,7 +81,7 @@ class Shared:
 
     def __init__(self, folder: Path, sources: Sequence[str | None], apart: bool = False) -> None:
         target, guess = TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT))
-        config = local_config(target, guess, 2, 2, apart=apart)
+        config = local_config(target, guess, 2, 2, separate_source=apart)
         stages = tuple(node for node in config.node if node.rank)
         self.background = Background(msgspec.structs.replace(config, node=stages))
         self.cluster = self.background.name

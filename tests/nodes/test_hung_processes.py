@@ -54,7 +54,7 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     whole = replace(whole, limits=replace(whole.limits, device_seconds=SECONDS))
     launch = Hanging(victim, mark)
     cluster = LocalCluster(
-        whole, lambda report: None, launch=launch, restarts=RESTART_STAGES, say=said.append
+        whole, lambda report: None, launch=launch, restarts=RESTART_STAGES, notify=said.append
     )
 
     async def main() -> Finished:

@@ -44,7 +44,7 @@ def test_an_allowance_is_of_some_time() -> None:
 
 def config(source: str = "ngram", *, apart: bool = False) -> Config:
     target = TargetTable(path=str(BUNDLED_TARGET))
-    return local_config(target, DraftTable(source=source), 2, 2, apart=apart)
+    return local_config(target, DraftTable(source=source), 2, 2, separate_source=apart)
 
 
 class Asked:
@@ -61,7 +61,7 @@ class Asked:
             lambda report: None,
             launch=LocalLauncher(forks=forks),
             restarts=restarts,
-            say=self.said.append,
+            notify=self.said.append,
         )
 
     async def ask(self) -> Finished:

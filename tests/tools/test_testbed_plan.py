@@ -116,7 +116,7 @@ def test_every_serial_that_is_passed_has_a_rate(name: str, shape_lines: bool) ->
 def test_a_cluster_file_names_the_nodes_as_one_device_sees_them(apart: bool) -> None:
     bed = Description(device=(DeviceTable(),) * 4, network=NetworkTable(latency_ms=1))
     config = local_config(
-        TargetTable(path="/models/t"), DraftTable(), 2 if apart else 3, 1, apart=apart
+        TargetTable(path="/models/t"), DraftTable(), 2 if apart else 3, 1, separate_source=apart
     )
     seen = [("198.18.0.254", 20_000 + n) for n in range(4)]
     check_fit(bed, config)
@@ -149,7 +149,7 @@ def fitting(*paces: PaceTable | None, apart: bool = False, **asked: PaceTable) -
     bed = Description(device=tuple(DeviceTable(pace=pace) for pace in paces))
     stages = len(paces) - 1 - apart
     target = TargetTable(path="/models/t")
-    check_fit(bed, local_config(target, DraftTable(), stages, 1, apart=apart, **asked))
+    check_fit(bed, local_config(target, DraftTable(), stages, 1, separate_source=apart, **asked))
 
 
 PASS, LEVEL = PaceTable(seconds=0.04), PaceTable(level_seconds=0.005)

@@ -142,7 +142,7 @@ def read_arguments(arguments: argparse.Namespace, *, sessions: int, traced: bool
         stages,
         sessions,
         traced=traced,
-        apart=arguments.source_apart and POLICIES[policy].uses_draft,
+        separate_source=arguments.source_apart and POLICIES[policy].uses_draft,
         stage_pace=stage_pace,
         draft_pace=draft_pace,
     )

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def here(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
     """A cluster on this machine, whose verify nodes and sources are started again if they die."""
-    return LocalCluster(config, progress, logs, restarts=RESTART_STAGES, say=print_notice)
+    return LocalCluster(config, progress, logs, restarts=RESTART_STAGES, notify=print_notice)
 
 
 class Run:

@@ -78,7 +78,7 @@ def _pending(where: Config | ClusterAddress, steps: LoadingSteps) -> str:
     """What stands between now and the first request that is served."""
     if isinstance(where, ClusterAddress):
         return f"the draft node at {where.host}:{where.port}"
-    return steps.awaited() or "the link to the draft node"
+    return steps.pending() or "the link to the draft node"
 
 
 async def _start(
@@ -103,7 +103,9 @@ async def _engine(
             steps(report)
             progress(report)
 
-        cluster = LocalCluster(where, heard, options.logs, restarts=RESTART_ALL, say=print_notice)
+        cluster = LocalCluster(
+            where, heard, options.logs, restarts=RESTART_ALL, notify=print_notice
+        )
         await stack.enter_async_context(cluster)
     host, port = cluster.address
     print_notice(f"its draft node, for asyncspec run --connect: {host}:{port}")

@@ -1,4 +1,4 @@
-"""Where prompts come from: an argument, a file, or a JSON line each."""
+"""Reads prompts (an argument, a file, JSON lines) and asks a cluster for their answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DEMO = "Once upon a time there was a little fox who lived in a big forest. One d
 
 
 class Prompt(Struct, frozen=True):
-    """One text, or the turns of a conversation: each is asked with all that was said before it."""
+    """The user messages of one conversation; a single prompt has one."""
 
     turns: tuple[str, ...]
-    # As the file names it, given back in the JSON output.
+    # From the file, repeated in the JSON output.
     id: str | int | None = None
 
 
@@ -40,13 +40,13 @@ def from_text(text: str) -> tuple[Prompt, ...]:
 
 
 def from_file(path: Path) -> tuple[Prompt, ...]:
-    """A file's text is one prompt; a newline at its very end is the editor's, not the user's."""
+    """A file's text as one prompt, without a final newline."""
     return from_text(_read(path).removesuffix("\n"))
 
 
 def from_lines(path: Path) -> tuple[Prompt, ...]:
-    """JSON lines with "prompt" or "turns"; other keys are let be."""
-    # Not ``splitlines``: JSON lets U+2028 and its like stand in a string as they are.
+    """JSON lines with "prompt" or "turns"; other keys are ignored."""
+    # Not ``splitlines``: JSON strings may contain U+2028.
     lines = enumerate(_read(path).split("\n"), start=1)
     prompts = tuple(_line(path, number, line) for number, line in lines if line.strip())
     if not prompts:
@@ -78,14 +78,14 @@ def _read(path: Path) -> str:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-# --- Asking a cluster: each prompt's answer as it comes and as a whole.
+# --- Requests
 
 
 class Answer(Struct, frozen=True):
-    """A request and what came of it. ``error`` is set where nothing did."""
+    """A request and its answer or ``error``."""
 
     submit: Submit
-    # Place of the prompt in the list, and of the turn in its conversation.
+    # Index of the prompt in the list, and of the turn in its conversation.
     index: int
     turn: int
     id: str | int | None
@@ -107,18 +107,17 @@ async def answer_all(
     show: Callable[[str], None],
     done: Callable[[Answer], None],
 ) -> None:
-    """Ask everything; ``chat`` and ``system``: see ``Conversation``. ``show`` takes text as it
-    comes, ``done`` answers in the prompts' order, each as soon as it and those before it are
-    there."""
-    places = asyncio.Semaphore(concurrency)
+    """Answer all prompts, ``concurrency`` at a time; ``chat`` and ``system``: see ``Conversation``.
+    ``show`` receives text as it arrives, ``done`` whole answers in the prompts' order."""
+    slots = asyncio.Semaphore(concurrency)
 
     async def conversation(
         index: int, prompt: Prompt, answers: asyncio.Queue[Answer | None]
     ) -> None:
         try:
-            async with places:
-                talk = Conversation(settings, chat=chat, system=system)
-                await _conversation(client, index, prompt, talk, show, answers.put_nowait)
+            async with slots:
+                history = Conversation(settings, chat=chat, system=system)
+                await _conversation(client, index, prompt, history, show, answers.put_nowait)
         finally:
             answers.put_nowait(None)
 
@@ -141,17 +140,17 @@ async def _conversation(
     client: Client,
     index: int,
     prompt: Prompt,
-    talk: Conversation,
+    history: Conversation,
     show: Callable[[str], None],
     done: Callable[[Answer], None],
 ) -> None:
     for number, turn in enumerate(prompt.turns):
-        blank = Answer(talk.ask(turn), index, number, prompt.id)
+        blank = Answer(history.ask(turn), index, number, prompt.id)
         answer = await _ask(client, blank, show)
         done(answer)
         if answer.error is not None:
             break
-        talk.answered(answer.text)
+        history.answered(answer.text)
 
 
 async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> Answer:
@@ -164,17 +163,12 @@ async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> An
                 tokens.extend(event.token_ids)
                 show(event.text)
             case Finished(reason="error", detail=detail, stats=stats, code=code):
-                # A refused request has cost nothing: the request itself must change, unless it
-                # only came at a bad time, or the draft node has made the mistake.
-                theirs = bool(stats) or code in ("busy", "internal")
-                error = ClusterError(detail) if theirs else UserError(detail)
+                # Without stats the request was refused; the user must change it, unless the node
+                # was busy or failed.
+                failed = bool(stats) or code in ("busy", "internal")
+                error = ClusterError(detail) if failed else UserError(detail)
                 return replace(blank, error=error, text="".join(text), token_ids=tuple(tokens))
             case Finished(reason=reason, stats=stats):
-                return replace(
-                    blank,
-                    text="".join(text),
-                    token_ids=tuple(tokens),
-                    finish_reason=reason,
-                    stats=stats,
-                )
+                found = replace(blank, text="".join(text), token_ids=tuple(tokens))
+                return replace(found, finish_reason=reason, stats=stats)
     raise AssertionError("an answer ends with Finished")

@@ -1,4 +1,7 @@
-"""The questions what is planned that are under way on one link."""
+"""A client of a draft node: one link, any number of requests on it.
+
+Every wait is bounded: heartbeats detect a dead node, connecting has its own time-out.
+"""
 
 from __future__ import annotations
 
@@ -34,40 +37,35 @@ from asyncspec_protocol.messages import (
 
 
 class PlanStatusQueries:
-    """Each has one answer, or an end without one."""
+    """Plan status queries (``Consult``) in flight on one link."""
 
     def __init__(self) -> None:
         self._answers: dict[int, asyncio.Future[Consulted]] = {}
 
-    def ask(self, question: int) -> asyncio.Future[Consulted]:
-        """The answer to a question that is about to be sent."""
-        answer = self._answers[question] = asyncio.get_running_loop().create_future()
+    def add(self, number: int) -> asyncio.Future[Consulted]:
+        """The future answer to a query about to be sent."""
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
         return answer
 
-    def forget(self, question: int) -> None:
-        """Nobody waits for it any more."""
-        del self._answers[question]
+    def discard(self, number: int) -> None:
+        del self._answers[number]
 
-    def answer(self, told: Consulted) -> None:
-        """A draft node has answered; who is missing was named by it."""
-        answer = self._answers.get(told.question)
+    def answer(self, status: Consulted) -> None:
+        """Resolve a query; ``status.missing`` is the reason where there is no plan status."""
+        answer = self._answers.get(status.question)
         if answer is None or answer.done():
             return
-        if told.missing:
-            answer.set_exception(ClusterError(told.missing))
+        if status.missing:
+            answer.set_exception(ClusterError(status.missing))
         else:
-            answer.set_result(told)
+            answer.set_result(status)
 
     def fail(self, error: ClusterError) -> None:
-        """No more answers will come."""
+        """Fail all queries."""
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error)
 
-
-# --- A client of a draft node: one link, any number of requests on it.
-# Every wait here ends: the link's heartbeats notice a dead node, connecting has a bound of its
-# own.
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
@@ -79,24 +77,24 @@ Sink = Callable[[Events, memoryview | None], None]
 
 
 class Client:
-    """The client's end. Make it with ``connect``."""
+    """Make it with ``connect``."""
 
     def __init__(self, where: str, options: LinkOptions) -> None:
         self._where = where
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
-        self._questions: dict[int, Answers] = {}
-        self._consultations = PlanStatusQueries()
+        self._status_queries: dict[int, Answers] = {}
+        self._plan_queries = PlanStatusQueries()
         self._next = 0
         self._connected = False
-        # The node has said what is wrong with this client's words: its user's to mend.
-        self._misled = False
+        # The node refused the handshake: a user's mistake.
+        self._refused = False
         self.link = Link(options, self._frame, self._gone)
 
     @property
     def welcome(self) -> Welcome | Hello:
-        """What the draft node said of the cluster."""
+        """The draft node's description of the cluster."""
         assert self.link.peer is not None
         return self.link.peer
 
@@ -110,9 +108,8 @@ class Client:
         tls: ssl.SSLContext | None = None,
         options: LinkOptions | None = None,
     ) -> Client:
-        """Link to a draft node. ``cluster``: refused by one of another name; empty: whichever is
-        there. Raises ``ClusterError`` that names the node, ``UserError`` where it says what
-        to change."""
+        """Link to a draft node. ``cluster``: the required cluster name; empty: any. Raises
+        ``ClusterError`` that names the node, ``UserError`` for what the user can change."""
         where = f"{host}:{port}"
         client = cls(where, options or LinkOptions())
         try:
@@ -129,7 +126,7 @@ class Client:
                 raise ClusterError(
                     f"cannot connect to the draft node at {where}: {_reason(error)}"
                 ) from None
-            # Without a certificate a node with keys closes the connection and says nothing.
+            # A node with [security] closes plain connections without a message.
             mute = isinstance(error, ClusterError) and not client.link.bytes_received
             if mute and tls is None and await _wants_tls(host, port):
                 raise UserError(
@@ -150,12 +147,10 @@ class Client:
         self.link.accepted(await self._welcome)
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """The answer, piece by piece; the last item is its ``Finished``. ``submit.request`` is
-        chosen here. Leaving early cancels the request. One that no message has room for is
-        refused as by the draft node. Raises ``ClusterError``."""
-        if self.link.gone.done():
-            raise self._lost(self.link.gone.result())
-        number, self._next = self._next, self._next + 1
+        """The answer's events; the last is ``Finished``. ``submit.request`` is assigned here.
+        Closing early cancels the request. A request too large for a message is refused as by the
+        draft node. Raises ``ClusterError``."""
+        number = self._number()
         try:
             self.link.send(replace(submit, request=number))
         except LocalProtocolError:  # nothing was sent
@@ -173,24 +168,19 @@ class Client:
             inbox.close()
 
     async def nodes(self) -> tuple[Status, ...]:
-        """How every node that can be reached is now, by rank. Raises ``ClusterError``."""
-        if self.link.gone.done():
-            raise self._lost(self.link.gone.result())
-        number, self._next = self._next, self._next + 1
-        said = self._questions[number] = Answers()
+        """Status of every reachable node, by rank. Raises ``ClusterError``."""
+        number = self._number()
+        statuses = self._status_queries[number] = Answers()
         self.link.send(Inspect(number))
         try:
-            return await said.complete
+            return await statuses.complete
         finally:
-            del self._questions[number]
+            del self._status_queries[number]
 
     async def consult(self) -> Consulted:
-        """What the first stage plans for, and how. Raises ``ClusterError`` that names who does not
-        answer."""
-        if self.link.gone.done():
-            raise self._lost(self.link.gone.result())
-        number, self._next = self._next, self._next + 1
-        answer = self._consultations.ask(number)
+        """The first stage's plan status. Raises ``ClusterError`` that names the silent node."""
+        number = self._number()
+        answer = self._plan_queries.add(number)
         self.link.send(Consult(number))
         try:
             async with asyncio.timeout(CONSULT_SECONDS):
@@ -201,22 +191,22 @@ class Client:
                 "is planned"
             ) from None
         finally:
-            self._consultations.forget(number)
+            self._plan_queries.discard(number)
 
     def collect(self, last: float, sink: Sink) -> int:
-        """Collect the cluster's trace from ``last`` seconds ago (-1: all there is) until
-        ``stop_collecting``; ``sink`` is given its parts. Returns the collection's number."""
+        """Collect the cluster's trace from ``last`` seconds ago (-1: everything) until
+        ``stop_collecting``, by calling ``sink``. Returns the collection's number."""
         number, self._next = self._next, self._next + 1
         self._collections[number] = sink
         self.link.send(Collect(number, last, follow=True))
         return number
 
     def stop_collecting(self, number: int) -> None:
-        """The last part, ``done``, comes when all nodes have given what they had."""
+        """Request the end; the last part is marked ``done``."""
         self.link.send(Collect(number, 0.0, follow=False, stop=True))
 
     def drop_collection(self, number: int) -> None:
-        """Parts that come later are of no interest."""
+        """Ignore later parts."""
         del self._collections[number]
 
     async def close(self) -> None:
@@ -231,42 +221,49 @@ class Client:
             case Welcome() as welcome if not self._welcome.done():
                 self._welcome.set_result(welcome)
             case Fault(code, text):
-                self._misled = code == HANDSHAKE
+                self._refused = code == HANDSHAKE
                 link.close(text)
             case Output(request) | Finished(request) as event:
                 if request in self._answers:
                     self._answers[request].put(event)
             case Status(question) as status:
-                if question in self._questions:
-                    self._questions[question].send(status)
-            case Consulted() as told:
-                self._consultations.answer(told)
+                if question in self._status_queries:
+                    self._status_queries[question].send(status)
+            case Consulted() as status:
+                self._plan_queries.answer(status)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
             case message:
                 raise RemoteProtocolError(f"unexpected {type(message).__name__} to a client")
 
+    def _number(self) -> int:
+        """A new request number. Raises ``ClusterError`` where the link is gone."""
+        if self.link.gone.done():
+            raise self._lost(self.link.gone.result())
+        number, self._next = self._next, self._next + 1
+        return number
+
     def _lost(self, reason: str) -> ClusterError:
         return ClusterError(f"the draft node at {self._where} is gone: {reason}")
 
     def _gone(self, link: Link, reason: str) -> None:
         if not self._welcome.done():
-            kind = UserError if self._misled else ClusterError
+            kind = UserError if self._refused else ClusterError
             self._welcome.set_exception(
                 kind(f"the node at {self._where} refuses this client: {reason}")
             )
-            self._welcome.exception()  # seen, should nobody wait any more
+            self._welcome.exception()  # retrieved, in case nothing awaits it
         for inbox in self._answers.values():
             inbox.put(self._lost(reason))
-        for said in self._questions.values():
-            said.fail(self._lost(reason))
-        self._consultations.fail(self._lost(reason))
+        for statuses in self._status_queries.values():
+            statuses.fail(self._lost(reason))
+        self._plan_queries.fail(self._lost(reason))
 
 
 async def _wants_tls(host: str, port: int) -> bool:
-    """Whether TLS is agreed on there. Nothing is said over it, so whose certificate the peer shows
-    does not matter; with TLS 1.3 it asks for ours only afterwards."""
+    """Whether the peer completes a TLS handshake. No data is sent, so its certificate is not
+    checked; with TLS 1.3 the peer asks for ours only afterwards."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

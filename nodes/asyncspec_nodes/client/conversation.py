@@ -1,4 +1,4 @@
-"""The requests of a conversation, each with everything that was said before it."""
+"""The requests of a conversation, each with the earlier messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from asyncspec_protocol.messages import Submit
 
 
 class Conversation:
-    """One conversation, turn by turn.
-
-    ``settings``: the requests' settings, without a prompt. ``chat``: the draft node renders the
-    messages through the target's chat template; otherwise the prompt is plain text, where later
-    turns follow the answer after an empty line. ``system``: the content of a system message, for
-    ``chat`` only; empty: none.
-    """
+    """``settings``: the requests' settings, without a prompt. ``chat``: the draft node renders the
+    messages by the target's chat template; otherwise the prompt is the plain text so far, an empty
+    line after each answer. ``system``: the system message, for ``chat`` only; empty: none."""
 
     def __init__(self, settings: Submit, *, chat: bool, system: str = "") -> None:
         self._settings = settings

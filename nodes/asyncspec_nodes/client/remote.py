@@ -1,4 +1,4 @@
-"""Where a running cluster is: the arguments every command has that connects to one."""
+"""Command-line arguments that name a running cluster."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from asyncspec_protocol.ids import DRAFT
 
 
 class ClusterAddress(Struct, frozen=True):
-    """A cluster that runs already."""
-
     host: str
     port: int
-    # Empty: whichever is there.
+    # Empty: any.
     cluster: str
     security: SecurityTable | None
 
 
 def add_arguments(parser: Parser) -> None:
-    """``--connect``, ``--config`` and ``--cluster``."""
     add = parser.add_argument
     add(
         "--connect",

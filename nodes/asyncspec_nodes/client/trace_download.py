@@ -1,4 +1,4 @@
-"""Writes a running cluster's trace to a file, as it comes."""
+"""Writes a running cluster's trace to a file while it runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_protocol.messages import Events
 
 FINISH_SECONDS = 10.0
-"""A cluster that has not delivered its last lines by then has lost a node."""
+"""Time for the last events to arrive after the end."""
 
 
 class TraceDownload:
-    """``async with``: inside, everything that happens in the cluster goes to the file.
+    """``async with``: inside, the cluster's events go to the file.
 
-    On leaving, waits for the last lines and closes the file. ``complete`` is False where they did
-    not come. A file that takes no more is an error then: what is recorded goes on meanwhile.
+    Leaving waits for the last events and closes the file. ``complete`` is False where they did not
+    arrive. A failed write is raised only then, so that it does not stop what is recorded.
     """
 
     def __init__(self, client: Client, writer: TraceWriter, *, last: float) -> None:
@@ -26,13 +26,12 @@ class TraceDownload:
         self._writer = writer
         self._last = last
         self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        # Why nothing more is written.
-        self._full: UserError | None = None
+        self._write_error: UserError | None = None
         self.complete = False
         self.lines = 0
 
     async def __aenter__(self) -> TraceDownload:
-        # Of what was, there may be nothing; then the file stays as it is.
+        # A recording of the past may be empty; an existing file is then kept.
         if self._last <= 0:
             self._writer.begin()
         self._number = self._client.collect(self._last, self._take)
@@ -50,19 +49,19 @@ class TraceDownload:
             await asyncio.wait(waiting, timeout=FINISH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         self._client.drop_collection(self._number)
         self._writer.close()
-        if self._full is not None and kind is None:
-            raise self._full
+        if self._write_error is not None and kind is None:
+            raise self._write_error
         if self._done.done():
             if reason := self._done.result():
                 raise ClusterError(f"the cluster gives no trace: {reason}")
             self.complete = True
 
     def _take(self, events: Events, data: memoryview | None) -> None:
-        if data is not None and self._full is None:
+        if data is not None and self._write_error is None:
             try:
                 self._writer.write(data)
                 self.lines += bytes(data).count(b"\n")
             except UserError as error:
-                self._full = error
+                self._write_error = error
         if events.done and not self._done.done():
             self._done.set_result(events.reason)

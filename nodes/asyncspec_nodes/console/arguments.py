@@ -1,4 +1,4 @@
-"""argparse with this project's manners: a mistake is one line on stderr and exit code 2."""
+"""Command-line arguments: argparse with one-line errors (exit code 2), bounds of numbers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from asyncspec_nodes.console.hosts import is_host
 
 
 class Parser(argparse.ArgumentParser):
-    """No usage dump, no guessing of abbreviated options."""
+    """Without usage dump and abbreviated options."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """See ``argparse``."""
         sys.stderr.write(f"{self.prog}: {message}\n")
         sys.exit(2)
 
 
 def host_and_port(option: str, text: str) -> tuple[str, int]:
-    """What an option of the form HOST:PORT says. Raises ``UserError``."""
+    """Parse an option of the form HOST:PORT. Raises ``UserError``."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
     if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -34,32 +33,31 @@ def host_and_port(option: str, text: str) -> tuple[str, int]:
 
 
 def print_notice(line: str) -> None:
-    """A line for whoever looks at stderr, in the voice of the command."""
-    with contextlib.suppress(OSError):  # the terminal has closed, and nobody looks
+    """A line on stderr; ignored where the terminal has closed."""
+    with contextlib.suppress(OSError):
         sys.stderr.write(f"asyncspec: {line}\n")
 
 
-# --- The numbers a user may give: what is too little and too much, in one place.
-# What is too much is far beyond any use; it is refused because sums of it overflow, on the wire
-# or in the arithmetic, and what is said then is no help to anybody.
+# --- Bounds of numbers. The upper ones lie far beyond any use; they keep sums and messages from
+# overflowing.
 
 
 class Bounds(NamedTuple):
-    """Numbers from ``least`` to ``most``; with ``above``, ``least`` itself is too little."""
+    """Numbers from ``least`` to ``most``; with ``above``, ``least`` itself is excluded."""
 
     least: float
     most: float
     above: bool = False
 
     def check(self, option: str, value: float | None) -> None:
-        """``option`` as the user writes it. What was not given is fine. Raises ``UserError``."""
+        """``option`` as the user writes it; None is accepted. Raises ``UserError``."""
         if value is None:
             return
         shown = str(value) if isinstance(value, int) else f"{value:g}"
         if value > self.most:
             most = str(self.most) if isinstance(self.most, int) else f"{self.most:g}"
             raise UserError(f"{option} is {shown}; it must be at most {most}")
-        # Neither is what is not a number.
+        # Also refuses NaN.
         if not (value > self.least if self.above else value >= self.least):
             raise UserError(f"{option} is {shown}; it must be {self._rule}")
 

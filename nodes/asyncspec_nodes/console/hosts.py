@@ -1,4 +1,4 @@
-"""Names and addresses of hosts, as users write them."""
+"""Host names and addresses."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ipaddress
 
 
 def is_host(host: str) -> bool:
-    """True for what may be a host's name or its address, whether there is one or not."""
+    """Whether ``host`` is a well-formed host name or address."""
     try:
-        host.encode("idna")  # as whoever connects will do
+        host.encode("idna")  # as connecting does
     except UnicodeError:
         return False
     return bool(host.strip()) and "/" not in host
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address that no other machine can reach."""
+    """Whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

@@ -16,16 +16,15 @@ INTERRUPTED = "asyncspec: interrupted\n"
 
 @contextmanager
 def exit_on_interrupt(last_words: str = INTERRUPTED, code: int = 1) -> Iterator[None]:
-    """While modules are imported inside, SIGINT ends this process with ``last_words`` on stderr. An
-    exception in the middle of an import need not arrive: torch's C code drops some, and one that
-    has passed an ``exec()`` changes the exit code. Where somebody else sees to the signal, or in a
-    thread, which gets none, nothing changes."""
+    """Inside, SIGINT ends this process with ``last_words`` on stderr. For imports, where a
+    ``KeyboardInterrupt`` may be lost: torch's C code drops some, and one raised through ``exec()``
+    changes the exit code. No effect in other threads or where SIGINT has a handler."""
 
     def end(signum: int, frame: FrameType | None) -> None:
         os.write(2, last_words.encode())
         os._exit(code)
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _heeded(end):
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _install(end):
         yield
         return
     try:
@@ -35,7 +34,7 @@ def exit_on_interrupt(last_words: str = INTERRUPTED, code: int = 1) -> Iterator[
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _heeded(handler: Callable[[int, FrameType | None], None]) -> bool:
+def _install(handler: Callable[[int, FrameType | None], None]) -> bool:
     try:
         signal.signal(signal.SIGINT, handler)
     except ValueError:  # not the main thread

@@ -1,7 +1,5 @@
-"""The standard streams of a command as they may come: closed, on a full disk, with nobody there to
-read them. What goes to stdout is what was asked for; what goes to stderr is said beside it.
-
-Law of this file: it imports next to nothing (``main.py``).
+"""Standard streams that may be closed, full or without a reader: a lost write to stdout is an
+error, one to stderr is ignored. Imported at process start, so it imports only light modules.
 """
 
 from __future__ import annotations
@@ -14,32 +12,32 @@ from typing import Any, NoReturn, TextIO, cast
 
 
 class Unwritten(Exception):
-    """Output is lost; the text says why, and is empty where its reader has enough. Not an error
-    of ours: what handles those would take it for one of a request's."""
+    """Output to stdout is lost. The text is the reason; empty for a closed pipe. Not an
+    ``AsyncSpecError``, whose handlers would attribute it to a request."""
 
 
 @contextmanager
 def strict_stdout() -> Iterator[None]:
-    """Inside, and at the end, ``Unwritten`` is raised for what cannot be written to stdout."""
+    """Inside and at the end, failed writes to stdout raise ``Unwritten``."""
     before = sys.stdout
-    guarded = _Strict(_prepared(before))
-    sys.stdout = cast(TextIO, guarded)
+    strict = _Strict(_prepared(before))
+    sys.stdout = cast(TextIO, strict)
     try:
         yield
     finally:
-        sys.stdout = guarded.stream
-        guarded.flush()
+        sys.stdout = strict.stream
+        strict.flush()
 
 
 @contextmanager
 def lenient_stderr() -> Iterator[None]:
-    """Inside, what cannot be written to stderr is lost, and nothing else comes of it."""
-    forgiven = _Lenient(_prepared(sys.stderr))
-    sys.stderr = cast(TextIO, forgiven)
+    """Inside, failed writes to stderr are ignored."""
+    lenient = _Lenient(_prepared(sys.stderr))
+    sys.stderr = cast(TextIO, lenient)
     try:
         yield
     finally:
-        sys.stderr = forgiven.stream
+        sys.stderr = lenient.stream
         try:
             sys.stderr.flush()
         except OSError:
@@ -47,25 +45,23 @@ def lenient_stderr() -> Iterator[None]:
 
 
 def _prepared(stream: TextIO | None) -> TextIO:
-    if stream is None:  # closed by whoever started us
+    if stream is None:  # closed by the parent process
         return open(os.devnull, "w")
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
-        # A terminal that cannot show a character shows a mark in its place.
+        # Characters the terminal's encoding lacks become question marks.
         reconfigure(errors="replace")
     return stream
 
 
 def _drop_rest(stream: TextIO) -> None:
-    """What is still in its buffer: the interpreter would trip over it at its end."""
+    """Discard the buffer, or the interpreter would fail to flush it at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 class _Stream:
-    """A stream with other manners."""
-
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
@@ -88,8 +84,8 @@ class _Strict(_Stream):
 
     def _fail(self, error: OSError) -> NoReturn:
         _drop_rest(self.stream)
-        enough = isinstance(error, BrokenPipeError)
-        raise Unwritten("" if enough else f"cannot write: {error.strerror}") from None
+        closed = isinstance(error, BrokenPipeError)
+        raise Unwritten("" if closed else f"cannot write: {error.strerror}") from None
 
 
 class _Lenient(_Stream):

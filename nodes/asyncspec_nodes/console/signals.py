@@ -1,4 +1,4 @@
-"""Signals that end a command: what it has started is stopped first."""
+"""Termination signals: commands stop what they have started."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from functools import cache
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a process to end."""
 
 
 def on_termination(action: Callable[[], None]) -> None:
-    """Have the running event loop call ``action`` on every signal that asks this process to end."""
+    """Call ``action`` in the running event loop on every termination signal."""
     loop = asyncio.get_running_loop()
     for signum in SIGNALS:
         if signum is not signal.SIGHUP:
             loop.add_signal_handler(signum, action)
-        elif signal.getsignal(signum) is not signal.SIG_IGN:  # by nohup, to outlive its terminal
-            # A terminal that closes sends one, and its shell another: they are one request.
+        elif signal.getsignal(signum) is not signal.SIG_IGN:  # ignored under nohup
+            # A closing terminal and its shell send one each: call once.
             loop.add_signal_handler(signum, cache(action))
 
 
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """Run ``work`` to its end, which is its exit code, or to a signal: then it is cancelled, and
-    when it has stopped what it started there is a ``KeyboardInterrupt``."""
+    """Run ``work``; its result is the exit code. A termination signal cancels it, and once it has
+    cleaned up ``KeyboardInterrupt`` is raised."""
     interrupted = asyncio.Event()
     on_termination(interrupted.set)
     working = asyncio.create_task(work)

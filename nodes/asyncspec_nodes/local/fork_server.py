@@ -1,15 +1,13 @@
-"""The process that local nodes are forked from: it has imported once what all of them import.
+"""The process that local nodes are forked from, after importing what all nodes import.
 
-Run as ``python -m asyncspec_nodes.local.fork_server FILE FOLDER DESCRIPTOR``: a cluster file, the
-folder of the cluster's files, and a Unix socket of packets. Each packet on that is an order: a
-node's arguments in JSON, and with it the node's standard streams, a pipe that is told its process
-number and then its exit code (as ``subprocess`` has it; 8 bytes each), and maybe a listening
-socket. When the socket ends, so do all nodes and this process; and as whoever ordered was killed,
-who would have removed the folder, that goes as well.
+``python -m asyncspec_nodes.local.fork_server FILE FOLDER DESCRIPTOR``: a cluster file, the folder
+of the cluster's temporary files, and a Unix SEQPACKET socket. Each packet is a request: a node's
+arguments as JSON, with its standard streams, a status pipe, and optionally a listening socket. The
+status pipe receives the process id and later the exit code (8 bytes each). When the socket closes,
+the client was killed: all nodes and this process end, and the folder is removed.
 
-``multiprocessing`` has such a server too. There every child runs the main module of whoever asked
-once more, which may be any program that uses this package; and whoever asks waits until
-everything is imported, and cannot be interrupted.
+Unlike ``multiprocessing.forkserver`` it does not run the client's main module in every child, and
+the client does not block while modules are imported.
 """
 
 from __future__ import annotations
@@ -32,39 +30,39 @@ from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.preload import preload
 
 INTEGER = struct.Struct("=q")
-"""A process number or an exit code, in a node's pipe."""
+"""A process id or an exit code in the status pipe."""
 
 MAX_BYTES = 1 << 16
-"""Of an order's arguments."""
+"""Of a request."""
 
 _STREAMS = 3
 _WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM)
 
 
 class ForkServer:
-    """Takes orders on a socket; one thread, as a fork copies only one."""
+    """Serves requests on a socket; single-threaded, because a fork copies one thread only."""
 
-    def __init__(self, orders: socket.socket) -> None:
-        self._orders = orders
-        # The pipes of the nodes that have not ended, by process number.
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        # Status pipes of running nodes, by process id.
         self._pipes: dict[int, int] = {}
         self._woken, self._wakes = socket.socketpair()
-        # Nobody is left who could order.
-        self.alone = False
+        # The client has closed its end.
+        self.client_gone = False
 
     def serve(self) -> list[str] | None:
-        """In the server: None, when nobody can order any more and all nodes have ended. In a node
-        that was forked: its arguments."""
+        """In the server: None, once it is stopped and all nodes have ended. In a forked node: its
+        arguments."""
         self._listen_to_signals()
         while True:
-            ready, _, _ = select.select([self._orders, self._woken], [], [])
+            ready, _, _ = select.select([self._requests, self._woken], [], [])
             if self._woken in ready and signal.SIGTERM in self._woken.recv(4096):
                 break
             self._reap()
-            if self._orders in ready:
-                words, descriptors, _, _ = socket.recv_fds(self._orders, MAX_BYTES, 8)
+            if self._requests in ready:
+                words, descriptors, _, _ = socket.recv_fds(self._requests, MAX_BYTES, 8)
                 if not words:
-                    self.alone = True
+                    self.client_gone = True
                     break
                 arguments = msgspec.json.decode(words, type=list[str])
                 if self._fork(descriptors):
@@ -80,46 +78,46 @@ class ForkServer:
             signal.signal(signum, lambda signum, frame: None)
 
     def _fork(self, descriptors: Sequence[int]) -> bool:
-        """Whether this is the new process."""
+        """True in the new process."""
         pipe = descriptors[_STREAMS]
-        # A signal to a new process that still has our handlers would wake us instead.
+        # Until the child resets its handlers, a signal to it would wake the server.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
         number = os.fork()
         if not number:
-            self._forget()
+            self._release_server()
             os.close(pipe)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WOKEN_BY)
         if not number:
             return True
         self._pipes[number] = pipe
-        self._tell(pipe, number)
+        self._report(pipe, number)
         for descriptor in descriptors:
             if descriptor != pipe:
                 os.close(descriptor)
         return False
 
-    def _forget(self) -> None:
-        """In a new process: what is the server's alone."""
+    def _release_server(self) -> None:
+        """In the new process: release the server's handlers and descriptors."""
         signal.set_wakeup_fd(-1)
         for signum in _WOKEN_BY:
             signal.signal(signum, signal.SIG_DFL)
-        for sock in (self._orders, self._woken, self._wakes):
+        for sock in (self._requests, self._woken, self._wakes):
             sock.close()
         for pipe in self._pipes.values():
             os.close(pipe)
 
     def _reap(self) -> None:
-        """Say of the nodes that have ended how."""
+        """Report the exit codes of ended nodes."""
         for number, pipe in tuple(self._pipes.items()):
             ended, status = os.waitpid(number, os.WNOHANG)
             if ended:
                 del self._pipes[number]
-                self._tell(pipe, os.waitstatus_to_exitcode(status))
+                self._report(pipe, os.waitstatus_to_exitcode(status))
                 os.close(pipe)
 
     @staticmethod
-    def _tell(pipe: int, number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody is left who would want to know
+    def _report(pipe: int, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):
             os.write(pipe, INTEGER.pack(number))
 
     def _end(self) -> None:
@@ -130,7 +128,7 @@ class ForkServer:
 
 
 def _as_node(arguments: list[str], descriptors: Sequence[int]) -> list[str]:
-    """What a node's process is that a new Python would have made; its arguments."""
+    """Set up session, streams and title as a new interpreter would; the node's arguments."""
     os.setsid()
     for stream, descriptor in enumerate(descriptors[:_STREAMS]):
         os.dup2(descriptor, stream)
@@ -142,16 +140,15 @@ def _as_node(arguments: list[str], descriptors: Sequence[int]) -> list[str]:
 
 
 def main() -> None:
-    """The process."""
     file, folder, descriptor = sys.argv[1:]
     preload(Path(file))
     server = ForkServer(socket.socket(fileno=int(descriptor)))
     arguments = server.serve()
     if arguments is not None:
         cli.entry(arguments)
-    if server.alone:
+    if server.client_gone:
         shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # without taking torch apart
+    os._exit(0)  # skips torch's slow teardown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Nodes that are forked from a process which has imported for all of them: the parent's side."""
+"""Client of the fork server."""
 
 from __future__ import annotations
 
@@ -22,63 +22,59 @@ from asyncspec_nodes.local.processes import end, last_line
 from asyncspec_nodes.node.huge_pages import huge_page_environment
 
 SUPPORTED = sys.platform == "linux"
-"""Elsewhere there are no sockets of packets, or libraries that do not survive a fork."""
+"""macOS has no SEQPACKET Unix sockets, and its libraries do not survive a fork."""
 
 
 class ForkedProcess:
-    """A forked node (see ``NodeProcess``). ``told``: where its exit code will come from; ``pipes``:
-    what is to be closed at its end."""
+    """A forked ``NodeProcess``. ``status``: the pipe that delivers its exit code; ``pipes``: closed
+    at its end."""
 
     def __init__(
-        self, pid: int, stdout: asyncio.StreamReader, told: asyncio.StreamReader, pipes: ExitStack
+        self, pid: int, stdout: asyncio.StreamReader, status: asyncio.StreamReader, pipes: ExitStack
     ) -> None:
         self.pid = pid
         self.stdout = stdout
         self.close = pipes.close
-        self._end = asyncio.create_task(self._ended(told))
+        self._end = asyncio.create_task(self._ended(status))
 
     @property
     def returncode(self) -> int | None:
-        """See ``NodeProcess``."""
         return self._end.result() if self._end.done() else None
 
     async def wait(self) -> int:
-        """See ``NodeProcess``."""
         return await asyncio.shield(self._end)
 
     def terminate(self) -> None:
-        """See ``NodeProcess``."""
         os.kill(self.pid, signal.SIGTERM)
 
-    async def _ended(self, told: asyncio.StreamReader) -> int:
+    async def _ended(self, status: asyncio.StreamReader) -> int:
         try:
-            return await _number(told)
+            return await _number(status)
         except asyncio.IncompleteReadError:
-            # The server was killed, and nobody would hear of this node's end: it ends now.
+            # The server was killed, so this node's end could not be noticed: end it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             return -signal.SIGKILL
 
 
 class ForkServerClient:
-    """The server, from the first node on; another one if it was killed. ``file``: the cluster file,
-    which says what to import; ``folder``: what is to go if this process is killed."""
+    """Starts the server with the first node, and again if it was killed. ``file``: the cluster
+    file, which decides what to import; ``folder``: removed if this process is killed."""
 
     def __init__(self, file: Path, folder: Path) -> None:
         self._file = file
         self._folder = folder
         self._starting = asyncio.Lock()
         self._server: asyncio.subprocess.Process | None = None
-        self._orders: socket.socket | None = None
+        self._requests: socket.socket | None = None
 
     async def fork(
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
     ) -> ForkedProcess:
-        """A node with these arguments, which serves on ``listening`` and writes to ``log``; so does
-        the server, if it is the first. Raises ``ClusterError`` when the server ends instead, and
-        ``OSError`` where this process has no room for pipes."""
+        """Fork a node with these arguments that listens on ``listening``; it and a new server log
+        to ``log``. Raises ``ClusterError`` where the server ends, ``OSError`` without pipes."""
         while True:
-            fresh, server = await self._there(log)
+            fresh, server = await self._ensure_server(log)
             try:
                 return await self._fork(arguments, listening, log)
             except (ConnectionError, asyncio.IncompleteReadError):
@@ -88,27 +84,27 @@ class ForkServerClient:
                     raise ClusterError(why) from None
 
     async def close(self) -> None:
-        """End the server, and what is left of its nodes."""
-        # Told by a signal, not by the end of its orders: one that ends by itself just when it is
-        # sent a signal would be waited for twice, of which asyncio warns.
+        """End the server and its remaining nodes."""
+        # By a signal first: if it ended by itself at its socket's end, asyncio could warn that the
+        # process is already reaped.
         if self._server is not None:
             await end(self._server)
-        if self._orders is not None:
-            self._orders.close()
+        if self._requests is not None:
+            self._requests.close()
 
-    async def _there(self, log: IO[bytes]) -> tuple[bool, asyncio.subprocess.Process]:
-        """The server, and whether it was started just now."""
+    async def _ensure_server(self, log: IO[bytes]) -> tuple[bool, asyncio.subprocess.Process]:
+        """Whether the server was started just now, and the server."""
         async with self._starting:
             if self._server is not None and self._server.returncode is None:
                 return False, self._server
-            if self._orders is not None:
-                self._orders.close()
-            self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if self._requests is not None:
+                self._requests.close()
+            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._server = await self._execute(theirs.fileno(), log)
             return True, self._server
 
-    async def _execute(self, orders: int, log: IO[bytes]) -> asyncio.subprocess.Process:
+    async def _execute(self, requests: int, log: IO[bytes]) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # a file in the user's directory must not stand in for a module
@@ -116,20 +112,20 @@ class ForkServerClient:
             fork_server.__name__,
             str(self._file),
             str(self._folder),
-            str(orders),
+            str(requests),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(orders,),
+            pass_fds=(requests,),
             env=huge_page_environment(os.environ),
-            # Ctrl-C in the terminal reaches only the parent, which stops its children.
+            # Ctrl-C in the terminal signals only the parent, which stops its children.
             start_new_session=True,
         )
 
     async def _fork(
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
     ) -> ForkedProcess:
-        assert self._orders is not None
+        assert self._requests is not None
         with ExitStack() as ours, ExitStack() as theirs:
             stdin_end, stdin = _pipe()
             theirs.enter_context(stdin_end)
@@ -137,19 +133,19 @@ class ForkServerClient:
             stdout, stdout_end = _pipe()
             theirs.enter_context(stdout_end)
             reports = await _reader(stdout, ours)
-            told, told_end = _pipe()
-            theirs.enter_context(told_end)
-            news = await _reader(told, ours)
-            streams = [file.fileno() for file in (stdin_end, stdout_end, log, told_end)]
+            status, status_end = _pipe()
+            theirs.enter_context(status_end)
+            numbers = await _reader(status, ours)
+            streams = [file.fileno() for file in (stdin_end, stdout_end, log, status_end)]
             words = msgspec.json.encode(arguments)
-            socket.send_fds(self._orders, [words], [*streams, *listening])
+            socket.send_fds(self._requests, [words], [*streams, *listening])
             theirs.close()
-            pid = await _number(news)
-            return ForkedProcess(pid, reports, news, ours.pop_all())
+            pid = await _number(numbers)
+            return ForkedProcess(pid, reports, numbers, ours.pop_all())
 
 
 def _pipe() -> tuple[IO[bytes], IO[bytes]]:
-    """Both ends, the one to read from first."""
+    """Read end and write end."""
     reading, writing = os.pipe()
     return os.fdopen(reading, "rb", buffering=0), os.fdopen(writing, "wb", buffering=0)
 
@@ -163,6 +159,6 @@ async def _reader(pipe: IO[bytes], stack: ExitStack) -> asyncio.StreamReader:
     return reader
 
 
-async def _number(told: asyncio.StreamReader) -> int:
-    (number,) = INTEGER.unpack(await told.readexactly(INTEGER.size))
+async def _number(status: asyncio.StreamReader) -> int:
+    (number,) = INTEGER.unpack(await status.readexactly(INTEGER.size))
     return int(number)

@@ -1,4 +1,4 @@
-"""Processes of this machine: how they are ended, and what they have said last."""
+"""Child processes: how they are ended, and their output."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Protocol
 
 STOP_SECONDS = 5.0
-"""How long a process may take to stop before it is killed."""
+"""Time to stop before SIGKILL."""
 
 
 class Process(Protocol):
-    """As much of ``asyncio.subprocess.Process``; it leads a process group."""
+    """The used part of ``asyncio.subprocess.Process``; it leads a process group."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def returncode(self) -> int | None:
-        """As ``subprocess`` has it."""
+        """As in ``subprocess``."""
 
     def terminate(self) -> None:
         """Ask it to stop. Raises ``ProcessLookupError``."""
@@ -32,7 +32,7 @@ class Process(Protocol):
 
 
 async def end(process: Process) -> None:
-    """End a process and whatever it has started."""
+    """End a process and its process group."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -45,25 +45,23 @@ async def end(process: Process) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log, in brackets for the end of a sentence; empty where there is none."""
+    """`` (LAST LINE)`` of a log, to append to an error; empty where there is none."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return f" ({lines[-1].strip()})" if lines else ""
 
-
-# --- What a child process says, line by line.
 
 _PIECE = 1 << 16
 
 
 async def lines(pipe: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Each line without its end, also one that is longer than what the reader would hold by itself:
-    why a node stops may be a long story. What follows the last end is a line too."""
+    """Lines without their ends. Unlike ``readline`` it has no limit on a line's length: an error
+    report may be long. Text after the last line break is a line too."""
     held: list[bytes] = []
     while piece := await pipe.read(_PIECE):
         first, *others = piece.split(b"\n")
         held.append(first)
-        for begun in others:
+        for start in others:
             yield b"".join(held)
-            held = [begun]
+            held = [start]
     if any(held):
         yield b"".join(held)

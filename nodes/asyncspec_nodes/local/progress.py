@@ -1,11 +1,10 @@
-"""How far each node has got while models load: a line per node where a person watches, and what is
-still awaited, in words."""
+"""Loading progress of a cluster's nodes, for a terminal and for readiness messages."""
 
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -15,98 +14,49 @@ from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 
 READY = "ready"
 
-
-class Progress(Protocol):
-    """Takes reports of nodes; a context."""
-
-    def __call__(self, report: Report) -> None:
-        """A node has got further."""
-
-    def __enter__(self) -> Progress: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-
-
-class NoProgress:
-    """Nobody watches."""
-
-    def __call__(self, report: Report) -> None:
-        """See ``Progress``."""
-
-    def __enter__(self) -> NoProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See ``Progress``."""
+Progress = Callable[[Report], None]
+"""Receives the nodes' reports."""
 
 
 class LoadingSteps:
-    """How far each node has got, by its reports."""
+    """Each node's name and loading step, by rank."""
 
     def __init__(self, stages: int) -> None:
         names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
-        # Name and step, by rank.
         self.lines = {rank: (name, "starting") for rank, name in enumerate(names)}
 
     def __call__(self, report: Report) -> None:
-        """A node has got further."""
-        # Behind the stages there is the token source, where it has a process of its own.
+        # The rank after the stages is a separate token source.
         name, _ = self.lines.get(report.rank, ("token source", ""))
         if isinstance(report, LoadingReport):
             self.lines[report.rank] = (name, f"loading {report.text}")
         elif isinstance(report, ReadyReport):
             self.lines[report.rank] = (name, READY)
 
-    def awaited(self) -> str:
-        """The nodes that have not loaded, and what each of them does; empty where all have."""
+    def pending(self) -> str:
+        """The nodes that still load, with their steps; empty where all have loaded."""
         return ", ".join(f"{name} ({step})" for name, step in self.lines.values() if step != READY)
 
 
-class ProgressTable:
-    """A small table on the terminal, gone when everything serves."""
+@contextmanager
+def progress_display(stages: int) -> Iterator[Progress]:
+    """Shows reports as a table on stderr, removed at the end; nothing where it is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda report: None
+        return
+    steps = LoadingSteps(stages)
+    console = Console(stderr=True)
+    with Live(_table(steps), console=console, transient=True, refresh_per_second=4) as live:
 
-    def __init__(self, stages: int) -> None:
-        self._steps = LoadingSteps(stages)
-        self._live = Live(
-            self._table(), console=Console(stderr=True), transient=True, refresh_per_second=4
-        )
+        def show(report: Report) -> None:
+            steps(report)
+            live.update(_table(steps))
 
-    def __call__(self, report: Report) -> None:
-        """See ``Progress``."""
-        self._steps(report)
-        self._live.update(self._table())
-
-    def __enter__(self) -> ProgressTable:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See ``Progress``."""
-        self._live.stop()
-
-    def _table(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for name, state in self._steps.lines.values():
-            table.add_row(name, state)
-        return table
+        yield show
 
 
-def progress_display(stages: int) -> Progress:
-    """Progress for whoever looks at stderr."""
-    return ProgressTable(stages) if sys.stderr.isatty() else NoProgress()
+def _table(steps: LoadingSteps) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, step in steps.lines.values():
+        table.add_row(name, step)
+    return table

@@ -1,4 +1,4 @@
-"""Child processes that are nodes: started, listened to, watched, and stopped without remains."""
+"""Node processes: started, watched by their reports, stopped with all their subprocesses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asyncspec_protocol.messages import Role
 
 
 class NodeProcess(Process, Protocol):
-    """A node's process, however it was started."""
+    """A node's process, executed or forked."""
 
     @property
     def stdout(self) -> asyncio.StreamReader: ...
@@ -32,20 +32,19 @@ class NodeProcess(Process, Protocol):
 
 
 class ChildNode:
-    """One node process. Its stdin is a pipe that is never written to: when this process ends,
-    however it ends, the child reads the end of it and stops."""
+    """One node. Its stdin is a pipe that is never written to: when this process ends, even by
+    SIGKILL, the node reads end-of-file and stops."""
 
     def __init__(self, rank: int, role: Role, process: NodeProcess, log: Path) -> None:
         self.rank = rank
         self.role: Role = role
         self.process = process
-        self.serving: ReadyReport | None = None
-        self._trouble: FailureReport | None = None
+        self.ready: ReadyReport | None = None
+        self._failure: FailureReport | None = None
         self._log = log
 
     @property
     def name(self) -> str:
-        """What a user calls it."""
         return name_of(self.rank, self.role)
 
     @classmethod
@@ -61,9 +60,9 @@ class ChildNode:
         forking: ForkServerClient | None = None,
         again: bool = False,
     ) -> ChildNode:
-        """Start a node that serves on ``sock``, or else where its cluster file says. ``prefix``:
-        words before the command, which keep its process number; ``forking``: it is forked instead;
-        ``again``: its log goes on. Raises ``ClusterError`` where that cannot be."""
+        """Start a node that listens on ``sock``, or on its cluster file's address. ``prefix``:
+        words before the command, which must exec it; ``forking``: fork it instead; ``again``:
+        append to its log. Raises ``ClusterError``."""
         number = draft_number(Rank(rank)) if role == "draft" else rank
         arguments = ["--role", role, "--rank", str(number), "--config", str(config), "--supervised"]
         listening = () if sock is None else (sock.fileno(),)
@@ -74,45 +73,45 @@ class ChildNode:
                     process = await _execute(prefix, arguments, listening, stderr)
                 else:
                     process = await forking.fork(arguments, listening, stderr)
-        except OSError as error:  # no room for pipes, say
+        except OSError as error:  # for example, too many open files
             raise ClusterError(f"{name_of(rank, role)} cannot be started: {error}") from None
         return cls(rank, role, process, log)
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
-        """Pass on reports until the child ends. Returns what its end means."""
+        """Pass reports to ``progress`` until the node ends. Returns the error to report."""
         async for line in lines(self.process.stdout):
             with contextlib.suppress(msgspec.DecodeError):
                 report = read_report(line)
                 if isinstance(report, FailureReport):
-                    self._trouble = report
+                    self._failure = report
                 elif isinstance(report, ReadyReport):
-                    self.serving = report
+                    self.ready = report
                 progress(report)
-        return self._meaning(await self.process.wait())
+        return self._error_of(await self.process.wait())
 
-    def _meaning(self, code: int) -> AsyncSpecError:
-        if self._trouble is not None:
-            if self._trouble.kind == "user":
-                return UserError(self._trouble.text)
-            return ClusterError(f"{self.name} failed: {self._trouble.text}")
+    def _error_of(self, code: int) -> AsyncSpecError:
+        if self._failure is not None:
+            if self._failure.kind == "user":
+                return UserError(self._failure.text)
+            return ClusterError(f"{self.name} failed: {self._failure.text}")
         if code < 0:
             return ClusterError(f"{self.name} was killed by {signal.Signals(-code).name}")
         return ClusterError(f"{self.name} has ended with code {code}{last_line(self._log)}")
 
     async def stop(self) -> None:
-        """End the process and whatever it has started."""
+        """End the process and its subprocesses."""
         await end(self.process)
         self.process.close()
 
 
 def name_of(rank: int, role: Role) -> str:
-    """What a user calls a node."""
+    """A node's name in messages."""
     names = {"draft": "the draft node", "source": "the token source"}
     return names.get(role, f"stage {rank}")
 
 
 class _Executed:
-    """A new Python (see ``NodeProcess``)."""
+    """A ``NodeProcess`` in a new interpreter."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -126,7 +125,6 @@ class _Executed:
 
     @property
     def returncode(self) -> int | None:
-        """See ``NodeProcess``."""
         return self._process.returncode
 
 
@@ -143,7 +141,7 @@ async def _execute(
         stdout=asyncio.subprocess.PIPE,
         stderr=log,
         pass_fds=listening,
-        # Ctrl-C in the terminal reaches only the parent, which stops its children.
+        # Ctrl-C in the terminal signals only the parent, which stops its children.
         start_new_session=True,
     )
     return _Executed(process)

@@ -145,7 +145,7 @@ async def _drafts(config: Config, folder: Path) -> tuple[list[ChildNode], list[i
     serving = asyncio.Event()
 
     def heard(report: Report) -> None:
-        if all(child.serving for child in children):
+        if all(child.ready for child in children):
             serving.set()
 
     watches = [asyncio.create_task(child.watch(heard)) for child in children]
