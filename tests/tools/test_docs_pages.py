@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncspec_protocol import messages
 from tools.bench.docs import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +122,15 @@ def test_checks_find_what_is_wrong() -> None:
     ):
         with pytest.raises(AssertionError):
             check(wrong.split())
+
+
+@by_page
+def test_fields_of_messages_are_named_as_they_are(page: Path) -> None:
+    if page.name == "notebook.md":
+        return  # it tells of the past
+    for name, field in re.findall(r"`([A-Z]\w+)\.(\w+)`", page.read_text(encoding="utf-8")):
+        if struct := getattr(messages, name, None):
+            assert field in struct.__struct_fields__, f"{name} has no field {field}"
 
 
 def test_the_readme_fits_on_three_screens() -> None:
