@@ -9,7 +9,8 @@ import pytest
 
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import SIZES, pass_seconds
+from asyncspec.backend.hf.stage import pass_seconds
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from backend.probe import cut, same_bits
 
 pytestmark = pytest.mark.torch
@@ -22,7 +23,7 @@ def test_every_stage_says_what_passes_take(
 ) -> None:
     for stage in cut(open_checkpoint(tiny()), 3, dtype=dtype, mode=mode):
         taken = pass_seconds(stage)
-        assert list(taken) == sorted(SIZES)
+        assert list(taken) == sorted(PARAMETERS.trial_rows)
         assert min(taken.values()) > 0
         assert stage.cache_bytes_held == 0
 

@@ -34,6 +34,7 @@ from asyncspec.backend.hf.self_test import choose_recipe, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import (
     Admit,
     Batch,
@@ -342,29 +343,18 @@ def _late(depth: int) -> float:
 # So a draft node knows from the first request on how many rows are cheap here, and need not learn
 # it from dozens of passes that are wider than they should be.
 
-SIZES = (1, 16, 4, 64)
-"""Rows, first those that say most; between them costs are about linear."""
-
-ENOUGH = 1.0
-"""Seconds: after them no further size is tried, but always two. A large stage should not take
-longer to be tried than to be read; its passes will be few at first and tell the rest."""
-
 _NOBODY = SessionId(-1)
-_LONG = 0.2
-"""Seconds: a pass that takes so long is tried once."""
-
-_TIMES = 3
 
 
-def pass_seconds(stage: HFStage, enough: float = ENOUGH) -> dict[int, float]:
-    """By rows, ascending, the least time of a few passes of each of ``SIZES``, or of the first of
+def pass_seconds(stage: HFStage, enough: float = PARAMETERS.trial_seconds) -> dict[int, float]:
+    """By rows, ascending, the least time of a few passes of each of ``trial_rows``, or the first of
     them. The stage is as before."""
-    stage.run(Admit(_NOBODY, 1 + max(SIZES), Sampling()))
+    stage.run(Admit(_NOBODY, 1 + max(PARAMETERS.trial_rows), Sampling()))
     taken: dict[int, float] = {}
     end = time.perf_counter() + enough
     try:
         stage.run(_chain(stage, 0, 1))
-        for rows in SIZES:
+        for rows in PARAMETERS.trial_rows:
             if len(taken) < 2 or time.perf_counter() < end:
                 taken[rows] = _least(stage, _chain(stage, 1, rows))
     finally:
@@ -374,7 +364,7 @@ def pass_seconds(stage: HFStage, enough: float = ENOUGH) -> dict[int, float]:
 
 def _least(stage: HFStage, job: Forward) -> float:
     least = _seconds(stage, job)  # with what the first of a size takes to be set up
-    for _ in range(_TIMES if least < _LONG else 0):
+    for _ in range(PARAMETERS.trial_repeats if least < PARAMETERS.trial_repeat_seconds else 0):
         least = min(least, _seconds(stage, job))
     return least
 

@@ -22,6 +22,16 @@ class CostModelParameters(Struct, frozen=True):
     # Largest relative error that counts: one long pause is not a habit.
     max_error: float = 1.0
 
+    # Rows of the passes tried when a stage is loaded, those first that say most; between them costs
+    # are about linear.
+    trial_rows: tuple[int, ...] = (1, 16, 4, 64)
+    # Seconds of trials after which no further size is tried, but always two: a large stage should
+    # not take longer to try than to read, and its first passes tell the rest.
+    trial_seconds: float = 1.0
+    # Repetitions of a trial, where a pass takes fewer than so many seconds.
+    trial_repeats: int = 3
+    trial_repeat_seconds: float = 0.2
+
     # --- links ---
 
     # Bytes of a frame: the timing of smaller ones says more about timers and bursts.
