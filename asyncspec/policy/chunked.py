@@ -15,16 +15,20 @@ class Chunked(Policy, frozen=True):
     at once, so that what it rules out is pruned; still one tree per round.
     """
 
+    # Every segment's verdict counts at once and prunes.
     early: bool = False
-    # Nodes of a tree, levels, and children per node (FlowSpec: L_init, d_0, k).
+    # Nodes of a tree (FlowSpec: L_init).
     size: Positive = 80
+    # Levels of a tree (d_0).
     depth: Positive = 5
+    # Children per node (k).
     width: Positive = 10
     # Longest segment, the root not counted (FlowSpec: L_seg).
     segment: Positive = 16
     # Segments per tree, more where they would be too long; 0: one for each pipeline position.
     pieces: Count = 0
-    # An extension: the paper's stages compute one segment a turn.
+    # Segments that wait at a stage may share a pass. An extension: the paper's stages compute one
+    # segment a turn.
     coalesce: bool = False
 
     def max_tree_nodes(self, stages: int) -> int:

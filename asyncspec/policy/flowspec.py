@@ -21,21 +21,28 @@ class FlowSpec(Policy, frozen=True):
 
     # Score-based order of a tree's nodes; False is the paper's "w/o SBD" (level order).
     sbd: bool = True
+    # Nodes of a round's first tree.
     l_init: Positive = 80
+    # Nodes of a segment at most.
     l_seg: Positive = 16
+    # Children per node.
     k: Positive = 10
+    # Levels of a round's first tree.
     d_init: Positive = 5
-    # Context-aware expansion: nodes of the fresh tree and its levels.
+    # Context-aware expansion: nodes of the fresh tree.
     l_exp: Positive = 64
+    # Context-aware expansion: its levels.
     d_exp: Positive = 5
-    # Score-aware expansion: nodes to add and levels to go deeper.
+    # Score-aware expansion: nodes to add.
     l_deep: Positive = 48
+    # Score-aware expansion: levels to go deeper.
     d_deep: Positive = 1
     # Levels of a tree at most: deeper nodes are not worth their draft passes.
     d_most: Positive = 12
-    # An extension: the paper's stages compute one segment a turn.
+    # Segments that wait at a stage may share a pass. An extension: the paper's stages compute one
+    # segment a turn.
     coalesce: bool = True
-    # An extension.
+    # Draft below the prompt's last token, before the first token is known. An extension.
     speculate_during_prefill: bool = True
 
     @property

@@ -89,6 +89,7 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     rank: Annotated[int, Meta(ge=0, le=MAX_STAGES)]
     # Address this node listens on and the others reach it at.
     host: Annotated[str, Meta(min_length=1)]
+    # TCP port there.
     port: Port
     # Half-open range of target layers, verify stages only; left out everywhere: an even split.
     layers: tuple[int, int] | None = None
@@ -140,12 +141,15 @@ class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is
     done, and what is left of the time is waited for (docs/reference/testbed.md)."""
 
-    # A verify stage: a pass of up to ``plateau`` rows, and each row past it, in seconds.
+    # A verify stage: seconds a pass of up to ``plateau`` rows takes.
     seconds: NotNegative = 0.0
+    # Rows that cost no more than one.
     plateau: Positive = 16
+    # Seconds for each row past the plateau.
     row_seconds: NotNegative = 0.0
-    # What drafts: each level of a tree, and each call besides, in seconds.
+    # What drafts: seconds for each level of a tree.
     level_seconds: NotNegative = 0.0
+    # What drafts: seconds for each call besides.
     call_seconds: NotNegative = 0.0
 
 
@@ -172,8 +176,9 @@ class SecurityTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     # Certificate of the cluster's own authority: who it signed is a member.
     ca: str
-    # This node's certificate and its private key (PEM).
+    # This node's certificate (PEM).
     certificate: str
+    # Its private key (PEM).
     key: str
 
 
