@@ -7,14 +7,14 @@ from pathlib import Path
 from asyncspec.core.errors import UserError
 
 PLAIN = "plain"
-"""For targets that were not made for conversations: what was said, line by line."""
+"""For base models: the messages' texts, line by line."""
 
 _PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 
 def read_template(name: str | None) -> str | None:
-    """The Jinja text that ``name`` stands for: a file or ``PLAIN``; None is the tokenizer's own.
-    Raises ``UserError``."""
+    """The Jinja template ``name``: a file or ``PLAIN``; None: the tokenizer's own. Raises
+    ``UserError``."""
     if name is None or name == PLAIN:
         return name and _PLAIN
     try:

@@ -1,8 +1,7 @@
 """Mutual TLS 1.3 with the cluster's own authority, by the standard library alone.
 
-A certificate proves membership of the cluster, not a place in it: nodes move between addresses,
-so host names are not compared; whoever the cluster's authority did not sign is refused by both
-sides. The authority signs nothing else.
+A certificate proves membership in the cluster, not a host name: nodes move between addresses. Both
+sides refuse certificates of other authorities. The authority signs nothing else.
 """
 
 from __future__ import annotations

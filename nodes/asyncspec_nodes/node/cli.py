@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry(argv: Sequence[str] | None = None) -> NoReturn:
-    """The process: leaves without taking torch apart object by object, which takes seconds."""
+    """The process; skips torch's teardown at exit, which takes seconds."""
     if argv is None:  # one that was forked has what it was forked from
         reexec_with_huge_pages()
     code = main(argv)
-    with contextlib.suppress(OSError):  # a parent that is gone reads nothing
+    with contextlib.suppress(OSError):  # the parent may be gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

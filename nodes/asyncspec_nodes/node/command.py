@@ -1,7 +1,8 @@
-"""Which node of a cluster this process is, and where it listens.
+"""``asyncspec-node``: its arguments, the node they name, and the handling of its errors.
 
-Stages and the token source have their places in the cluster file. Draft nodes may have one (rank
-0), but need none: whoever has the file and, where there is one, a key of the cluster may draft.
+Stages and the token source are listed in the cluster file. Draft nodes need no table: any process
+with the file and, under [security], a certificate of the cluster may draft. Nothing that imports
+torch is imported before the thread settings are made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank
 
 
-class Place(Struct, frozen=True):
+class NodePlacement(Struct, frozen=True):
     """A node of a cluster, and its listening socket."""
 
     config: Config
@@ -37,13 +38,12 @@ class Place(Struct, frozen=True):
 
     @property
     def host(self) -> str:
-        """The address it listens on; as the cluster file says it, if it does."""
+        """The address it listens on, as in the cluster file where it is listed."""
         known = self.config.find(self.rank)
         return str(self.sock.getsockname()[0]) if known is None else known.host
 
 
 def add_arguments(parser: Parser) -> None:
-    """``--role``, ``--rank`` and what says where to listen."""
     add = parser.add_argument
     add("--role", required=True, choices=["draft", "verify", "source"])
     add(
@@ -67,19 +67,19 @@ def add_arguments(parser: Parser) -> None:
 
 
 def rank(arguments: argparse.Namespace) -> Rank:
-    """The rank that was asked for, of whatever sense that is."""
+    """The rank named by ``--role`` and ``--rank``, unchecked."""
     number = arguments.rank
     fine = arguments.role == "draft" and 0 <= number < MAX_DRAFTS
     return draft_rank(number) if fine else Rank(number)
 
 
-def take(arguments: argparse.Namespace, config: Config) -> Place:
+def place_node(arguments: argparse.Namespace, config: Config) -> NodePlacement:
     """Listen where this node has to. Raises ``UserError``."""
     if arguments.role == "draft":
         config = _draft(arguments, config)
     else:
         _check_listed(arguments, config)
-    return Place(config, rank(arguments), _sock(arguments, config))
+    return NodePlacement(config, rank(arguments), _sock(arguments, config))
 
 
 def _sock(arguments: argparse.Namespace, config: Config) -> socket.socket:
@@ -94,7 +94,7 @@ def _sock(arguments: argparse.Namespace, config: Config) -> socket.socket:
 
 
 def _draft(arguments: argparse.Namespace, config: Config) -> Config:
-    """What a draft node makes of the cluster file."""
+    """The cluster configuration as this draft node uses it."""
     number = arguments.rank
     if not 0 <= number < MAX_DRAFTS:
         raise UserError(f"--rank is {number}; draft nodes are 0 to {MAX_DRAFTS - 1}")
@@ -113,7 +113,7 @@ def _draft(arguments: argparse.Namespace, config: Config) -> Config:
 
 
 def _check_listed(arguments: argparse.Namespace, config: Config) -> None:
-    """Stages and the token source have their place in the cluster file."""
+    """Raises ``UserError`` for a stage or token source that the cluster file does not list."""
     number, role = arguments.rank, arguments.role
     for name in ("listen", "source"):
         if getattr(arguments, name) is not None:
@@ -124,10 +124,6 @@ def _check_listed(arguments: argparse.Namespace, config: Config) -> None:
     fits = role_of(number, config.stages)
     if role != fits:
         raise UserError(f"rank {number} is not a {role} node; use --role {fits}")
-
-
-# --- ``asyncspec-node``: its arguments, and what becomes of its errors.
-# Law of this file: nothing that imports torch is imported before the thread settings are made.
 
 
 def build_parser() -> Parser:
@@ -180,14 +176,14 @@ def run(argv: Sequence[str] | None) -> int:
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     numbers.THREADS.check("--threads", arguments.threads)
-    at = take(arguments, load(arguments.config))
+    placement = place_node(arguments, load(arguments.config))
     http = None if arguments.http is None else _http(arguments, arguments.role)
-    resources.set_threads(at.config, at.rank, at.host, arguments.threads)
+    resources.set_threads(placement.config, placement.rank, placement.host, arguments.threads)
     from asyncspec.actor import loop
     from asyncspec_nodes.node.process import serve
 
-    supervised = arguments.supervised
-    loop.run(serve(at.config, at.rank, at.sock, reporter, supervised=supervised, http=http))
+    config, rank, sock = placement.config, placement.rank, placement.sock
+    loop.run(serve(config, rank, sock, reporter, supervised=arguments.supervised, http=http))
 
 
 def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:

@@ -1,4 +1,4 @@
-"""A node's listening socket: bound before anything is loaded, so a taken port is known at once."""
+"""Listening sockets, bound before anything is loaded so that a taken port fails at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _advice(error: OSError, whose: str) -> str:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """The socket a parent process listens on for us. Raises ``UserError``."""
+    """The inherited listening socket ``descriptor``. Raises ``UserError``."""
     try:
         sock = socket.socket(fileno=descriptor)
         sock.getsockname()

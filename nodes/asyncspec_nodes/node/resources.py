@@ -49,7 +49,7 @@ def _stages_here(config: Config, rank: int) -> int:
     return sum(node is not None and other.host == node.host for other in config.node if other.rank)
 
 
-# --- How many of its machine's cores a node's products may use.
+# --- Threads
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")

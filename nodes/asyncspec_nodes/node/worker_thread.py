@@ -1,4 +1,4 @@
-"""Work beside the event loop: on one thread, one piece after another, in order."""
+"""A worker thread beside the event loop; work runs in order."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ class WorkerThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        # The thread begins with the first piece of work.
+        # The thread starts with the first work.
         self._pool = ThreadPoolExecutor(1, name)
 
     def submit(
         self, work: Callable[[], R], done: Callable[[R], None], failed: Callable[[], None]
     ) -> None:
-        """See ``Aside``."""
         future = self._loop.run_in_executor(self._pool, work)
         future.add_done_callback(partial(self._back, done, failed))
 

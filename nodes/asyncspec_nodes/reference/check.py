@@ -15,11 +15,11 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_protocol.messages import Submit
 
 CHECK_SECONDS = 3600.0
-"""A check that takes longer is given up."""
+"""Time-out of a check."""
 
 
 class Question(Struct, frozen=True):
-    """A request and the tokens the cluster gave."""
+    """A request and the cluster's tokens."""
 
     submit: Submit
     token_ids: tuple[int, ...]
@@ -33,17 +33,17 @@ class Task(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """What came of one question."""
+    """Result of one question."""
 
     equal: bool
-    # Tokens of the sequential decoder, and how many of them agree before the first difference.
+    # Length of the longer answer, and tokens before the first difference.
     tokens: int
     same: int
     sentence: str
 
 
 def compare(given: Sequence[int], reference: Sequence[int]) -> Comparison:
-    """Where an answer leaves the sequential decoder's, if it does."""
+    """Compare an answer's tokens with the sequential decoder's."""
     longest = max(len(given), len(reference))
     same = next(
         (i for i, (a, b) in enumerate(zip(given, reference, strict=False)) if a != b),
@@ -85,7 +85,7 @@ async def _answer(process: asyncio.subprocess.Process, task: Task) -> list[Compa
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    # Its stdin stays open: the end of it is the end of this process, and the child stops.
+    # Stdin stays open: its end tells the child that this process has ended.
     process.stdin.write(msgspec.json.encode(task) + b"\n")
     output, errors = await asyncio.gather(process.stdout.read(), process.stderr.read())
     process.stdin.close()

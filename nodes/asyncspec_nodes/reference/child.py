@@ -23,16 +23,16 @@ from asyncspec_nodes.serving.text import answer_text
 def main() -> NoReturn:
     """Read a ``Task``, write its ``Comparison``s."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
-    # As many as each of the cluster's nodes had: another number of them may round differently.
+    # The nodes' number of threads: another number may round differently.
     resources.set_local_threads(task.config)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
     sys.stdout.flush()
-    os._exit(0)  # a thread still reads stdin, and torch takes seconds to take apart
+    os._exit(0)  # a thread still reads stdin; skips torch's slow teardown
 
 
 def _end_with_parent() -> None:
-    """The parent keeps our stdin open for as long as it wants an answer."""
+    """Exit when the parent closes our stdin."""
     sys.stdin.buffer.read()
     os._exit(1)
 

@@ -9,8 +9,6 @@ from msgspec import Struct
 
 
 class Message(Struct, frozen=True):
-    """One message, as chat templates want it."""
-
     role: str
     content: str
 

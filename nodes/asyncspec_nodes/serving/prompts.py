@@ -1,7 +1,5 @@
-"""Prompts become tokens: short ones at once, long ones on a thread.
-
-Law of this file: what a client asks for comes out in the order in which it went in, and the event
-loop reads no prompt that is longer than ``SHORT``.
+"""Tokenizes prompts: short ones on the event loop, long ones on a worker thread, each client's in
+order.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ from asyncspec_nodes.serving.requests import Encoder, Refusal, ServingConfig, pr
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 SHORT = 1024
-"""Characters of a prompt that is read on the event loop, in less than a millisecond (measured with
-the bundled tokenizer: .06 ms, and .8 us a character). For a million of them no verdict and no prune
-would get through for a second."""
+"""Characters of a prompt that is tokenized on the event loop, in less than a millisecond (measured
+with the bundled tokenizer: .06 ms and .8 us a character). A million would block it for a second."""
 
 T = TypeVar("T")
 
@@ -25,24 +22,24 @@ FAILED = Refusal("the draft node has made a mistake while it read the prompt", "
 
 
 class WorkQueue(Protocol):
-    """Where work is done that would hold up everything else."""
+    """Runs work that would block the event loop."""
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[], None]
     ) -> None:
-        """Do ``work``, later; ``done`` or ``failed`` is called on the event loop. What it raises is
-        our own mistake, and reported."""
+        """Run ``work`` on another thread, then ``done`` or ``failed`` on the event loop. An
+        exception is a bug and is reported."""
 
 
 class ResponseSink(Protocol):
-    """Where answers go: a link. One that is gone swallows what it is sent."""
+    """Receives a request's answer; ignores messages once its link is gone."""
 
     def send(self, message: Output | Finished, /) -> object:
         """Queue a message."""
 
 
 class PendingRequest(NamedTuple):
-    """A request on its way, under the draft node's own number."""
+    """A request under the draft node's own number."""
 
     number: int
     client: ResponseSink
@@ -50,8 +47,8 @@ class PendingRequest(NamedTuple):
 
 
 class PromptReader:
-    """The requests of all clients until they are understood. ``then`` is told of each, unless it is
-    dropped before, on the event loop."""
+    """Tokenizes the requests of all clients. ``then`` is called on the event loop with each result,
+    unless the request is dropped before."""
 
     def __init__(
         self,
@@ -61,39 +58,39 @@ class PromptReader:
         then: Callable[[PendingRequest, Request | Refusal], None],
     ) -> None:
         self._rules = rules
-        # One for the event loop and one for the thread.
+        # For the event loop and for the thread.
         self._here, self._there = _LastPrompt(encoder), _LastPrompt(encoder)
         self._aside = aside
         self._then = then
-        # Given to the thread and not yet told of, by number.
-        self._away: dict[int, PendingRequest] = {}
+        # In work on the thread, by number.
+        self._in_work: dict[int, PendingRequest] = {}
 
     def __len__(self) -> int:
-        return len(self._away)
+        return len(self._in_work)
 
     def numbers(self, client: ResponseSink) -> dict[int, int]:
-        """A client's requests that are being read: its own number to ours."""
-        mine = (asked for asked in self._away.values() if asked.client is client)
+        """A client's requests in work: its number to ours."""
+        mine = (asked for asked in self._in_work.values() if asked.client is client)
         return {asked.submit.request: asked.number for asked in mine}
 
     def read(self, asked: PendingRequest) -> None:
-        """Understand a request; its number is new."""
+        """Tokenize a request with a new number."""
         if _length(asked.submit) <= SHORT and not self.numbers(asked.client):
             self._then(asked, self._prepare(asked, self._here))
             return
         number = asked.number
-        self._away[number] = asked
+        self._in_work[number] = asked
         done, failed = partial(self._done, number), partial(self._done, number, FAILED)
-        # By its number alone: a long prompt that is dropped takes no memory until its turn comes.
+        # By number, so that a dropped prompt is freed at once.
         self._aside.submit(partial(self._work, number), done, failed)
 
     def drop(self, number: int) -> PendingRequest | None:
-        """Nobody wants it any more; None where it was not, or is not any more, being read."""
-        return self._away.pop(number, None)
+        """Cancel a request; None where it is not in work."""
+        return self._in_work.pop(number, None)
 
     def _work(self, number: int) -> Request | Refusal | None:
-        """On the thread. None: it was dropped before its turn has come."""
-        asked = self._away.get(number)
+        """On the thread. None: the request was dropped."""
+        asked = self._in_work.get(number)
         return asked and self._prepare(asked, self._there)
 
     def _prepare(self, asked: PendingRequest, last: _LastPrompt) -> Request | Refusal:
@@ -107,13 +104,12 @@ class PromptReader:
 
 
 def _length(submit: Submit) -> int:
-    """Characters to be read. A prompt that comes as tokens has none."""
+    """Characters to tokenize; 0 for a prompt of token ids."""
     return 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
 
 
 class _LastPrompt:
-    """An ``Encoder`` that reads a prompt once for all of its answers, which are asked for one after
-    another by the same tenant."""
+    """An ``Encoder`` that caches one prompt, as its ``n`` answers are requested in a row."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encode = lru_cache(maxsize=1)(encoder.encode)
@@ -121,8 +117,8 @@ class _LastPrompt:
         self._tenant = ""
 
     def of(self, tenant: str) -> _LastPrompt:
-        """The encoder for a tenant's prompt: it has forgotten other tenants' ones, as how fast one
-        is read would tell of them."""
+        """The encoder for a tenant's prompt, without other tenants' cached ones: the time to
+        tokenize would reveal them."""
         if tenant != self._tenant:
             self.encode.cache_clear()
             self.render.cache_clear()

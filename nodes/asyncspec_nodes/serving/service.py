@@ -1,4 +1,7 @@
-"""What the target said in the place of each token of an answer, as its client is told. Pure."""
+"""The draft node's text service: clients' requests in, text out. Pure.
+
+A refused request's ``Finished`` has empty stats; clients distinguish it so from a failed one.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 
 UNKNOWN = -9999.0
-"""In the OpenAI interface: too unlikely to have a log-probability."""
+"""The OpenAI API's log-probability of tokens too unlikely to have one."""
 
 
 class Speller(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer for log-probabilities."""
 
     def spell(self, token: int) -> bytes:
-        """The bytes a token means; of a special one its name."""
+        """A token's bytes; the name of a special token."""
 
 
 def output(
@@ -36,29 +39,24 @@ def output(
     tops: int,
     speller: Speller,
 ) -> Output:
-    """New tokens for a client, with their log-probabilities where ``outputs`` has them, and with
-    the ``tops`` likeliest in the place of each (fewer only where the vocabulary ends)."""
+    """An ``Output`` with log-probabilities where ``outputs`` has them: of each token and of the
+    ``tops`` most likely at its position."""
     if not outputs:
         return Output(request, tokens, text)
-    likely = tuple(t for said in outputs for t in said.top_tokens[:tops])
+    top_tokens = tuple(t for one in outputs for t in one.top_tokens[:tops])
     return Output(
         request,
         tokens,
         text,
-        tuple(_shown(said.log_prob_of(token)) for said, token in zip(outputs, tokens, strict=True)),
-        likely,
-        tuple(_shown(p) for said in outputs for p in said.top_log_probs[:tops]),
-        tuple(map(speller.spell, (*tokens, *likely))),
+        tuple(_finite(one.log_prob_of(token)) for one, token in zip(outputs, tokens, strict=True)),
+        top_tokens,
+        tuple(_finite(p) for one in outputs for p in one.top_log_probs[:tops]),
+        tuple(map(speller.spell, (*tokens, *top_tokens))),
     )
 
 
-def _shown(log_prob: float | None) -> float:
+def _finite(log_prob: float | None) -> float:
     return UNKNOWN if log_prob is None else max(UNKNOWN, log_prob)
-
-
-# --- The draft node's text service: clients' requests in, text out.
-# Law of this file: a refused request has cost nothing, so its ``Finished`` has empty stats; that
-# is how a client knows that the request itself is to be changed.
 
 
 class TextCodec(Codec, Encoder, Speller, Protocol):
@@ -66,45 +64,45 @@ class TextCodec(Codec, Encoder, Speller, Protocol):
 
 
 class _Answer:
-    """A request that is being worked on."""
+    """A running request."""
 
     def __init__(
         self, client: ResponseSink, submit: Submit, prompt: Sequence[int], codec: Codec
     ) -> None:
         self.client = client
-        # The number the client gave it.
+        # The client's request number.
         self.number = submit.request
         self.text = answer_text(codec, submit, prompt)
         self.tops = submit.top_logprobs
-        # Tokens the client was given, and whether a stop string has ended them.
+        # Tokens sent, and whether a stop string has ended the answer.
         self.tokens = 0
         self.stopped = False
 
 
 class TextService:
-    """Requests of all clients of one draft node. ``feed`` takes inputs of its machine, ``aside``
-    reads long prompts."""
+    """Requests of all clients of one draft node. ``feed`` takes inputs of its machine;
+    ``work_queue`` tokenizes long prompts."""
 
     def __init__(
         self,
         codec: TextCodec,
         rules: ServingConfig,
         feed: Callable[[Submitted | Cancelled | Stopped], None],
-        aside: WorkQueue,
+        work_queue: WorkQueue,
         *,
         most: int,
     ) -> None:
         self._codec = codec
         self._feed = feed
-        self._reading = PromptReader(rules, codec, aside, self._read)
-        # Requests at a time, those that wait included.
+        self._reading = PromptReader(rules, codec, work_queue, self._read)
+        # Requests at a time, waiting ones included.
         self._most = most
         self._secret = secrets.token_bytes(32)
         self._next = 0
         self._answers: dict[int, _Answer] = {}
 
     def client(self, client: ResponseSink, message: Submit | Cancel) -> None:
-        """A client asks for something. Raises ``RemoteProtocolError`` for a number in use."""
+        """Handle a client's message. Raises ``RemoteProtocolError`` for a number in use."""
         running = self._numbers(client)
         if isinstance(message, Cancel):
             if message.request in running:
@@ -120,15 +118,15 @@ class TextService:
             self._reading.read(PendingRequest(self._next, client, submit))
 
     def client_gone(self, client: ResponseSink) -> None:
-        """Nobody reads these answers any more."""
+        """Cancel the requests of a client that has disconnected."""
         for number in self._numbers(client).values():
             self._cancel(number)
 
     def emit(self, effect: Emit) -> str:
-        """Certain tokens for a user; the text they make."""
+        """Send committed tokens to their client; returns their text."""
         answer = self._answers[effect.request]
         if answer.stopped:
-            return ""  # the machine was at work on what follows before it could be told
+            return ""  # emitted before the machine processed ``Stopped``
         piece = answer.text.push(effect.tokens)
         answer.tokens += piece.tokens
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
@@ -141,14 +139,14 @@ class TextService:
         return piece.text
 
     def finish(self, effect: Finish) -> str:
-        """The end of a request; the text that was held back."""
+        """End a request; returns the text that was held back."""
         answer = self._answers.pop(effect.request)
         reason, rest = effect.reason, ""
         if not answer.stopped:
             piece = answer.text.finish()
             answer.stopped, rest = piece.stopped, piece.text
         if answer.stopped:
-            reason = "stop"  # whatever end the machine saw before it could be told
+            reason = "stop"  # the machine may have ended it otherwise before ``Stopped``
         if rest:
             answer.client.send(Output(answer.number, (), rest))
         detail, code = ("", "") if answer.stopped else (effect.detail, effect.code)
@@ -156,7 +154,6 @@ class TextService:
         return rest
 
     def _read(self, asked: PendingRequest, found: Request | Refusal) -> None:
-        """A prompt has become tokens, or not."""
         client, submit = asked.client, asked.submit
         if isinstance(found, Refusal):
             client.send(Finished(submit.request, "error", found.text, {}, found.code))
@@ -172,13 +169,12 @@ class TextService:
             asked.client.send(Finished(asked.submit.request, "cancelled", "", {}))
 
     def _blinded(self, tenant: str) -> str:
-        """A tenant's name in this process: a recorded trace has it, and it is no name that a client
-        could ask under."""
+        """A tenant's name inside this process. Traces contain it, and no client can use it."""
         if not tenant:
             return ""
         return hashlib.blake2b(tenant.encode(), key=self._secret, digest_size=16).hexdigest()
 
     def _numbers(self, client: ResponseSink) -> dict[int, int]:
-        """A client's running requests: its own number to ours."""
+        """A client's running requests: its number to ours."""
         running = {a.number: n for n, a in self._answers.items() if a.client is client}
         return running | self._reading.numbers(client)

@@ -33,7 +33,7 @@ MAX_STEPS = 1_000_000_000
 
 
 class Setting(Struct, frozen=True):
-    """One cluster and one load; what is left to choose is the policy."""
+    """One cluster and one load, without a policy."""
 
     language: Language
     cost: ClusterCost = ClusterCost()
@@ -53,7 +53,7 @@ class Setting(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What a policy made of a setting; texts have been checked, unless the policy is lossy."""
+    """Result of one policy; texts have been checked, unless the policy is lossy."""
 
     policy: str
     # By request, as docs/reference/metrics.md defines them.
@@ -72,11 +72,11 @@ class Outcome(Struct, frozen=True):
 
 
 class WrongText(AsyncSpecError):
-    """A simulated run has not given the target's text, or has not ended: a bug of ours."""
+    """A simulated run did not produce the target's text, or did not end: a bug."""
 
 
 Progress = Callable[[int, float], None]
-"""Told of new tokens so far, over all requests, and of the virtual time."""
+"""Called with the new tokens so far, over all requests, and the virtual time."""
 
 
 def simulate(
@@ -177,7 +177,7 @@ def stage_actor(setting: Setting, rank: Rank) -> Actor:
 
 
 def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
-    """Listens to a simulated node from now on; forgets nothing."""
+    """Records a simulated node's events without bound."""
     role = role_of(rank, stages)
     config = settings(actor.machine.config)  # type: ignore[attr-defined]
     node = Node(rank, world.now, world.now, role, stages, config=config, whole=True)
@@ -242,7 +242,7 @@ def _same(pair: tuple[int, int]) -> bool:
 
 
 def _busy(actor: Actor, until: float) -> float:
-    """Share of the time; a draft that nobody waits for may still run at the end."""
+    """Busy share of the time; excludes a draft that runs past the end."""
     over = max(0.0, actor.busy_until - until)
     return (actor.busy_seconds - over) / until if until else 0.0
 

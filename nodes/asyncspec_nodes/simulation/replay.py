@@ -1,6 +1,6 @@
-"""Replays a recording through the pure machines: same inputs, same effects.
+"""Replays a recording through the role machines and compares their effects.
 
-Handles of tensors are not in a recording; a number stands for each. Machines only pass them on.
+Tensor handles are not recorded; numbers replace them, as machines only pass them on.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Difference(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """What a replay of one node found. It ends at the first difference: what comes after is its
-    consequence."""
+    """Result of one node's replay, which ends at the first difference."""
 
     rank: int
     steps: int
@@ -53,7 +52,7 @@ AnyMachine = DraftMachine | VerifyMachine | SourceMachine
 
 
 def settings(config: DraftConfig | VerifyConfig | SourceConfig) -> Settings:
-    """A machine's settings as plain values; policies are known by name."""
+    """A machine's configuration as plain values, without the policies."""
     fields = {name: getattr(config, name) for name in config.__struct_fields__}
     return {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
 
@@ -114,7 +113,7 @@ class _Player:
     def __init__(self, played: AnyMachine) -> None:
         self._machine: Any = played
         self._state: Any = played.initial()
-        # Jobs the machine has issued, by number.
+        # Jobs in progress, by number.
         self._jobs: dict[int, Job] = {}
         self._issued = 0
         self._handles = 0
@@ -189,7 +188,7 @@ class _Player:
 
 
 def _comparable(effect: records.Effect) -> records.Effect:
-    """Without what the reader of effects has added: bytes."""
+    """Without byte counts, which the runtime adds."""
     match effect:
         case records.Sent() | records.Reported():
             return msgspec.structs.replace(effect, nbytes=0)
