@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.eagle.source import HFEagle
+from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.hf.wire import select
 from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
 from asyncspec.sim.costs import Costs
@@ -19,7 +19,7 @@ from backend.hf_cluster import HFCluster, Loaded
 class Watched:
     """An EAGLE source that remembers what it was fed, by session."""
 
-    def __init__(self, eagle: HFEagle) -> None:
+    def __init__(self, eagle: EagleSource) -> None:
         self.eagle = eagle
         self.fed: dict[SessionId, list[torch.Tensor]] = {}
 
@@ -40,7 +40,7 @@ class Watched:
 class EagleCluster(HFCluster):
     """As ``HFCluster``, with an EAGLE head that is watched."""
 
-    def __init__(self, costs: Costs, loaded: Loaded, eagle: HFEagle, **options: Any) -> None:
+    def __init__(self, costs: Costs, loaded: Loaded, eagle: EagleSource, **options: Any) -> None:
         self.watched = Watched(eagle)
         wanted = eagle.features.wanted
         source = Source(self.watched.run, eagle.abandon, features=wanted, tensors=self.watched)

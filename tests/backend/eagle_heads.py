@@ -117,7 +117,7 @@ def eagle3(
     seed: int = 0,
 ) -> State:
     """EAGLE-3. ``proposes``: the target's ids of its draft vocabulary; ``reads``: width of a
-    tapped hidden state."""
+    capture_hidden_states hidden state."""
     sizes = sizes or Sizes()
     dice = Dice(seed)
     state = {"fc.weight": dice.matrix(sizes.hidden, 3 * reads)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor
@@ -30,7 +30,7 @@ class Loaded:
         self.quantize = quantize
         self._made: dict[tuple[int, int], HFStage] = {}
         # What the first stage that is read finds, all go by.
-        self._recipe: Recipe | None = None
+        self._recipe: KernelSettings | None = None
 
     def stage(self, first: int, end: int) -> HFStage:
         if (first, end) not in self._made:
@@ -38,11 +38,11 @@ class Loaded:
                 self.checkpoint,
                 first,
                 end,
-                recipe=self._recipe,
+                settings=self._recipe,
                 dtype=self.dtype,
                 quantize=self.quantize,
             )
-            self._made[first, end], self._recipe = stage, stage.recipe
+            self._made[first, end], self._recipe = stage, stage.settings
         return self._made[first, end]
 
     def cut(self, stages: int) -> list[HFStage]:

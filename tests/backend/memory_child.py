@@ -76,7 +76,7 @@ def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
     """A chunk of 64 rows at the end of ``start`` committed tokens."""
     rows = tuple(Row(i, i, tuple(range(start, i + 1))) for i in range(start, start + 64))
     hidden = torch.zeros(64, stage.shard.info.hidden_size, dtype=stage.shard.dtype)
-    embeds = stage.shard.embeds
+    embeds = stage.shard.has_embedding
     return Forward(
         session,
         SegmentId(start),
@@ -84,7 +84,7 @@ def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
         rows,
         tokens=(1,) * 64 if embeds else (),
         hidden=None if embeds else TensorRows(hidden, tuple(range(64))),
-        sampled_rows=(63,) if stage.shard.judges else (),
+        sampled_rows=(63,) if stage.shard.has_head else (),
     )
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from asyncspec.backend.hf.attention import Asked, Tree
+from asyncspec.backend.hf.attention import AttentionParams, TreeMask
 
 
-class Mixing(Tree):
+class Mixing(TreeMask):
     """Attention that is none, but shows a change in anything it is given."""
 
-    def mix(
-        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    def compute(
+        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         groups = query.shape[0] // key.shape[0]
-        weight = asked.scaling + (asked.layer + 1) / 8
-        weight += (asked.window or 0) / 256 + (asked.softcap or 0) / 512
+        weight = params.scaling + (params.layer + 1) / 8
+        weight += (params.window or 0) / 256 + (params.softcap or 0) / 512
         mixed = query * weight + (key + value.cumsum(1)).repeat_interleave(groups, 0)
         return mixed.transpose(0, 1)

@@ -16,7 +16,7 @@ import torch
 
 from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from backend.conformance import Walk, sequential
 
@@ -26,7 +26,7 @@ def cut(
     stages: int,
     dtype: str = "float32",
     mode: Mode = "exact",
-    recipe: Recipe | None = None,
+    settings: KernelSettings | None = None,
     quantize: Quantize = "none",
 ) -> list[HFStage]:
     """A whole model in ``stages`` stages of about the same depth."""
@@ -34,7 +34,7 @@ def cut(
     edges = [layers * i // stages for i in range(stages + 1)]
     return [
         load_stage(
-            checkpoint, first, last, dtype=dtype, mode=mode, recipe=recipe, quantize=quantize
+            checkpoint, first, last, dtype=dtype, mode=mode, settings=settings, quantize=quantize
         )
         for first, last in pairwise(edges)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncspec.backend.hf.attention import Asked, TreeAttention
+from asyncspec.backend.hf.attention import AttentionParams, TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.draft_trie import Trie
@@ -53,10 +53,10 @@ def _abandon_in_layer(stage: HFStage, last: int, monkeypatch: pytest.MonkeyPatch
     layers: list[int] = []
     attend = TreeAttention.attend
 
-    def watched(self: TreeAttention, asked: Asked, *rest: torch.Tensor) -> torch.Tensor:
-        out = attend(self, asked, *rest)  # type: ignore[arg-type]
-        layers.append(asked.layer)
-        if asked.layer == last:
+    def watched(self: TreeAttention, params: AttentionParams, *rest: torch.Tensor) -> torch.Tensor:
+        out = attend(self, params, *rest)  # type: ignore[arg-type]
+        layers.append(params.layer)
+        if params.layer == last:
             stop = self.stop
             self.stop = lambda: True
             assert not stop()
@@ -94,7 +94,7 @@ def test_a_tree_stops_growing(tiny: Callable[..., Path], monkeypatch: pytest.Mon
             draft.abandon(job)
         return add_child(self, wanted)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trie, "hang", watched)
+    monkeypatch.setattr(Trie, "add_child", watched)
     short = draft.run(job)
     monkeypatch.undo()
     whole = other.run(job)

@@ -11,7 +11,7 @@ import torch
 
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.probing import fewest_of_all_kinds, kind_of
+from asyncspec.backend.hf.probing import layer_kind, layers_with_all_kinds
 from backend.probe import cut
 from backend.tiny import LAYERS
 
@@ -39,7 +39,7 @@ def test_kinds_of_layers_are_told_apart(family: str, fewest: int, tiny: MakeTiny
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny(family))
-    assert fewest_of_all_kinds(model.model.layers) == fewest
+    assert layers_with_all_kinds(model.model.layers) == fewest
 
 
 def test_shapes_types_and_settings_make_kinds() -> None:
@@ -51,8 +51,8 @@ def test_shapes_types_and_settings_make_kinds() -> None:
         torch.nn.LayerNorm(4),
         torch.nn.LayerNorm(4, eps=1e-3),
     ]
-    assert len({kind_of(torch.nn.Sequential(part)) for part in parts}) == len(parts)
-    assert fewest_of_all_kinds([parts[0], torch.nn.Linear(4, 4), parts[1], parts[0]]) == 3
+    assert len({layer_kind(torch.nn.Sequential(part)) for part in parts}) == len(parts)
+    assert layers_with_all_kinds([parts[0], torch.nn.Linear(4, 4), parts[1], parts[0]]) == 3
 
 
 def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
@@ -60,13 +60,13 @@ def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int
     from asyncspec.backend.hf.exact_attention import ExactAttention
 
     seen: dict[int, set[int]] = {}
-    mix = ExactAttention.mix
+    mix = ExactAttention.compute
 
     def watched(self: Any, asked: Any, *rows: torch.Tensor) -> torch.Tensor:
         seen.setdefault(id(self.cache), set()).add(asked.layer)
         return mix(self, asked, *rows)
 
-    monkeypatch.setattr(ExactAttention, "mix", watched)
+    monkeypatch.setattr(ExactAttention, "compute", watched)
     (stage,) = cut(open_checkpoint(tiny("gemma3")), 1)
     assert stage.guarantee == "bitwise"
     assert len(stage.shard.model.model.layers) == LAYERS
@@ -80,5 +80,5 @@ def test_a_stage_is_tried_with_few_of_its_layers(
 
 
 def test_but_with_all_kinds_of_them(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_FEWEST", 1)
+    monkeypatch.setattr(shards, "_MIN_PROBE_LAYERS", 1)
     assert seen_layers(tiny, monkeypatch) == [2]

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import exact_attention
-from asyncspec.backend.hf.cache import Shape
-from asyncspec.backend.hf.exact_attention import strips_of
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Strips
-from asyncspec.backend.hf.kernels.cpu.half_precision import dots
+from asyncspec.backend.hf import self_test
+from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, RowTiles
+from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.self_test import row_tiles_of
 from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch
@@ -26,22 +26,22 @@ GROUPS = 3
 
 @given(st.integers(1, 24), st.integers(0, 4), st.integers(1, 200))
 def test_parts_are_whole_strips_of_all_rows(multiple: int, times: int, rows: int) -> None:
-    strips = Strips(multiple, multiple * times or None)
-    whole = strips.padded(rows)
-    assert rows <= whole < rows + strips.multiple
-    parts = strips.parts(whole)
+    row_tiles = RowTiles(multiple, multiple * times or None)
+    whole = row_tiles.padded(rows)
+    assert rows <= whole < rows + row_tiles.multiple
+    parts = row_tiles.parts(whole)
     assert [row for start, count in parts for row in range(start, start + count)] == [*range(whole)]
-    assert all(not count % strips.multiple for _, count in parts)
-    assert all(count <= (strips.most or whole) for _, count in parts)
-    assert strips.one_product(whole) == (len(parts) == 1)
+    assert all(not count % row_tiles.multiple for _, count in parts)
+    assert all(count <= (row_tiles.most or whole) for _, count in parts)
+    assert row_tiles.one_product(whole) == (len(parts) == 1)
 
 
 @cache
-def found(width: int, dtype: torch.dtype) -> tuple[Shape, Strips]:
-    shape = Shape(1, 2, width, dtype, exact=True)
-    strips = strips_of(shape, GROUPS)
-    assert strips is not None
-    return shape, strips
+def found(width: int, dtype: torch.dtype) -> tuple[CacheShape, RowTiles]:
+    shape = CacheShape(1, 2, width, dtype, exact=True)
+    row_tiles = row_tiles_of(shape, GROUPS)
+    assert row_tiles is not None
+    return shape, row_tiles
 
 
 @given(
@@ -54,14 +54,17 @@ def found(width: int, dtype: torch.dtype) -> tuple[Shape, Strips]:
 def test_a_row_has_the_same_bits_anywhere(
     width: int, dtype: torch.dtype, rows: int, place: int, blocks: int
 ) -> None:
-    shape, strips = found(width, dtype)
-    heads, few = shape.kv_heads, strips.padded(1)
-    many = max(count for _, count in strips.parts(strips.padded(rows)))
+    shape, row_tiles = found(width, dtype)
+    heads, few = shape.kv_heads, row_tiles.padded(1)
+    many = max(count for _, count in row_tiles.parts(row_tiles.padded(rows)))
     place %= many
     keys = noise(heads, blocks * BLOCK, width).to(dtype)
     query = noise(heads, many, width, seed=1).to(dtype)
     alone = query[:, place : place + 1].expand(-1, few, -1).contiguous()
-    assert torch.equal(dots(query, keys)[:, place, :BLOCK], dots(alone, keys[:, :BLOCK])[:, 0])
+    assert torch.equal(
+        query_key_products(query, keys)[:, place, :BLOCK],
+        query_key_products(alone, keys[:, :BLOCK])[:, 0],
+    )
     values, weights = noise(heads, BLOCK, shape.value_width, seed=2), noise(heads, many, BLOCK)
     start = noise(heads, many, shape.value_width, seed=3)
     want, by = (x[:, place : place + 1].expand(-1, few, -1).contiguous() for x in (start, weights))
@@ -82,10 +85,10 @@ def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch
         return out
 
     monkeypatch.setattr(torch, "baddbmm", odd)
-    shape = Shape(1, 2, 32, torch.float32, exact=True)
-    assert strips_of(shape, GROUPS) == Strips(6, 48)
-    monkeypatch.setattr(exact_attention, "_KNOWN", (Strips(), Strips(16)))
-    assert strips_of(shape, GROUPS) is None
+    shape = CacheShape(1, 2, 32, torch.float32, exact=True)
+    assert row_tiles_of(shape, GROUPS) == RowTiles(6, 48)
+    monkeypatch.setattr(self_test, "_KNOWN_TILES", (RowTiles(), RowTiles(16)))
+    assert row_tiles_of(shape, GROUPS) is None
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (4, 2), (6, 2), (16, 1)])

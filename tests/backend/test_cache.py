@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.cache import Shape, TreeCache
+from asyncspec.backend.hf.cache import CacheShape, TreeCache
 from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
 
 pytestmark = pytest.mark.torch
 
 
-def small(exact: bool) -> Shape:
-    return Shape(layers=3, kv_heads=2, head_dim=4, dtype=torch.bfloat16, exact=exact)
+def small(exact: bool) -> CacheShape:
+    return CacheShape(layers=3, kv_heads=2, head_dim=4, dtype=torch.bfloat16, exact=exact)
 
 
 @given(
@@ -62,7 +62,7 @@ def test_a_cache_that_grows_as_it_is_needed_holds_what_is_said_of_a_slot() -> No
     for slots in range(1, 6000, 7):
         cache.reserve(slots)
         held = cache.bytes_held
-        assert slots < 512 or held <= (slots + BLOCK) * cache.shape.held_bytes()
+        assert slots < 512 or held <= (slots + BLOCK) * cache.shape.max_slot_bytes()
     assert held > 1.2 * slots * cache.shape.slot_bytes()
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import HFDraft, load_draft
+from asyncspec.backend.hf.draft_model import DraftModel, load_draft
 from asyncspec.core.jobs import Release
 from asyncspec.source.expand import PathGrower, Proposal, Shape, beam
 from asyncspec_protocol.ids import SessionId, Version
@@ -25,7 +25,7 @@ PROMPT = tuple(Random(0).randrange(VOCAB) for _ in range(100))
 
 
 def ask(
-    draft: HFDraft,
+    draft: DraftModel,
     base: int,
     committed: Sequence[int],
     depth: int = 4,
@@ -40,7 +40,7 @@ def ask(
 
 
 @pytest.fixture
-def draft(tiny: Callable[..., Path]) -> HFDraft:
+def draft(tiny: Callable[..., Path]) -> DraftModel:
     return load_draft(open_checkpoint(tiny("llama")))
 
 
@@ -70,7 +70,7 @@ def paths(parents: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def test_the_tree_is_that_of_the_plain_model(draft: HFDraft, tiny: Callable[..., Path]) -> None:
+def test_the_tree_is_that_of_the_plain_model(draft: DraftModel, tiny: Callable[..., Path]) -> None:
     plain = Plain(tiny("llama"))
     random = Random(1)
     text = list(PROMPT)
@@ -88,7 +88,7 @@ def test_the_tree_is_that_of_the_plain_model(draft: HFDraft, tiny: Callable[...,
         text += [random.randrange(VOCAB) for _ in range(random.randint(0, 2))]
 
 
-def test_nothing_is_drafted_twice(draft: HFDraft) -> None:
+def test_nothing_is_drafted_twice(draft: DraftModel) -> None:
     first = ask(draft, 0, PROMPT)
     rows = draft.rows_computed
     again = ask(draft, len(PROMPT), ())
@@ -100,7 +100,7 @@ def test_nothing_is_drafted_twice(draft: HFDraft) -> None:
     assert draft.rows_computed - rows <= 4 * 2
 
 
-def test_moving_on_costs_the_new_tokens_only(draft: HFDraft) -> None:
+def test_moving_on_costs_the_new_tokens_only(draft: DraftModel) -> None:
     ask(draft, 0, PROMPT, count=0)
     assert draft.rows_computed == len(PROMPT)
     ask(draft, len(PROMPT), [3, 4, 5], count=0)
@@ -109,7 +109,7 @@ def test_moving_on_costs_the_new_tokens_only(draft: HFDraft) -> None:
     assert draft.rows_computed == len(PROMPT) + 3
 
 
-def test_a_wider_question_than_before(draft: HFDraft, tiny: Callable[..., Path]) -> None:
+def test_a_wider_question_than_before(draft: DraftModel, tiny: Callable[..., Path]) -> None:
     ask(draft, 0, PROMPT)
     expanded = ask(draft, len(PROMPT), (), depth=2, width=50, count=60)
     want = Plain(tiny("llama")).grow(PROMPT, 2, 50, 60)
@@ -118,7 +118,7 @@ def test_a_wider_question_than_before(draft: HFDraft, tiny: Callable[..., Path])
     assert sorted(everything.tokens) == list(range(VOCAB))
 
 
-def test_base_must_be_what_the_source_knows(draft: HFDraft) -> None:
+def test_base_must_be_what_the_source_knows(draft: DraftModel) -> None:
     with pytest.raises(ValueError, match="knows 0 tokens, not 5"):
         ask(draft, 5, [1])
     ask(draft, 0, [1, 2, 3])
@@ -129,7 +129,7 @@ def test_base_must_be_what_the_source_knows(draft: HFDraft) -> None:
     ask(draft, 0, [1])
 
 
-def test_sessions_are_apart(draft: HFDraft) -> None:
+def test_sessions_are_apart(draft: DraftModel) -> None:
     want = [ask(draft, 0, PROMPT[i:], session=SessionId(i)) for i in range(1, 3)]
     for i in range(1, 3):
         draft.run(Release(SessionId(i)))
@@ -142,7 +142,7 @@ def test_sessions_are_apart(draft: HFDraft) -> None:
     assert [(e.parents, e.tokens) for e in got] == [(e.parents, e.tokens) for e in want]
 
 
-def test_before_the_first_token_there_is_nothing(draft: HFDraft) -> None:
+def test_before_the_first_token_there_is_nothing(draft: DraftModel) -> None:
     assert ask(draft, 0, ()).tokens == ()
     assert ask(draft, 0, [1]).tokens
 

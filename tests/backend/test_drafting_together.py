@@ -12,9 +12,9 @@ import torch
 
 from asyncspec.backend.hf.attention import TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import CHUNK, HFDraft, load_draft
+from asyncspec.backend.hf.draft_model import CHUNK, DraftModel, load_draft
 from asyncspec.backend.hf.draft_trie import Trie
-from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.core.jobs import DraftBatch, Feed, Release, TensorRows
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
@@ -27,26 +27,26 @@ from backend.tiny import VOCAB
 pytestmark = pytest.mark.torch
 
 MakeTiny = Callable[..., Path]
-Source = HFDraft | HFEagle | HybridSource
+Source = DraftModel | EagleSource | HybridSource
 
 TOLERANCE = 1e-4
 """Of scores: a linear layer may round otherwise where it sees other sessions' rows too."""
 
 
-def drafts(path: Path) -> Iterator[HFDraft]:
+def drafts(path: Path) -> Iterator[DraftModel]:
     checkpoint = open_checkpoint(path)
     while True:
         yield load_draft(checkpoint)
 
 
 @pytest.fixture(params=["llama", "gemma2"])
-def models(tiny: MakeTiny, request: pytest.FixtureRequest) -> Iterator[HFDraft]:
+def models(tiny: MakeTiny, request: pytest.FixtureRequest) -> Iterator[DraftModel]:
     """The same draft model as often as it is wanted."""
     return drafts(tiny(request.param))
 
 
 @pytest.fixture(params=["eagle", "eagle3"])
-def heads(tiny: MakeTiny, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HFEagle]:
+def heads(tiny: MakeTiny, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EagleSource]:
     """The same EAGLE head as often as it is wanted."""
     third = request.param == "eagle3"
     target = open_checkpoint(tiny("llama", **TARGET))
@@ -124,7 +124,7 @@ def compare(alone: Source, together: Source, texts: Texts, rounds: int = 6) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_draft_models_trees(models: Iterator[HFDraft], seed: int) -> None:
+def test_a_draft_models_trees(models: Iterator[DraftModel], seed: int) -> None:
     alone, together = next(models), next(models)
     compare(alone, together, Texts(7, seed))
     assert alone.rows_computed == together.rows_computed, "nothing is computed twice"
@@ -132,14 +132,14 @@ def test_a_draft_models_trees(models: Iterator[HFDraft], seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_eagle_heads_trees(heads: Iterator[HFEagle], seed: int) -> None:
+def test_an_eagle_heads_trees(heads: Iterator[EagleSource], seed: int) -> None:
     alone, together = next(heads), next(heads)
     compare(alone, together, Texts(6, seed, alone.features.width))
     assert alone.rows_computed == together.rows_computed
     together.check()
 
 
-def test_a_mixs_trees(models: Iterator[HFDraft]) -> None:
+def test_a_mixs_trees(models: Iterator[DraftModel]) -> None:
     bases = [next(models), next(models)]
     texts = Texts(5, 0)
     for text in texts.texts:
@@ -149,14 +149,14 @@ def test_a_mixs_trees(models: Iterator[HFDraft]) -> None:
     assert bases[0].rows_computed == bases[1].rows_computed
 
 
-def test_a_mix_over_a_head_is_fed_and_asked_as_one(heads: Iterator[HFEagle]) -> None:
+def test_a_mix_over_a_head_is_fed_and_asked_as_one(heads: Iterator[EagleSource]) -> None:
     bases = [next(heads), next(heads)]
     alone, together = (HybridSource([base], [NGramSource()], base) for base in bases)
     compare(alone, together, Texts(4, 1, bases[0].features.width))
 
 
 def test_as_many_passes_as_the_longest_needs(
-    models: Iterator[HFDraft], monkeypatch: pytest.MonkeyPatch
+    models: Iterator[DraftModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = next(models)
     shard = draft.shard
@@ -180,7 +180,7 @@ def test_as_many_passes_as_the_longest_needs(
     assert passes == 5
 
 
-def test_memories_of_different_lengths(models: Iterator[HFDraft]) -> None:
+def test_memories_of_different_lengths(models: Iterator[DraftModel]) -> None:
     """Sessions that want more successors than the others do get them."""
     alone, together = next(models), next(models)
     texts = Texts(3, 5)
@@ -195,21 +195,21 @@ def test_memories_of_different_lengths(models: Iterator[HFDraft]) -> None:
 
 
 def test_a_draft_model_stops_growing_one_of_a_batch(
-    models: Iterator[HFDraft], monkeypatch: pytest.MonkeyPatch
+    models: Iterator[DraftModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_up_one(next(models), next(models), Texts(3, 2), monkeypatch)
 
 
 def test_an_eagle_head_stops_growing_one_of_a_batch(
-    heads: Iterator[HFEagle], monkeypatch: pytest.MonkeyPatch
+    heads: Iterator[EagleSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = next(heads)
     give_up_one(alone, next(heads), Texts(3, 2, alone.features.width), monkeypatch)
 
 
 def give_up_one(
-    alone: HFDraft | HFEagle,
-    together: HFDraft | HFEagle,
+    alone: DraftModel | EagleSource,
+    together: DraftModel | EagleSource,
     texts: Texts,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -228,7 +228,7 @@ def give_up_one(
             together.abandon(jobs[1])
         return add_child(self, wanted)
 
-    monkeypatch.setattr(Trie, "hang", watched)
+    monkeypatch.setattr(Trie, "add_child", watched)
     found: Any = together.run(DraftBatch(jobs))
     monkeypatch.undo()
     whole = [alone.run(job) for job in jobs]
@@ -250,7 +250,7 @@ def give_up_one(
     together.check()
 
 
-def test_what_was_given_up_goes_with_its_session(models: Iterator[HFDraft]) -> None:
+def test_what_was_given_up_goes_with_its_session(models: Iterator[DraftModel]) -> None:
     draft, other = next(models), next(models)
     job = Expand(0, 0, 0, (1, 2, 3), 4, 3, 20)
     draft.abandon(job)
@@ -259,18 +259,18 @@ def test_what_was_given_up_goes_with_its_session(models: Iterator[HFDraft]) -> N
 
 
 def test_a_pass_attends_to_its_own_session_only(
-    models: Iterator[HFDraft], monkeypatch: pytest.MonkeyPatch
+    models: Iterator[DraftModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every layer attends once for every session with the session's own cache and rows."""
     draft = next(models)
-    mix, seen = TreeAttention.mix, list[tuple[int, int]]()
+    mix, seen = TreeAttention.compute, list[tuple[int, int]]()
 
     def watched(self: TreeAttention, asked: Any, query: torch.Tensor, *rest: Any) -> Any:
         seen.append((id(self.cache), query.shape[1]))
         assert query.shape[1] == len(self.rows)
         return mix(self, asked, query, *rest)
 
-    monkeypatch.setattr(TreeAttention, "mix", watched)
+    monkeypatch.setattr(TreeAttention, "compute", watched)
     draft.run(DraftBatch((Expand(0, 0, 0, (1, 2), 1, 2, 4), Expand(1, 0, 0, (3,), 1, 2, 4))))
     layers = len(draft.shard.layers)
     assert sorted(rows for _, rows in seen) == [1] * layers + [2] * layers

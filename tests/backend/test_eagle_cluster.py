@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.core.machine import Request
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import EqualTurns
@@ -43,7 +43,7 @@ def target(tiny: MakeTiny) -> Loaded:
     return Loaded(open_checkpoint(tiny("llama", **TARGET)))
 
 
-def head(kind: str, target: Loaded, directory: Path) -> HFEagle:
+def head(kind: str, target: Loaded, directory: Path) -> EagleSource:
     state, settings = HEADS[kind]
     return load_eagle(eagle_heads.save(directory, state(), **settings), target.checkpoint)
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import asyncspec
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec_protocol.ids import SessionId
 
 pytestmark = pytest.mark.torch
@@ -48,7 +48,7 @@ def texts() -> list[tuple[list[int], int, torch.Tensor, torch.Tensor]]:
 
 
 def agreement(
-    source: HFEagle, text: list[int], start: int, features: torch.Tensor, depth: int
+    source: EagleSource, text: list[int], start: int, features: torch.Tensor, depth: int
 ) -> float:
     """How often the best path of ``depth`` is what the target wrote, from ``start`` on."""
     source.release(ONE)

@@ -13,7 +13,7 @@ import torch
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
-from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.core.jobs import Feed, Release, TensorRows
 from asyncspec.source.expand import Grown
 from asyncspec_protocol.ids import SessionId, Version
@@ -101,7 +101,7 @@ CASES = {
 class Twin:
     """The same head twice, and a text for it."""
 
-    source: HFEagle
+    source: EagleSource
     plain: PlainHead
     # In float32.
     rough: PlainHead
@@ -320,7 +320,7 @@ def ask(both: Twin, base: int, committed: Sequence[int]) -> Expanded:
 
 
 def test_as_a_token_source(eagle: Twin) -> None:
-    """Asked like a draft model: the text with its first token, which has no row."""
+    """AttentionParams like a draft model: the text with its first token, which has no row."""
     text = [9, *eagle.tokens]
     assert ask(eagle, 0, ()).tokens == ()
     expanded = ask(eagle, 0, text[:51])

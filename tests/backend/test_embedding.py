@@ -11,9 +11,9 @@ import torch
 from asyncspec.backend.hf.checkpoint import open_checkpoint, read_tensor
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING
 from asyncspec.backend.hf.kernels.cpu import capabilities
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import load_shard
-from asyncspec.backend.hf.weights import KeptEmbedding
+from asyncspec.backend.hf.weights import UpcastEmbedding
 from backend.probe import cut
 from backend.tiny import VOCAB
 
@@ -27,7 +27,7 @@ MakeTiny = Callable[..., Path]
 
 def embedding(path: Path, dtype: torch.dtype) -> torch.nn.Module:
     with torch.inference_mode():
-        shard = load_shard(open_checkpoint(path), 0, 2, dtype, "exact", Recipe())
+        shard = load_shard(open_checkpoint(path), 0, 2, dtype, "exact", KernelSettings())
     found: torch.nn.Module = shard.model.model.embed_tokens
     return found
 
@@ -36,7 +36,7 @@ def embedding(path: Path, dtype: torch.dtype) -> torch.nn.Module:
 def test_rows_are_those_of_the_widened_matrix(family: str, tiny: MakeTiny) -> None:
     path = tiny(family, dtype=torch.float16)
     kept = embedding(path, torch.float32)
-    assert isinstance(kept, KeptEmbedding)
+    assert isinstance(kept, UpcastEmbedding)
     assert kept.weight.dtype == torch.float16
     wide = read_tensor(open_checkpoint(path).tensors[EMBEDDING], torch.float32)
     tokens = torch.arange(VOCAB).flip(0).unsqueeze(0)

@@ -86,21 +86,21 @@ def test_more_speculation_than_a_chain_holds(
     assert max(gathered) > 192
 
 
-@pytest.mark.parametrize("reach", [0, 64, 128])
-def test_every_reach_gives_the_same_bits(tiny: MakeTiny, reach: int) -> None:
+@pytest.mark.parametrize("max_k", [0, 64, 128])
+def test_every_reach_gives_the_same_bits(tiny: MakeTiny, max_k: int) -> None:
     """Masked and gathered tails agree: what the fallback computes is the very same."""
     checkpoint = open_checkpoint(tiny("llama"))
     tokens = [Random(5).randrange(VOCAB) for _ in range(100)]
     seen = []
     (stage,) = cut(checkpoint, 1)
-    for recipe in (stage.recipe, replace(stage.recipe, reach=reach)):
-        stages = cut(checkpoint, 1, recipe=recipe)
+    for chosen in (stage.settings, replace(stage.settings, max_k=max_k)):
+        stages = cut(checkpoint, 1, settings=chosen)
         assert stages[0].guarantee == "bitwise"
         probe = Probe(stages)
         sequential(stages, tokens, 60)
         seen.append(probe.take())
         probe.stop()
-        compare(stages, Walk(tokens, 60, VOCAB, Random(reach), noise=0.8))
+        compare(stages, Walk(tokens, 60, VOCAB, Random(max_k), noise=0.8))
     assert all(seen[0][p].equal(seen[1][p]) for p in seen[0])
 
 

@@ -15,17 +15,17 @@ from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu import capabilities, dense, ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
-from asyncspec.backend.hf.kernels.cpu.elementwise import WholeVectors
-from asyncspec.backend.hf.kernels.cpu.mapped import MappedLinear
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedActivation
+from asyncspec.backend.hf.kernels.cpu.mapped import MmapLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.backend.hf.optimized import graphs
 from asyncspec.backend.hf.optimized.graphs import Activation, FusedLayer, close, known_activation
-from asyncspec.backend.hf.optimized.layers import LeanLayer
+from asyncspec.backend.hf.optimized.layers import OptimizedLayer
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
-from asyncspec.backend.hf.weights import read_pieces
+from asyncspec.backend.hf.weights import read_shard_tensors
 from backend.mixing import Mixing
 from backend.tiny import FAMILIES
 
@@ -35,30 +35,30 @@ pytestmark = pytest.mark.torch
 MakeTiny = Callable[..., Path]
 FIRST, LAST = 1, 4
 WITH_EXPERTS = {"mixtral", "olmoe", "qwen3-moe"}
-HERE = pytest.mark.skipif(not ort.is_quickest(), reason="not this CPU's product")
+HERE = pytest.mark.skipif(not ort.prefers_mlas(), reason="not this CPU's product")
 
 
 @pytest.fixture(autouse=True)
 def on_such_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "is_quickest", lambda: True)
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: True)
 
 
 def load(path: Path, first: int = FIRST, last: int = LAST) -> Shard:
     with torch.inference_mode():
         checkpoint = open_checkpoint(path)
-        return load_shard(checkpoint, first, last, torch.float32, "exact", Recipe())
+        return load_shard(checkpoint, first, last, torch.float32, "exact", KernelSettings())
 
 
 def load_lean(path: Path, patch: pytest.MonkeyPatch, first: int = FIRST, last: int = LAST) -> Shard:
     with patch.context() as patched:
-        patched.setattr(shards, "fuse", lambda *_: None)
+        patched.setattr(shards, "fuse_layers", lambda *_: None)
         return load(path, first, last)
 
 
 def outputs(shard: Shard, rows: slice) -> torch.Tensor:
     positions = torch.arange(40) // 2 + 7
     with torch.inference_mode():
-        taken = shard.noise(40)[rows]
+        taken = shard.probe_inputs(40)[rows]
         return shard.hidden(taken, positions[rows], Mixing(len(taken)))
 
 
@@ -68,16 +68,16 @@ def test_every_dense_layer_is_fused_and_keeps_its_numbers(
 ) -> None:
     fused, lean = load(tiny(family)), load_lean(tiny(family), monkeypatch)
     kinds = [type(layer) for layer in fused.model.model.layers]
-    if not ort.is_quickest():
+    if not ort.prefers_mlas():
         pass  # graphs are for CPUs that were tried
     elif family in WITH_EXPERTS:
-        assert kinds == [LeanLayer] * 3
+        assert kinds == [OptimizedLayer] * 3
     elif family == "qwen3-moe-mixed":
-        assert kinds == [LeanLayer, FusedLayer, FusedLayer]
+        assert kinds == [OptimizedLayer, FusedLayer, FusedLayer]
     else:
         assert kinds == [FusedLayer] * 3
     assert fused.weight_bytes == lean.weight_bytes
-    assert fused.in_words() == lean.in_words()
+    assert fused.describe() == lean.describe()
     for rows in (slice(1), slice(5), slice(40)):
         got, want = outputs(fused, rows), outputs(lean, rows)
         assert close(got, want, 1e-5)
@@ -89,7 +89,7 @@ def test_rows_are_blind_to_each_other(family: str, tiny: MakeTiny) -> None:
     shard = load(tiny(family))
     positions = torch.arange(40)
     with torch.inference_mode():
-        taken = shard.noise(40)
+        taken = shard.probe_inputs(40)
         whole = shard.hidden(taken, positions, Mixing(40))
         for count in (1, 2, 3, 7, 16, 33):
             one = shard.hidden(taken[:count], positions[:count], Mixing(count))
@@ -99,7 +99,7 @@ def test_rows_are_blind_to_each_other(family: str, tiny: MakeTiny) -> None:
 def test_a_loaded_shard_reads_no_more_of_its_files(tiny: MakeTiny) -> None:
     for family in ("llama", "mixtral"):
         shard = load(tiny(family), 0, 5)
-        assert not [x for x in shard.model.modules() if isinstance(x, MappedLinear)]
+        assert not [x for x in shard.model.modules() if isinstance(x, MmapLinear)]
 
 
 @HERE
@@ -127,7 +127,7 @@ def test_a_row_stays_alone_where_only_the_head_wants_more(family: str, tiny: Mak
             return super().attend(asked, query, *rest)
 
     with torch.inference_mode():
-        shard.logits(shard.noise(1), torch.tensor([7]), Counting(1), torch.tensor([0]))
+        shard.logits(shard.probe_inputs(1), torch.tensor([7]), Counting(1), torch.tensor([0]))
     assert set(counts) == {1}
 
 
@@ -161,11 +161,11 @@ def test_what_computes_something_else_stays_lean(
     elif spoilt == "graph":
         monkeypatch.setattr(graphs, "known_activation", lambda _: Activation("Nothing", {}))
     elif spoilt == "running":
-        monkeypatch.setattr(graphs, "_turned", lambda graph, x, *_: graph.add("Add", x, "cos"))
+        monkeypatch.setattr(graphs, "_rotary", lambda graph, x, *_: graph.add("Add", x, "cos"))
     else:
         monkeypatch.setattr(FusedLayer, "forward", other)
     got = load(tiny())
-    assert {type(layer) for layer in got.model.model.layers} == {LeanLayer}
+    assert {type(layer) for layer in got.model.model.layers} == {OptimizedLayer}
     assert {type(linear) for linear in got.linears} == {MlasLinear}
     assert torch.equal(outputs(got, slice(5)), outputs(want, slice(5)))
 
@@ -184,7 +184,7 @@ def test_what_computes_something_else_stays_lean(
 def test_activations_are_told_apart(name: str, operator: str | None) -> None:
     from transformers.activations import ACT2FN
 
-    for function in (ACT2FN[name], WholeVectors(ACT2FN[name])):
+    for function in (ACT2FN[name], PaddedActivation(ACT2FN[name])):
         known = known_activation(function)
         assert (known and known.operator) == operator
 
@@ -200,7 +200,7 @@ def test_mapped_weights_are_those_of_the_file(
     path = tmp_path_factory.mktemp("mapped") / "model.safetensors"
     weight, bias = noise(height, width), noise(height, seed=1) if biased else None
     save_file({"before": noise(3), "weight": weight}, path)
-    linear = MappedLinear(read_header(path)["weight"], bias)
+    linear = MmapLinear(read_header(path)["weight"], bias)
     assert torch.equal(linear.weight, weight)
     x = noise(5, width, seed=2)
     # Where weights begin in memory makes a difference to torch's product, in the last bit.
@@ -215,13 +215,13 @@ def test_small_layers_of_float16_are_fused_as_float32(
     path = tiny(dtype=torch.float16)
     exact = load(tiny_in_float32(path), 0, 5)
     largest = exact.linears[0].weight_bytes + exact.linears[1].weight_bytes
-    monkeypatch.setattr(dense, "SMALL", largest // 4 - (0 if small else largest // 8))
+    monkeypatch.setattr(dense, "SMALL_LAYER", largest // 4 - (0 if small else largest // 8))
     shard = load(path, 0, 5)
     fused = isinstance(shard.model.model.layers[0], FusedLayer)
     assert fused is (small or not capabilities.reads_half())
     if small:
         assert torch.equal(outputs(shard, slice(5)), outputs(exact, slice(5)))
-        assert shard.in_words().startswith("float32, head float16")
+        assert shard.describe().startswith("float32, head float16")
 
 
 @HERE
@@ -231,13 +231,13 @@ def test_which_layers_are_fused_is_no_matter_of_the_cut(
     """Else a layer's bits were."""
     path = tiny("qwen3-moe-mixed", dtype=torch.float16, moe_intermediate_size=200)
     checkpoint = open_checkpoint(path)
-    counts = read_pieces(checkpoint, 0, 5, torch.float32).layers().values()
-    monkeypatch.setattr(dense, "SMALL", min(counts))
+    counts = read_shard_tensors(checkpoint, 0, 5, torch.float32).weight_counts().values()
+    monkeypatch.setattr(dense, "SMALL_LAYER", min(counts))
     assert max(counts) > min(counts)
     whole = [type(layer) for layer in load(path, 0, 5).model.model.layers]
     alone = [type(load(path, i, i + 1).model.model.layers[0]) for i in range(5)]
     assert whole == alone
-    assert set(whole) == {LeanLayer, FusedLayer}
+    assert set(whole) == {OptimizedLayer, FusedLayer}
     for span in ((0, 5), (1, 3)):
         foretold = footprint(path, checkpoint.info, span, "float32", "exact").weights
         assert load(path, *span).weight_bytes == pytest.approx(foretold, rel=0.02)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.attention import Asked, Tree
+from asyncspec.backend.hf.attention import AttentionParams, TreeMask
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
-from asyncspec.backend.hf.kernels.cpu.elementwise import WholeRotary
-from asyncspec.backend.hf.kernels.cpu.linear import with_rows
-from asyncspec.backend.hf.optimized.layers import LeanRotary, signed, turn
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedRotary
+from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
+from asyncspec.backend.hf.optimized.layers import CachedRotary, apply_rotary, signed_cos_sin
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
@@ -34,25 +34,27 @@ FIRST, LAST = 1, 4
 @pytest.fixture(autouse=True)
 def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs have bits of their own (test_fused.py)."""
-    monkeypatch.setattr(shards, "fuse", lambda *_: None)
+    monkeypatch.setattr(shards, "fuse_layers", lambda *_: None)
 
 
 def load(path: Path, dtype: str, mode: Mode) -> Shard:
     checkpoint = open_checkpoint(path)
     with torch.inference_mode():
-        return load_shard(checkpoint, FIRST, LAST, resolve_dtype(checkpoint, dtype), mode, Recipe())
+        return load_shard(
+            checkpoint, FIRST, LAST, resolve_dtype(checkpoint, dtype), mode, KernelSettings()
+        )
 
 
 def load_as_it_is(path: Path, dtype: str, mode: Mode, patch: pytest.MonkeyPatch) -> Shard:
     with patch.context() as patched:
-        patched.setattr(shards, "make_lean", lambda *_: "not tried")
+        patched.setattr(shards, "optimize_model", lambda *_: "not tried")
         return load(path, dtype, mode)
 
 
 def outputs(shard: Shard, rows: int) -> torch.Tensor:
     positions = torch.arange(rows) // 2 + 7
     with torch.inference_mode():
-        return shard.hidden(shard.noise(rows), positions, Mixing(rows))
+        return shard.hidden(shard.probe_inputs(rows), positions, Mixing(rows))
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -63,8 +65,8 @@ def test_every_family_is_made_lean_and_keeps_its_bits(
 ) -> None:
     lean = load(tiny(family), dtype, mode)
     own = load_as_it_is(tiny(family), dtype, mode, monkeypatch)
-    assert lean.lean
-    assert "own code" not in lean.in_words()
+    assert lean.optimized
+    assert "own code" not in lean.describe()
     for rows in (1, 2, 7, 35):
         assert torch.equal(outputs(lean, rows), outputs(own, rows)), rows
 
@@ -72,7 +74,7 @@ def test_every_family_is_made_lean_and_keeps_its_bits(
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_layers_are_made_lean_too(quantize: Any, tiny: MakeTiny) -> None:
     stage = load_stage(open_checkpoint(tiny()), 0, 2, quantize=quantize)
-    assert stage.shard.lean
+    assert stage.shard.optimized
 
 
 @pytest.mark.parametrize("kind", ["norm", "attention", "one attention"])
@@ -100,8 +102,8 @@ def test_what_computes_something_else_keeps_its_own_code(
     if kind == "norm":
         assert isinstance(changed.model.model.layers[0].norms[0], llama.LlamaRMSNorm)
     else:
-        assert not changed.lean
-        assert "own code" in changed.in_words()
+        assert not changed.optimized
+        assert "own code" in changed.describe()
 
 
 @given(
@@ -120,14 +122,14 @@ def test_turned_as_transformers_turns(
 
     x = noise(1, heads, rows, 2 * half + rest, seed=seed)
     cos, sin = noise(1, rows, half, seed=seed + 1), noise(1, rows, half, seed=seed + 2)
-    # All families give both halves the same angles; ``signed`` need not know.
+    # All families give both halves the same angles; ``signed_cos_sin`` need not know.
     cos, sin = torch.cat([cos, cos + 1], -1), torch.cat([sin, sin - 1], -1)
     if wide and not rest:
         x = x.bfloat16()
         want, _ = in_float32(x, x, cos, sin)
     else:
         want, _ = a_part(x, x, cos, sin)
-    got = turn(x[0].transpose(0, 1), signed(cos, sin))
+    got = apply_rotary(x[0].transpose(0, 1), signed_cos_sin(cos, sin))
     assert got.dtype == x.dtype
     assert torch.equal(got.transpose(0, 1), want[0])
 
@@ -141,13 +143,13 @@ def test_turns_are_those_of_the_family_in_any_order(passes: list[list[int]], nea
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     # An odd width: without whole vectors bits would depend on what is made together.
-    own = WholeRotary(LlamaRotaryEmbedding(LlamaConfig(head_dim=24)))
-    lean, hidden = LeanRotary(own, None), torch.empty(0)
-    for asked in passes:
-        close = [asked[0] + at % 40 for at in asked]
-        positions = torch.tensor([close if near else asked])
-        want = signed(*own(hidden, positions))
-        assert all(map(torch.equal, lean.turns(hidden, positions), want))
+    own = PaddedRotary(LlamaRotaryEmbedding(LlamaConfig(head_dim=24)))
+    lean, hidden = CachedRotary(own, None), torch.empty(0)
+    for params in passes:
+        close = [params[0] + at % 40 for at in params]
+        positions = torch.tensor([close if near else params])
+        want = signed_cos_sin(*own(hidden, positions))
+        assert all(map(torch.equal, lean.cos_sin(hidden, positions), want))
 
 
 @given(rows=st.integers(1, 9), more=st.integers(0, 20))
@@ -155,12 +157,12 @@ def test_rows_beyond_a_pass_repeat_its_last(rows: int, more: int) -> None:
     heads = [noise(count, rows, 8, seed=count) for count in (4, 2, 2)]
     tree = Mixing(rows)
     want = attended(tree, heads)
-    longer = [with_rows(x.transpose(0, 1), rows + more).transpose(0, 1) for x in heads]
+    longer = [pad_rows(x.transpose(0, 1), rows + more).transpose(0, 1) for x in heads]
     got = attended(tree, longer)
-    assert torch.equal(got, with_rows(want, rows + more))
+    assert torch.equal(got, pad_rows(want, rows + more))
     assert torch.equal(got[rows:], want[-1:].expand(more, -1, -1))
 
 
-def attended(tree: Tree, heads: list[torch.Tensor]) -> torch.Tensor:
+def attended(tree: TreeMask, heads: list[torch.Tensor]) -> torch.Tensor:
     query, key, value = heads
-    return tree.attend(Asked(0, 0.5), query, key, value)
+    return tree.attend(AttentionParams(0, 0.5), query, key, value)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
-from asyncspec.backend.hf.kernels.cpu.linear import ANY_ROWS, STEP, RowLinear, rounded
+from asyncspec.backend.hf.kernels.cpu.linear import (
+    ROUNDING_STEP,
+    UNROUNDED_ROWS,
+    PackedLinear,
+    rounded_rows,
+)
 from asyncspec.backend.hf.probing import noise
 
 pytestmark = pytest.mark.torch
@@ -16,7 +21,7 @@ MOST = 300
 
 
 def test_few_numbers_of_rows_are_computed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = RowLinear(torch.randn(24, 16), torch.randn(24), Recipe())
+    linear = PackedLinear(torch.randn(24, 16), torch.randn(24), KernelSettings())
     x = torch.randn(MOST, 16)
     whole, met = linear(x), set()
     product = linear.product
@@ -29,13 +34,13 @@ def test_few_numbers_of_rows_are_computed_on(monkeypatch: pytest.MonkeyPatch) ->
     for count in range(1, MOST + 1):
         assert torch.equal(linear(x[:count]), whole[:count])
         assert torch.equal(linear(x[None, -count:])[0], whole[-count:])
-    assert len(met) <= ANY_ROWS + MOST // STEP
+    assert len(met) <= UNROUNDED_ROWS + MOST // ROUNDING_STEP
 
 
 def test_rounding_never_takes_rows_away() -> None:
     for count in range(1, MOST):
-        assert count <= rounded(count) < count + STEP
-        assert rounded(rounded(count)) == rounded(count)
+        assert count <= rounded_rows(count) < count + ROUNDING_STEP
+        assert rounded_rows(rounded_rows(count)) == rounded_rows(count)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -43,7 +48,7 @@ def test_rounding_never_takes_rows_away() -> None:
 def test_rows_of_bfloat16_are_blind_to_many_others(shape: tuple[int, int], shared: bool) -> None:
     """Wide enough that tiles add up a row's terms another way where there are more than 32 rows."""
     weight = noise(*shape).bfloat16()
-    linear = dense_linear(weight, None, Recipe(), torch.bfloat16, shared=shared)
+    linear = dense_linear(weight, None, KernelSettings(), torch.bfloat16, shared=shared)
     x = noise(MOST, shape[1], seed=1).bfloat16()
     alone = torch.cat([linear(row[None]) for row in x[:8]])
     for count in (8, 16, 31, 32, 33, 36, 37, 48, 64, 65, 96, 160, MOST):

@@ -15,7 +15,7 @@ import asyncspec_nodes.roles.verify.flow_control as prunes
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.eagle.source import HFEagle, load_eagle
+from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.backend.hf.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
@@ -57,7 +57,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     return Matrix(Loaded(checkpoint), dict(zip(SOURCES, made, strict=True)))
 
 
-def reading(source: HFEagle | HybridSource, head: HFEagle) -> Source:
+def reading(source: EagleSource | HybridSource, head: EagleSource) -> Source:
     """A source whose ``head`` reads the target's features."""
     return Source(source.run, source.abandon, features=head.features.wanted, tensors=head)
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.kernels.cpu import ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
-from asyncspec.backend.hf.kernels.cpu.linear import RowLinear
+from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.backend.hf.probing import noise
 
@@ -23,7 +23,7 @@ pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.torch
 
 MOST = 300
-HERE = pytest.mark.skipif(not ort.is_quickest(), reason="not this CPU's product")
+HERE = pytest.mark.skipif(not ort.prefers_mlas(), reason="not this CPU's product")
 
 
 @HERE
@@ -63,10 +63,10 @@ def test_what_is_no_number_stays_none() -> None:
 def test_where_it_is_used() -> None:
     """A matrix that is an embedding too has to lie there as it is."""
     weight = noise(24, 16)
-    made = dense_linear(weight, None, Recipe(), torch.float32)
+    made = dense_linear(weight, None, KernelSettings(), torch.float32)
     assert (type(made), made.weight_bytes) == (MlasLinear, 24 * 16 * 4)
-    shared = dense_linear(weight, None, Recipe(), torch.float32, shared=True)
-    assert (type(shared), shared.weight_bytes) == (RowLinear, 0)
+    shared = dense_linear(weight, None, KernelSettings(), torch.float32, shared=True)
+    assert (type(shared), shared.weight_bytes) == (PackedLinear, 0)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_on_which_cpus(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     known = {} if name is None else {"cpu_name": name}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
-    assert ort.is_here() is here
+    assert ort.is_available() is here
 
 
 def test_without_onnxruntime_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert not ort.is_quickest.__wrapped__()
+    assert not ort.prefers_mlas.__wrapped__()
 
 
 def test_it_keeps_to_itself(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_it_keeps_to_itself(tmp_path: Path) -> None:
     told = """
 import os
 from asyncspec.backend.hf.kernels.cpu import ort
-ort.import_quietly()
+ort.import_onnxruntime()
 assert len(os.listdir("/proc/self/task")) == 1
 """
     if not Path("/proc/self/task").is_dir():

@@ -13,7 +13,7 @@ from transformers.models.llama import modeling_llama as llama
 
 from asyncspec.backend.hf import shard as shards
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.core.errors import CheckpointError
 from backend.mixing import Mixing
@@ -62,13 +62,15 @@ def other_release(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def load(path: Path) -> Shard:
     checkpoint = open_checkpoint(path)
     with torch.inference_mode():
-        return load_shard(checkpoint, 0, checkpoint.info.layers, torch.float32, "exact", Recipe())
+        return load_shard(
+            checkpoint, 0, checkpoint.info.layers, torch.float32, "exact", KernelSettings()
+        )
 
 
 def logits(shard: Shard) -> torch.Tensor:
     rows = torch.arange(ROWS)
     with torch.inference_mode():
-        return shard.logits(shard.noise(ROWS), rows, Mixing(ROWS), rows)
+        return shard.logits(shard.probe_inputs(ROWS), rows, Mixing(ROWS), rows)
 
 
 @pytest.mark.parametrize("scale", [None, 1.5])
@@ -78,16 +80,16 @@ def test_a_head_that_reads_other_fields_of_the_result_has_its_bits(
     tiny: MakeTiny,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "fuse", lambda *_: None)  # graphs have bits of their own
+    monkeypatch.setattr(shards, "fuse_layers", lambda *_: None)  # graphs have bits of their own
     other_release(scale)
     shard = load(tiny())
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "make_lean", lambda *_: "not tried")
+        patched.setattr(shards, "optimize_model", lambda *_: "not tried")
         own = load(tiny())
     assert torch.equal(logits(shard), logits(own))
     # A field that stands there for its default is no reason for slower layers.
-    assert shard.lean == (scale is None)
-    assert ("transformers' own code" in shard.in_words()) == (scale is not None)
+    assert shard.optimized == (scale is None)
+    assert ("transformers' own code" in shard.describe()) == (scale is not None)
 
 
 def test_a_stage_says_why_its_layers_are_run_by_the_familys_code(
@@ -100,7 +102,7 @@ def test_a_stage_says_why_its_layers_are_run_by_the_familys_code(
         return llama.BaseModelOutputWithPast(last_hidden_state=out.last_hidden_state * 1.01)
 
     monkeypatch.setattr(llama.LlamaModel, "forward", renamed)
-    assert "(results differ)" in load(tiny()).in_words()
+    assert "(results differ)" in load(tiny()).describe()
 
 
 def test_a_family_that_attends_by_other_means_is_refused(

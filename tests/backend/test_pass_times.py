@@ -9,7 +9,7 @@ import pytest
 
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import pass_seconds
+from asyncspec.backend.hf.pass_times import pass_seconds
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from backend.probe import cut, same_bits
 
@@ -30,7 +30,7 @@ def test_every_stage_says_what_passes_take(
 
 def test_a_large_stage_tries_few_sizes(tiny: Callable[..., Path]) -> None:
     (stage,) = cut(open_checkpoint(tiny()), 1)
-    assert list(pass_seconds(stage, enough=0.0)) == [1, 16]
+    assert list(pass_seconds(stage, max_seconds=0.0)) == [1, 16]
 
 
 def test_a_stage_is_as_before(tiny: Callable[..., Path]) -> None:

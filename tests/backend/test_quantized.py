@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import (
@@ -21,7 +21,7 @@ from asyncspec.backend.hf.kernels.cpu.quantized import (
     quantize_int8,
 )
 from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.self_test import row_floor
+from asyncspec.backend.hf.self_test import min_invariant_rows
 
 pytestmark = pytest.mark.torch
 
@@ -64,7 +64,7 @@ def test_a_row_is_itself_among_any_others(shape: tuple[int, int], seed: int, kin
     for rows in (1, 2, 3, 4, 5, 16, 33, 64):
         assert torch.equal(linear.product(x[:rows]), together[:rows])
     assert torch.equal(linear.product(x.flip(0)), together.flip(0))
-    assert row_floor([linear]) == 1
+    assert min_invariant_rows([linear]) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +116,7 @@ def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes() -> None:
-    dense = dense_linear(noise(256, 512).bfloat16(), None, Recipe(), torch.bfloat16)
+    dense = dense_linear(noise(256, 512).bfloat16(), None, KernelSettings(), torch.bfloat16)
     int8, int4 = (made(kind, noise(256, 512), torch.bfloat16) for kind in ("int8", "int4"))
     for linear in (int8, int4):
         held = [x for x in vars(linear).values() if isinstance(x, torch.Tensor)]

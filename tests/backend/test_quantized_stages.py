@@ -25,7 +25,7 @@ from asyncspec.backend.hf.kernels.cpu.quantized import (
     quantize_int8,
 )
 from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.backend.hf.weights import kind_of
+from asyncspec.backend.hf.weights import quantization_of
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.node.loading import Source
@@ -130,7 +130,7 @@ def dequantised(checkpoint: Checkpoint, kind: Quantize) -> Any:
     model.lm_head.weight = head
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.weight.copy_(stands_for(module.weight.detach(), kind_of(name, kind)))
+            module.weight.copy_(stands_for(module.weight.detach(), quantization_of(name, kind)))
         elif name.endswith("experts"):
             for stack in (module.gate_up_proj, module.down_proj):
                 for weight in stack:
@@ -183,7 +183,7 @@ def test_memory_is_as_foretold(family: str, kind: Quantize, dtype: str, tiny: Ma
 def test_each_dtype_and_kind_says_how_it_keeps_its_weights(tiny: MakeTiny) -> None:
     def words(quantize: Quantize, first: int, last: int) -> str:
         checkpoint = open_checkpoint(tiny("llama-odd"))
-        return load_stage(checkpoint, first, last, quantize=quantize).shard.weights_in_words()
+        return load_stage(checkpoint, first, last, quantize=quantize).shard.describe_weights()
 
     assert words("none", 0, 5) == "float32"
     assert words("int8", 0, 5) == "int8"
@@ -193,8 +193,8 @@ def test_each_dtype_and_kind_says_how_it_keeps_its_weights(tiny: MakeTiny) -> No
 
 def test_routers_keep_their_bits(tiny: MakeTiny) -> None:
     (stage,) = cut(open_checkpoint(tiny("qwen3-moe")), 1, quantize="int4")
-    assert "float32" in stage.shard.weights_in_words()
-    assert {x.words for x in stage.shard.linears if x.out_features == 8} == {"float32"}
+    assert "float32" in stage.shard.describe_weights()
+    assert {x.description for x in stage.shard.linears if x.out_features == 8} == {"float32"}
 
 
 def test_quantised_is_another_model(tiny: MakeTiny) -> None:

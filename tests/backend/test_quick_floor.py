@@ -1,4 +1,4 @@
-"""Products that are filled up to a few rows where that is quicker: same bits, large stages only."""
+"""Products that are filled up to a few rows where that is faster: same bits, large stages only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.kernels.cpu import dense
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe, can_pack
-from asyncspec.backend.hf.kernels.cpu.dense import GAIN, QUICK, quicker, set_quick_floor
-from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, can_pack
+from asyncspec.backend.hf.kernels.cpu.dense import (
+    MAX_TIME_SHARE,
+    TUNED_MIN_ROWS,
+    is_faster,
+    tune_min_rows,
+)
+from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.stage import HFStage
 from backend.probe import cut, same_bits
@@ -33,8 +38,8 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's product on any CPU that has it, and no stage too small to be tried."""
     if not can_pack():
         pytest.skip("oneDNN's product is not here")
-    monkeypatch.setattr(dense, "is_quickest", lambda: False)
-    monkeypatch.setattr(dense, "LEAST", 0)
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: False)
+    monkeypatch.setattr(dense, "MIN_BYTES", 0)
 
 
 def floors(stages: list[HFStage]) -> set[int]:
@@ -45,11 +50,11 @@ def floors(stages: list[HFStage]) -> set[int]:
 def test_rows_of_filled_up_passes_have_the_same_bits(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
+    monkeypatch.setattr(dense, "is_faster", lambda linears, floor: True)
     filled = cut(checkpoint, 2)
-    monkeypatch.setattr(dense, "quicker", lambda linears, floor: False)
+    monkeypatch.setattr(dense, "is_faster", lambda linears, floor: False)
     own = cut(checkpoint, 2)
-    assert (floors(filled), floors(own)) == ({QUICK}, {RowLinear.fewest_rows})
+    assert (floors(filled), floors(own)) == ({TUNED_MIN_ROWS}, {PackedLinear.min_tested_rows})
     same_bits(filled, "filled")
     for one, other in zip(filled, own, strict=True):
         for linear, same in zip(one.shard.linears, other.shard.linears, strict=True):
@@ -69,7 +74,7 @@ def test_what_is_tried_is_what_is_kept(
         asked.append(floor)
         return False
 
-    monkeypatch.setattr(dense, "quicker", quick)
+    monkeypatch.setattr(dense, "is_faster", quick)
     stages = cut(checkpoint, 1, mode=mode)
     assert asked == [1 if mode == "fast" else 2]
     assert floors(stages) == set(asked)
@@ -78,9 +83,9 @@ def test_what_is_tried_is_what_is_kept(
 def test_a_small_stage_is_as_it_was(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "is_quickest", lambda: False)
-    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
-    assert floors(cut(checkpoint, 1)) == {RowLinear.fewest_rows}
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: False)
+    monkeypatch.setattr(dense, "is_faster", lambda linears, floor: True)
+    assert floors(cut(checkpoint, 1)) == {PackedLinear.min_tested_rows}
 
 
 @pytest.mark.usefixtures("packed")
@@ -88,17 +93,17 @@ def test_a_small_stage_is_as_it_was(
 def test_other_products_are_left_alone(
     quantize: Quantize, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
+    monkeypatch.setattr(dense, "is_faster", lambda linears, floor: True)
     for stage in cut(checkpoint, 1, quantize=quantize):
         for linear in stage.shard.linears:
-            assert (linear.min_rows == QUICK) == (type(linear) is RowLinear)
+            assert (linear.min_rows == TUNED_MIN_ROWS) == (type(linear) is PackedLinear)
 
 
 def test_a_floor_that_is_higher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "LEAST", 0)
-    monkeypatch.setattr(dense, "quicker", lambda linears, floor: True)
-    linear = RowLinear(noise(8, 16), None, Recipe(min_rows=16))
-    set_quick_floor([linear])
+    monkeypatch.setattr(dense, "MIN_BYTES", 0)
+    monkeypatch.setattr(dense, "is_faster", lambda linears, floor: True)
+    linear = PackedLinear(noise(8, 16), None, KernelSettings(min_rows=16))
+    tune_min_rows([linear])
     assert linear.min_rows == 16
 
 
@@ -108,4 +113,4 @@ def test_the_least_times_decide(times: list[tuple[float, float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "_seconds", lambda linears, rows: next(taken))
         own, filled = (min(column) for column in zip(*times, strict=True))
-        assert quicker([], 1) == (filled < GAIN * own)
+        assert is_faster([], 1) == (filled < MAX_TIME_SHARE * own)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.messages import Segment
@@ -39,7 +39,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Sha
         if (first, last) not in made:
             with torch.inference_mode():
                 made[first, last] = load_shard(
-                    checkpoint, first, last, torch.float32, "exact", Recipe()
+                    checkpoint, first, last, torch.float32, "exact", KernelSettings()
                 )
         return made[first, last]
 
@@ -70,6 +70,6 @@ def test_no_job_of_a_stage_fails(data: st.DataObject, shards: Callable[[int, int
     stages = data.draw(st.integers(1, 2))
     rank = data.draw(st.integers(1, stages))
     each = 2 // stages
-    device = HFStage(shards(each * (rank - 1), each * rank), "exact", Recipe(), "tolerance")
+    device = HFStage(shards(each * (rank - 1), each * rank), "exact", KernelSettings(), "tolerance")
     node = standing(rank, stages, VOCAB, device, each)
     torment(node, data, VOCAB, lambda d, m: None if rank == 1 else rows(d, m))

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 import torch
 
-from asyncspec.backend.hf import exact_attention, shard
+from asyncspec.backend.hf import self_test, shard
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.kernels.cpu import dense, linear, ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
-from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
-from asyncspec.backend.hf.optimized.graphs import After, Before
+from asyncspec.backend.hf.optimized.graphs import PostAttentionGraph, PreAttentionGraph
 from asyncspec.backend.hf.stage import HFStage
 from backend.conformance import Walk, sequential
 from backend.probe import Probe, cut
@@ -32,17 +32,17 @@ def checkpoint(tiny: Callable[..., Path]) -> Checkpoint:
 
 @pytest.fixture(
     params=[
-        RowLinear,
+        PackedLinear,
         pytest.param(
             MlasLinear,
-            marks=pytest.mark.skipif(not ort.is_quickest(), reason="not this CPU's product"),
+            marks=pytest.mark.skipif(not ort.prefers_mlas(), reason="not this CPU's product"),
         ),
     ]
 )
 def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[RowwiseLinear]:
-    """Of float32 weights on any CPU, and on those that have a quicker one that."""
+    """Of float32 weights on any CPU, and on those that have a is_faster one that."""
     chosen: type[RowwiseLinear] = request.param
-    monkeypatch.setattr(dense, "is_quickest", lambda: chosen is MlasLinear)
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: chosen is MlasLinear)
     return chosen
 
 
@@ -60,12 +60,12 @@ def test_here_everything_holds(checkpoint: Checkpoint, product: type[RowwiseLine
     (stage,) = cut(checkpoint, 1)
     assert stage.guarantee == "bitwise"
     # One row is doubled for oneDNN alone. What attention's products can do depends on the CPU.
-    found = stage.recipe
-    assert found == Recipe(found.reach, found.strips, product.fewest_rows)
+    found = stage.settings
+    assert found == KernelSettings(found.max_k, found.row_tiles, product.min_tested_rows)
     # Layers are graphs where onnxruntime multiplies, and the head is by itself.
-    halves = {Before, After} if product is MlasLinear else set()
+    halves = {PreAttentionGraph, PostAttentionGraph} if product is MlasLinear else set()
     assert {type(x) for x in stage.shard.linears} == {product, *halves}
-    assert {x.min_rows for x in stage.shard.linears} == {product.fewest_rows}
+    assert {x.min_rows for x in stage.shard.linears} == {product.min_tested_rows}
 
 
 def test_fast_mode_promises_nothing(checkpoint: Checkpoint) -> None:
@@ -77,12 +77,12 @@ def test_fast_mode_promises_nothing(checkpoint: Checkpoint) -> None:
 def test_without_the_private_operators(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "is_quickest", lambda: False)
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: False)
     monkeypatch.setattr(linear, "can_pack", lambda: False)
     stages = cut(checkpoint, 2)
-    assert not any(stage.recipe.packed for stage in stages)
+    assert not any(stage.settings.packed for stage in stages)
     # torch's own product needs more rows before it settles; whatever it is, what is said holds.
-    assert all(stage.recipe.min_rows >= 2 for stage in stages)
+    assert all(stage.settings.min_rows >= 2 for stage in stages)
     if all(stage.guarantee == "bitwise" for stage in stages):
         assert differing(stages) == 0
 
@@ -90,23 +90,23 @@ def test_without_the_private_operators(
 def test_without_chains_every_tail_is_gathered(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact_attention, "_blind", lambda *_: False)
+    monkeypatch.setattr(self_test, "_ignores_zeros", lambda *_: False)
     stages = cut(checkpoint, 2)
-    assert [stage.recipe.reach for stage in stages] == [0, 0]
+    assert [stage.settings.max_k for stage in stages] == [0, 0]
     assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
     assert differing(stages) == 0
 
 
 def test_shorter_chains_are_found(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = cut(checkpoint, 1)
-    blind = exact_attention._blind
+    blind = self_test._ignores_zeros
     monkeypatch.setattr(
-        exact_attention,
-        "_blind",
+        self_test,
+        "_ignores_zeros",
         lambda shape, rows, k, few: k <= 128 and blind(shape, rows, k, few),
     )
     (stage,) = cut(checkpoint, 1)
-    assert stage.recipe.reach == min(128, whole.recipe.reach)
+    assert stage.settings.max_k == min(128, whole.settings.max_k)
 
 
 def test_products_that_see_other_rows(
@@ -120,14 +120,14 @@ def test_products_that_see_other_rows(
     monkeypatch.setattr(product, "product", sees)
     (stage,) = cut(checkpoint, 1)
     assert stage.guarantee == "tolerance"
-    assert stage.recipe.min_rows == 16
+    assert stage.settings.min_rows == 16
 
 
 def test_ragged_vectors_are_noticed(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where some CPU's vectors need no padding this could pass either way, but never lie."""
-    monkeypatch.setattr(shard, "swap_elementwise", lambda _: None)
+    monkeypatch.setattr(shard, "pad_elementwise", lambda _: None)
     stages = cut(checkpoint, 1)
     if stages[0].guarantee == "bitwise":
         assert differing(stages) == 0

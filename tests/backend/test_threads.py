@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
 from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
 from backend.probe import same_bits_in_child
@@ -47,10 +47,10 @@ def test_several_wait_awake_for_a_moment(
 
 @pytest.mark.skipif(not capabilities.reads_half(), reason="this torch has no FBGEMM")
 def test_slices_are_packed_side_by_side_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_precision, "_PACKED", 1 << 12)
+    monkeypatch.setattr(half_precision, "_PACK_SLICE", 1 << 12)
     weight, x = torch.randn(640, 64).half(), torch.randn(7, 64)
-    one = HalfLinear(weight, None, torch.float32, Recipe())
+    one = HalfLinear(weight, None, torch.float32, KernelSettings())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    three = HalfLinear(weight, None, torch.float32, Recipe())
+    three = HalfLinear(weight, None, torch.float32, KernelSettings())
     assert len(three._slices) == 10
     assert torch.equal(one(x), three(x))

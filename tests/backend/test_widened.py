@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu import capabilities, dense, half_precision, ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
 from asyncspec.backend.hf.kernels.cpu.half_precision import (
     HalfLinear,
-    WidenedLinear,
-    dots,
-    in_long_strips,
+    UpcastLinear,
+    fbgemm_rows,
+    query_key_products,
 )
-from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.stage import HFStage
@@ -44,9 +44,9 @@ WAYS = [pytest.param(True, id="half", marks=fbgemm), pytest.param(False, id="sli
 
 
 def layers(weight: torch.Tensor, bias: torch.Tensor | None) -> list[RowwiseLinear]:
-    made: list[RowwiseLinear] = [WidenedLinear(weight, bias, Recipe())]
+    made: list[RowwiseLinear] = [UpcastLinear(weight, bias, KernelSettings())]
     return (
-        [*made, HalfLinear(weight, bias, weight.dtype, Recipe())]
+        [*made, HalfLinear(weight, bias, weight.dtype, KernelSettings())]
         if capabilities.reads_half()
         else made
     )
@@ -65,16 +65,18 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 @given(st.integers(1, 2000))
 def test_long_strips_never_take_rows_away(rows: int) -> None:
-    assert rows <= in_long_strips(rows) <= rows + 2
-    assert in_long_strips(in_long_strips(rows)) == in_long_strips(rows)
+    assert rows <= fbgemm_rows(rows) <= rows + 2
+    assert fbgemm_rows(fbgemm_rows(rows)) == fbgemm_rows(rows)
 
 
 @fbgemm
 def test_no_row_is_added_where_rows_need_not_be_blind() -> None:
     weight = noise(70, 250).bfloat16()
-    quick, blind = (HalfLinear(weight, None, weight.dtype, each) for each in (FAST, Recipe()))
-    assert [quick.padded(rows) for rows in range(1, MOST)] == [*range(1, MOST)]
-    assert blind.padded(1) == 3
+    quick, blind = (
+        HalfLinear(weight, None, weight.dtype, each) for each in (FAST, KernelSettings())
+    )
+    assert [quick.computed_rows(rows) for rows in range(1, MOST)] == [*range(1, MOST)]
+    assert blind.computed_rows(1) == 3
     x = noise(7, 250, seed=1).bfloat16()
     torch.testing.assert_close(quick(x), blind(x))
 
@@ -82,7 +84,7 @@ def test_no_row_is_added_where_rows_need_not_be_blind() -> None:
 @fbgemm
 def test_in_long_strips_rows_are_blind_to_each_other() -> None:
     weight, x = noise(70, 250).bfloat16(), noise(MOST, 250, seed=1).bfloat16()
-    linear = HalfLinear(weight, noise(70, seed=2).bfloat16(), torch.bfloat16, Recipe())
+    linear = HalfLinear(weight, noise(70, seed=2).bfloat16(), torch.bfloat16, KernelSettings())
     whole = linear(x)
     for count in range(1, MOST):
         assert torch.equal(linear(x[:count]), whole[:count])
@@ -111,9 +113,9 @@ def test_weights_are_kept(values: list[float]) -> None:
     # The identity asks for one weight at a time.
     weight = torch.tensor([values]).bfloat16()
     largest = float(weight.abs().max())
-    got = HalfLinear(weight, None, torch.bfloat16, Recipe())(torch.eye(len(values)).bfloat16())[
-        :, 0
-    ]
+    got = HalfLinear(weight, None, torch.bfloat16, KernelSettings())(
+        torch.eye(len(values)).bfloat16()
+    )[:, 0]
     for kept, wanted in zip(got.tolist(), weight[0].tolist(), strict=True):
         if abs(wanted) >= largest * 2.0**-32:
             assert kept == wanted
@@ -133,7 +135,7 @@ def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dots_are_float32s(old_cpu: Callable[[bool], None]) -> None:
     old_cpu(True)
     query, keys = noise(2, 8, 64).bfloat16(), noise(2, 1216, 64, seed=1).bfloat16()
-    got = dots(query, keys)
+    got = query_key_products(query, keys)
     assert got.dtype == torch.float32
     want = query.double() @ keys.double().transpose(1, 2)
     assert torch.allclose(got.double(), want, atol=1e-4)
@@ -144,7 +146,7 @@ def test_dots_are_float32s(old_cpu: Callable[[bool], None]) -> None:
 @example([65504.0, 2.0**-24, -(2.0**-14)])
 def test_float16_weights_are_kept_whole(values: list[float]) -> None:
     weight = torch.tensor([values]).half()
-    got = HalfLinear(weight, None, torch.float32, Recipe())(torch.eye(len(values)))[:, 0]
+    got = HalfLinear(weight, None, torch.float32, KernelSettings())(torch.eye(len(values)))[:, 0]
     assert got.tolist() == weight[0].tolist()
 
 
@@ -168,7 +170,7 @@ def test_float16_checkpoints_are_half_as_large_and_say_the_same(
                 ends = (span.start, span.stop)
                 foretold = footprint(path, checkpoint.info, ends, "auto", mode)
                 assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
-    assert stages[0].shard.weights_in_words() == "float16"
+    assert stages[0].shard.describe_weights() == "float16"
 
 
 @fbgemm
@@ -184,20 +186,20 @@ def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
 def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> None:
     old_cpu(half)
     weight = noise(24, 16)
-    wide = MlasLinear if ort.is_quickest() else RowLinear
-    assert type(dense_linear(weight, None, Recipe(), weight.dtype)) is wide
-    used = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16)
-    assert type(used) is (HalfLinear if half else WidenedLinear)
+    wide = MlasLinear if ort.prefers_mlas() else PackedLinear
+    assert type(dense_linear(weight, None, KernelSettings(), weight.dtype)) is wide
+    used = dense_linear(weight.bfloat16(), None, KernelSettings(), torch.bfloat16)
+    assert type(used) is (HalfLinear if half else UpcastLinear)
     assert used.weight_bytes == 24 * 16 * 2
-    shared = dense_linear(weight.bfloat16(), None, Recipe(), torch.bfloat16, shared=True)
-    assert type(shared) is WidenedLinear
+    shared = dense_linear(weight.bfloat16(), None, KernelSettings(), torch.bfloat16, shared=True)
+    assert type(shared) is UpcastLinear
     assert shared.weight_bytes == 0
 
 
 def test_what_is_no_number_stays_none(old_cpu: Callable[[bool], None]) -> None:
     old_cpu(True)
     weight = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]).bfloat16()
-    got = dense_linear(weight, None, Recipe(), weight.dtype)(torch.ones(3, 2).bfloat16())
+    got = dense_linear(weight, None, KernelSettings(), weight.dtype)(torch.ones(3, 2).bfloat16())
     assert got[0].isfinite().tolist() == [False, False, True]
 
 

@@ -20,7 +20,7 @@ from huggingface_hub import close_session, constants
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, INDEX, SINGLE
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import load_shard
 from asyncspec.core.errors import CheckpointError
 from asyncspec_nodes.cli import main as cli
@@ -105,7 +105,7 @@ class Machine:
         self._capsys.readouterr()
         checkpoint = open_checkpoint(name, tokenizer=not last)
         if last:
-            load_shard(checkpoint, first, last, torch.float32, "exact", Recipe())
+            load_shard(checkpoint, first, last, torch.float32, "exact", KernelSettings())
         assert self._capsys.readouterr() == ("", "")
         return checkpoint.fingerprint
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asyncspec.backend.hf import stage
-from asyncspec.backend.hf.kernels.cpu.half_precision import dots
+from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from tools.bench.__main__ import main
 from tools.bench.bits.compare import LENGTH
@@ -33,10 +33,10 @@ def test_a_stage_that_says_what_is_not_so_is_told(
     """One whose passes of more than 32 rows have other bits."""
 
     def sees(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        scores = dots(query, keys)
+        scores = query_key_products(query, keys)
         return scores * (1 + 1e-6) if query.shape[1] > 32 else scores
 
-    monkeypatch.setattr("asyncspec.backend.hf.exact_attention.dots", sees)
+    monkeypatch.setattr("asyncspec.backend.hf.exact_attention.query_key_products", sees)
     monkeypatch.setattr(stage, "confirm", lambda *_: "bitwise")
     assert main([*SMALL, "--types=float32"]) == 1
     (result,) = json.loads(capsys.readouterr().out)

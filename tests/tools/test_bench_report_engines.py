@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.sampling import Sampling
 from asyncspec.sim.costs import PRESETS
@@ -33,7 +33,7 @@ class RealStages(VirtualEngine):
 
     def _stage(self, setting: Setting, rank: Rank, text: tuple[int, ...], source: Source) -> Actor:
         first, end = even_split(self.target.info.layers, setting.stages)[rank - 1]
-        stage = load_stage(self.target.checkpoint, first, end, recipe=Recipe())
+        stage = load_stage(self.target.checkpoint, first, end, settings=KernelSettings())
         machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))
         return Actor(machine, machine.initial(), stage.run, stage)
 

@@ -1,8 +1,8 @@
 """Attention of a segment's rows over a tree cache, hooked into transformers' models.
 
-One pass owns one ``TreeAttention``; the models hand it every layer's queries, keys and values
-through the registered attention function (``tree=`` travels as a keyword argument, no transformers
-cache is used). What is common to all layers, the masks, is made once per pass.
+A pass has one ``TreeMask``; models hand it every layer's queries, keys and values through the
+registered attention function (``tree=`` travels as a keyword argument, no transformers cache is
+used). Masks are common to all layers and made once per pass.
 """
 
 from __future__ import annotations
@@ -17,68 +17,68 @@ from msgspec import Struct
 
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, product_type
-from asyncspec.backend.hf.kernels.cpu.half_precision import dots
-from asyncspec.backend.hf.kernels.cpu.linear import with_rows
+from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
+from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.core.jobs import Row
 
-NAME = "asyncspec"
-"""Under which our attention function is known to transformers."""
+IMPLEMENTATION = "asyncspec"
+"""Name of our attention function in transformers."""
 
 
 class Abandoned(Exception):
-    """Nobody waits for the result of this pass any more."""
+    """The result of this pass is not needed any more."""
 
 
-class Asked(Struct, frozen=True):
-    """Which layer attends, and how its family does."""
+class AttentionParams(Struct, frozen=True):
+    """A layer's constants."""
 
     layer: int
     scaling: float
-    # Positions a row looks back; None: all.
+    # Sliding window: positions a row looks back; None: all.
     window: int | None = None
-    # Scores are bent to stay below it; None: they are not.
+    # Scores are capped: softcap * tanh(score / softcap); None: they are not.
     softcap: float | None = None
 
 
-class Tree:
-    """Whom the rows of a pass see. Subclasses say how it is computed."""
+class TreeMask:
+    """Which slots the rows of a pass attend to. Subclasses compute it."""
 
     def __init__(self, count: int) -> None:
-        # Rows of the pass. Models may be given more: repeats of the last one (``with_rows``).
+        # Rows of the pass. Models may be given more: repeats of the last one (``pad_rows``).
         self.count = count
-        # Asked before every layer: True ends the pass, all of whose rows have died meanwhile.
+        # Called before every layer: True ends the pass.
         self.stop: Callable[[], bool] = lambda: False
 
     def attend(
-        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n is
-        ``count`` or more: what is more is not looked at, and is repeats in the result.
+        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n at
+        least ``count``: rows beyond are ignored, and repeats in the result.
 
-        Raises ``Abandoned`` where ``stop`` says so.
+        Raises ``Abandoned`` where ``stop`` returns true.
         """
         if self.stop():
             raise Abandoned
         given = query.shape[1]
         if given > self.count:
             query, key, value = (x[:, : self.count] for x in (query, key, value))
-        out = self.mix(asked, query, key, value)
-        return with_rows(out, given)
+        out = self.compute(params, query, key, value)
+        return pad_rows(out, given)
 
-    def mix(
-        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    def compute(
+        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """As ``attend``, of ``count`` rows."""
         raise NotImplementedError
 
 
-class TreeAttention(Tree):
-    """A segment's rows, their slots and who sees what. Subclasses are the kernels."""
+class TreeAttention(TreeMask):
+    """A segment's rows over the cache of its session. Subclasses are the kernels."""
 
     def __init__(self, cache: TreeCache, committed: int, rows: Sequence[Row]) -> None:
         super().__init__(len(rows))
         slots = [row.slot for row in rows]
-        # The end of what this pass looks at, in whole blocks.
+        # End of the slots this pass looks at, in whole blocks.
         self.end = -(-(max(slots) + 1) // BLOCK) * BLOCK
         cache.reserve(self.end)
         self.cache = cache
@@ -90,42 +90,43 @@ class TreeAttention(Tree):
         first, end = slots[0], slots[0] + len(rows)
         dense = slots == list(range(first, end))
         self.slots = slice(first, end) if dense else torch.tensor(slots)
+        # By window.
         self._masks: dict[int | None, tuple[int, torch.Tensor]] = {}
 
-    def mix(
-        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    def compute(
+        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """See ``Tree``."""
-        self.cache.write(asked.layer, self.slots, key, value)
+        """See ``TreeMask``."""
+        self.cache.write(params.layer, self.slots, key, value)
         heads, count, width = query.shape
         kv_heads = key.shape[0]
         # The query heads that share a key head become rows: faster than repeating keys.
         packed = query.reshape(kv_heads, heads // kv_heads * count, width)
-        mask = self._mask(self._effective(asked.window), heads // kv_heads)
-        out = self.kernel(asked, packed, *mask)
+        mask = self._mask(self._effective(params.window), heads // kv_heads)
+        out = self.kernel(params, packed, *mask)
         return out.reshape(heads, count, width).transpose(0, 1)
 
     def kernel(
-        self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
+        self, params: AttentionParams, query: torch.Tensor, start: int, mask: torch.Tensor
     ) -> torch.Tensor:
         """query [Hkv, G*n, D] -> [Hkv, G*n, D]. ``mask`` [rows, end - start] is added to the
         scores of slots from ``start`` on; slots before are visible to every row."""
         raise NotImplementedError
 
-    def padded(self, rows: int) -> int:
-        """Rows the mask is to have for ``rows`` attention rows."""
+    def mask_rows(self, rows: int) -> int:
+        """Rows of the mask for ``rows`` attention rows."""
         return rows
 
     def mask_start(self) -> int:
-        """The first slot a mask without window must cover."""
+        """The first slot that a mask without window covers."""
         return self.committed
 
     def visible(self, start: int) -> npt.NDArray[np.bool_]:
-        """Which of the slots [start, end) each row sees, [n, end - start]; no window."""
+        """Which of the slots [start, end) each row sees, [n, end - start]; without window."""
         seen = np.zeros((len(self.rows), self.end - start), np.bool_)
         seen[:, : self.committed - start] = True
-        for line, row in zip(seen, self.rows, strict=True):
-            line[np.array(row.visible, np.int64) - start] = True
+        for slots, row in zip(seen, self.rows, strict=True):
+            slots[np.array(row.visible, np.int64) - start] = True
         return seen
 
     def _effective(self, window: int | None) -> int | None:
@@ -140,49 +141,72 @@ class TreeAttention(Tree):
                 age = self.row_positions[:, None] - self.cache.positions[None, start : self.end]
                 seen &= age < window
             rows = groups * len(self.rows)
-            mask = np.zeros((self.padded(rows), self.end - start), np.float32)
+            mask = np.zeros((self.mask_rows(rows), self.end - start), np.float32)
             mask[:rows].reshape(groups, *seen.shape)[:, ~seen] = -np.inf
             self._masks[window] = (start, torch.from_numpy(mask))
         return self._masks[window]
 
 
 class FastAttention(TreeAttention):
-    """Whatever is quick: torch's fused kernel, or plain operations where scores are capped."""
+    """The fastest kernels: torch's fused one, or plain operations where scores are capped."""
 
     def mask_start(self) -> int:
-        """See ``TreeAttention``. One mask for all slots, so that no layer has to make it whole."""
+        """See ``TreeAttention``. The fused kernel takes one mask for all slots."""
         return 0
 
     def kernel(
-        self, asked: Asked, query: torch.Tensor, start: int, mask: torch.Tensor
+        self, params: AttentionParams, query: torch.Tensor, start: int, mask: torch.Tensor
     ) -> torch.Tensor:
-        """See ``TreeAttention.kernel``."""
-        keys = self.cache.keys[asked.layer][:, : self.end]
-        values = self.cache.values[asked.layer][:, : self.end]
+        """See ``TreeAttention``."""
+        keys = self.cache.keys[params.layer][:, : self.end]
+        values = self.cache.values[params.layer][:, : self.end]
         kind = product_type(query.dtype)
         values = values.to(kind)
-        if asked.softcap is None:
+        if params.softcap is None:
             out = torch.nn.functional.scaled_dot_product_attention(
                 query.to(kind)[None],
                 keys.to(kind)[None],
                 values[None],
                 attn_mask=mask.to(kind),
-                scale=asked.scaling,
+                scale=params.scaling,
             )[0]
         else:
-            scores = (
-                dots(query, keys)
-                .mul_(asked.scaling)
-                .div_(asked.softcap)
-                .tanh_()
-                .mul_(asked.softcap)
-            )
+            scores = query_key_products(query, keys).mul_(params.scaling)
+            scores.div_(params.softcap).tanh_().mul_(params.softcap)
             scores += mask
             out = torch.bmm(scores.softmax(-1).to(kind), values)
         return out.to(query.dtype)
 
 
-def tree_attention(
+class BatchedAttention(TreeMask):
+    """The rows of several sessions, one after the other, each with its own cache: linear layers see
+    all rows, attention each session's slots. Results are bitwise those of separate passes."""
+
+    def __init__(self, parts: Sequence[TreeAttention]) -> None:
+        super().__init__(sum(part.count for part in parts))
+        self.parts = parts
+
+    def compute(
+        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``TreeMask``; n are the rows of all sessions."""
+        outputs = [
+            part.compute(params, query[:, own], key[:, own], value[:, own])
+            for part, own in zip(self.parts, row_slices(self.parts), strict=True)
+        ]
+        return torch.cat(outputs)
+
+
+def row_slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
+    """The rows of each session."""
+    start = 0
+    for part in parts:
+        end = start + part.count
+        yield slice(start, end)
+        start = end
+
+
+def _attention_function(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -191,52 +215,20 @@ def tree_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    tree: Tree | None = None,
+    tree: TreeMask | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, H, n, D] -> [1, n, H, D]."""
     if tree is None:
         raise TypeError("this model runs only inside a stage")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    asked = Asked(module.layer_idx, scale, sliding_window, softcap)
-    out = tree.attend(asked, query[0], key[0], value[0])
+    params = AttentionParams(module.layer_idx, scale, sliding_window, softcap)
+    out = tree.attend(params, query[0], key[0], value[0])
     return out.unsqueeze(0), None
 
 
 def register() -> None:
-    """Make our function known to transformers. May be called any number of times."""
+    """Make our attention function known to transformers. May be called any number of times."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, tree_attention)
-
-
-# --- Passes of several sessions as one: linear layers see all rows, attention each session's
-# slots.
-
-
-class TogetherAttention(Tree):
-    """The rows of several sessions, one after the other, each with its own cache. Every session's
-    rows get the very computation they would get alone, so they get the same bits."""
-
-    def __init__(self, parts: Sequence[TreeAttention]) -> None:
-        super().__init__(sum(part.count for part in parts))
-        self.parts = parts
-
-    def mix(
-        self, asked: Asked, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """See ``Tree``; n are the rows of all sessions."""
-        found = [
-            part.mix(asked, query[:, own], key[:, own], value[:, own])
-            for part, own in zip(self.parts, slices(self.parts), strict=True)
-        ]
-        return torch.cat(found)
-
-
-def slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
-    """Where each session's rows are."""
-    start = 0
-    for part in parts:
-        end = start + part.count
-        yield slice(start, end)
-        start = end
+    AttentionInterface.register(IMPLEMENTATION, _attention_function)

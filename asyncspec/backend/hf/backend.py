@@ -116,7 +116,7 @@ class HFBackend:
         from asyncspec.backend.hf.shard import model_class
 
         del draft_model, stage, tokenizer
-        ort.is_here()
+        ort.is_available()
         if name is not None:
             with suppress(AsyncSpecError):
                 model_class(inspect_checkpoint(Path(name)).architecture)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo, main_dtype, read_into
-from asyncspec.backend.hf.experts import unstacked
+from asyncspec.backend.hf.experts import unstack_experts
 from asyncspec.backend.hf.families import inspect_checkpoint, read_config
 from asyncspec.backend.hf.repository import CheckpointFiles, open_files
 from asyncspec.core.errors import CheckpointError, UserError
@@ -71,7 +71,7 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
     files = open_files(name, tokenizer=tokenizer)
     path = files.directory
     model_info = inspect_checkpoint(path)
-    tensors = unstacked(files.tensors())
+    tensors = unstack_experts(files.tensors())
     from transformers import AutoConfig
 
     try:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from asyncspec.backend.hf.attention import FastAttention, TogetherAttention, Tree, slices
+from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
-from asyncspec.backend.hf.kernels.cpu.dense import set_quick_floor
+from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.core.jobs import DraftBatch, DraftResult, Release, Row, SourceJob
@@ -34,17 +34,17 @@ class DraftPass:
     nodes: Sequence[NodeId]
 
 
-class SharedPass:
+class BatchedDraftPass:
     """The rows of all ``parts``, one part after the other."""
 
     def __init__(self, parts: Sequence[DraftPass]) -> None:
         trees = [FastAttention(part.cache, part.committed, part.rows) for part in parts]
         self.count = sum(len(part.rows) for part in parts)
-        self.tree: Tree = trees[0] if len(trees) == 1 else TogetherAttention(trees)
+        self.tree: TreeMask = trees[0] if len(trees) == 1 else BatchedAttention(trees)
         self.positions = torch.tensor([row.position for part in parts for row in part.rows])
         # The rows whose successors are wanted.
         self.wanted: list[int] = []
-        for part, own in zip(parts, slices(trees), strict=True):
+        for part, own in zip(parts, row_slices(trees), strict=True):
             self.wanted += range(own.stop - len(part.nodes), own.stop)
 
 
@@ -78,7 +78,7 @@ class ModelPass(DraftPass):
     session: _Session
 
 
-class HFDraft:
+class DraftModel:
     """A whole small model with a tree cache per session. One thread only."""
 
     def __init__(self, shard: Shard, vocab: int | None = None) -> None:
@@ -95,7 +95,7 @@ class HFDraft:
     @property
     def token_bytes(self) -> int:
         """Bytes held for each token of a session, and for each node of its tree."""
-        return self._shape.held_bytes()
+        return self._shape.max_slot_bytes()
 
     def run(self, job: SourceJob) -> DraftResult | None:
         """See ``TokenSource``. Raises ``ValueError`` where ``base`` is not what the source
@@ -174,7 +174,7 @@ class HFDraft:
         known = self.shard.info.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]
         with torch.inference_mode():
-            shared = SharedPass(passes)
+            shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
             where = (torch.tensor(tokens), shared.positions, shared.tree)
             if not shared.wanted:
@@ -232,7 +232,9 @@ def _hang(session: _Session, wanted: Wanted) -> ModelPass:
     return _part(session, committed, rows, [token for _, token in wanted], ids)
 
 
-def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None = None) -> HFDraft:
+def load_draft(
+    checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None = None
+) -> DraftModel:
     """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary.
 
     Raises ``UserError`` or ``CheckpointError``."""
@@ -248,5 +250,5 @@ def load_draft(checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None
             # A draft is to be quick: a tied head gets a packed copy.
             share_tied=False,
         )
-        set_quick_floor(shard.linears)
-    return HFDraft(shard, vocab)
+        tune_min_rows(shard.linears)
+    return DraftModel(shard, vocab)

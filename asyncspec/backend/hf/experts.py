@@ -26,7 +26,7 @@ _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
 
 
-def unstacked(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """The tensors of a checkpoint, experts that are stored in one tensor a layer one by one: each
     of their matrices is a run of its bytes."""
     found: dict[str, TensorInfo] = {}
@@ -46,7 +46,7 @@ def unstacked(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     return found
 
 
-def opened_name(name: str) -> str:
+def split_name(name: str) -> str:
     """What a checkpoint's tensor is called in a model whose experts were opened."""
     name = name.replace(".block_sparse_moe.", ".mlp.")
     if name.endswith(".mlp.gate.weight"):
@@ -58,7 +58,7 @@ def opened_name(name: str) -> str:
     return f"{stem}.{number}.{_MIXTRAL.get(part, part)}.weight"
 
 
-def expected(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
+def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors that transformers expects for these matrices, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
     counts: dict[str, int] = {}
@@ -82,7 +82,7 @@ def expected(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def open_experts(model: nn.Module) -> None:
+def split_experts(model: nn.Module) -> None:
     """Exchange routers and experts in place. The new linear layers have no weights yet."""
     for block in list(model.modules()):
         experts: Any = getattr(block, "experts", None)

@@ -13,11 +13,11 @@ from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
 from asyncspec.backend.hf.cache import shape_of
 from asyncspec.backend.hf.checkpoint import LAYERS, named_dtype
 from asyncspec.backend.hf.checkpoint_files import main_dtype
-from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.kernels.cpu.dense import kept_type, widens
+from asyncspec.backend.hf.experts import split_experts
+from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.repository import CheckpointFiles
-from asyncspec.backend.hf.weights import kind_of, layer_of, only_looks_up, sub_config
+from asyncspec.backend.hf.weights import is_plain_embedding, layer_of, quantization_of, sub_config
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.errors import CheckpointError
 
@@ -59,7 +59,7 @@ def draft_footprint(directory: Path, model_info: ModelInfo, dtype: str) -> Footp
     computed = computed_type(model_info, dtype)
     config, model = _unloaded(directory, span)
     weights = _weights(model, _items(model_info, computed), "none", tied=False)
-    slot = shape_of(config, model_info.layers, computed, "fast").held_bytes()
+    slot = shape_of(config, model_info.layers, computed, "fast").max_slot_bytes()
     return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
 
 
@@ -93,7 +93,7 @@ def pass_scores(heads: int) -> int:
 
 def _items(model_info: ModelInfo, computed: torch.dtype) -> tuple[int, int]:
     """Bytes of a number, and of one in a linear layer."""
-    return computed.itemsize, kept_type(stored_half(model_info), computed).itemsize
+    return computed.itemsize, weight_dtype(stored_half(model_info), computed).itemsize
 
 
 def _unloaded(directory: Path, span: tuple[int, int]) -> tuple[Any, Any]:
@@ -107,7 +107,7 @@ def _unloaded(directory: Path, span: tuple[int, int]) -> tuple[Any, Any]:
             model: Any = AutoModelForCausalLM.from_config(
                 sub_config(config, *span), attn_implementation="eager"
             )
-            open_experts(model)
+            split_experts(model)
     except Exception as error:  # a setting that makes no sense may fail in any way
         why = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"transformers cannot build {directory} ({why})") from error
@@ -119,7 +119,7 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
     of an embedding that is kept as it is stored. ``tied``: its head is its embedding, and a dense
     one is held once, where both want the same numbers."""
     item, in_linear = items
-    kept = in_linear != item and only_looks_up(model.model.embed_tokens)
+    kept = in_linear != item and is_plain_embedding(model.model.embed_tokens)
     once = tied and not kept
     layers = model.model.layers if in_linear != item else ()
     widened = {f"{LAYERS}{i}." for i, layer in enumerate(layers) if _widens(layer)}
@@ -129,7 +129,7 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
         if isinstance(module, torch.nn.Linear):
             height, width = module.weight.shape
             numbers -= height * width
-            kind = kind_of(name, quantize)
+            kind = quantization_of(name, quantize)
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
             elif layer_of(name) in widened:
@@ -142,4 +142,4 @@ def _weights(model: Any, items: tuple[int, int], quantize: Quantize, *, tied: bo
 
 def _widens(layer: Any) -> bool:
     linears = (x for x in layer.modules() if isinstance(x, torch.nn.Linear))
-    return widens(sum(x.weight.numel() for x in linears))
+    return upcasts_half(sum(x.weight.numel() for x in linears))

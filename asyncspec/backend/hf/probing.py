@@ -1,4 +1,4 @@
-"""Made-up numbers for trying out what was loaded."""
+"""Random inputs for self-tests, and which layers of a model compute alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def noise(*size: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal numbers that leave the process's generator alone."""
+    """Standard normal float32 numbers; torch's global generator is not used."""
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
@@ -18,24 +18,21 @@ def noise_tokens(count: int, vocab: int) -> torch.Tensor:
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(7))
 
 
-# --- Which layers of a stack compute alike: what is tried on one of them need not be on the
-# others.
-
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
-_OWN = "layer_idx"
+_INDEX = "layer_idx"
 """The one setting in which all layers differ."""
 
 
-def kind_of(layer: nn.Module) -> Hashable:
+def layer_kind(layer: nn.Module) -> Hashable:
     """Equal for layers of the same modules, settings and shapes, whatever their weights are."""
     return tuple((name, type(part), *_settings(part)) for name, part in layer.named_modules())
 
 
-def fewest_of_all_kinds(layers: Sequence[nn.Module]) -> int:
-    """So many of the first layers have one of each kind among them."""
+def layers_with_all_kinds(layers: Sequence[nn.Module]) -> int:
+    """How many of the first layers include one of each kind: a test of these covers all."""
     firsts: dict[Hashable, int] = {}
     for i, layer in enumerate(layers):
-        firsts.setdefault(kind_of(layer), i)
+        firsts.setdefault(layer_kind(layer), i)
     return max(firsts.values()) + 1
 
 
@@ -44,5 +41,5 @@ def _settings(part: nn.Module) -> Iterator[Hashable]:
     for name, value in (*tensors, *sorted(vars(part).items())):
         if isinstance(value, torch.Tensor):
             yield name, value.shape, value.dtype
-        elif isinstance(value, _PLAIN) and name != _OWN:
+        elif isinstance(value, _PLAIN) and name != _INDEX:
             yield name, value

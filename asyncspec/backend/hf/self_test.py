@@ -1,31 +1,209 @@
-"""Tried at start: what this CPU's kernels do with zeros between terms and with few or many rows.
+"""Start-up self-test of exact mode: what this CPU's kernels do with zeros between terms and with
+few or many rows.
 
-The recipe of exact mode rests on two properties of matrix products that no library promises
-(docs/reference/exactness.md). Both are cheap to measure on the kernels, shapes and weights that
-will be
-used; what does not hold is done without, and if equality still fails the stage says "tolerance".
+Exact mode rests on two properties of matrix products that no library promises
+(docs/reference/exactness.md). Both are measured on the kernels, shapes and weights that will be used; a
+property that does not hold is not relied on, and if equality still fails the stage's guarantee is
+"tolerance".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from asyncspec.backend.base import Guarantee
-from asyncspec.backend.hf.cache import TreeCache
-from asyncspec.backend.hf.exact_attention import ExactAttention, chain_reach, strips_of
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, Recipe, Strips
-from asyncspec.backend.hf.kernels.cpu.linear import RowLinear, RowwiseLinear
+from asyncspec.backend.hf.cache import CacheShape, TreeCache
+from asyncspec.backend.hf.exact_attention import ExactAttention
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, MAX_K, KernelSettings, RowTiles
+from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
+from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.core.jobs import Row
 
-_ROW_FLOORS = (1, 2, 4, 8, 16)
-_SWEEP = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
-_SHORT_SWEEP = (1, 2, 3, 5, 16, 17, 64)
-_BIG_WEIGHT = 1 << 22
+_MIN_ROWS = (1, 2, 4, 8, 16)
+_ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
+_FEW_ROW_COUNTS = (1, 2, 3, 5, 16, 17, 64)
+_LARGE_WEIGHT = 1 << 22
 """Elements; a larger weight is tried with fewer row counts, to keep the start short."""
+
+
+def choose_settings(shard: Shard) -> KernelSettings:
+    """Measure the kernels, and set ``min_rows`` of the loaded linear layers."""
+    min_rows = [_set_min_rows(linears) for linears in _by_kind(shard.linears)]
+    config = shard.model.config
+    shape = shard.cache_shape("exact")
+    groups = config.num_attention_heads // shape.kv_heads
+    found = row_tiles_of(shape, groups)
+    tiles = found or RowTiles()
+    return KernelSettings(
+        max_k=max_masked_k(shape, groups, tiles),
+        row_tiles=tiles,
+        min_rows=max(least or _MIN_ROWS[-1] for least in min_rows),
+        row_invariant=None not in min_rows and found is not None,
+        packed=all(x.packed for x in shard.linears if isinstance(x, PackedLinear)),
+    )
+
+
+# --- Linear layers.
+
+
+def _by_kind(linears: Sequence[RowwiseLinear]) -> list[list[RowwiseLinear]]:
+    kinds: dict[type, list[RowwiseLinear]] = {}
+    for linear in linears:
+        kinds.setdefault(linear.kind, []).append(linear)
+    return list(kinds.values())
+
+
+def _set_min_rows(linears: list[RowwiseLinear]) -> int | None:
+    min_rows = min_invariant_rows(linears)
+    for linear in linears:
+        linear.min_rows = min_rows or _MIN_ROWS[-1]
+    return min_rows
+
+
+def min_invariant_rows(linears: list[RowwiseLinear]) -> int | None:
+    """Fewest rows from which on a row's result does not depend on how many there are; None where
+    there is no such number."""
+    # A matrix shared with the embedding (no bytes of its own) is multiplied unpacked.
+    by_shape = {(x.in_features, x.out_features, x.weight_bytes): x for x in linears}
+    least = max(x.min_tested_rows for x in linears)
+    equal = {rows for rows in _ROW_COUNTS if rows >= least}
+    for (width, height, _), linear in by_shape.items():
+        counts = _ROW_COUNTS if width * height <= _LARGE_WEIGHT else _FEW_ROW_COUNTS
+        x = noise(max(counts), width).to(linear.dtype)
+        want = linear.unrounded_product(x[:16])
+        for rows in equal.intersection(counts):
+            common = min(rows, 16)
+            if not torch.equal(linear.unrounded_product(x[:rows])[:common], want[:common]):
+                equal.discard(rows)
+    for min_rows in _MIN_ROWS:
+        if all(rows in equal for rows in _ROW_COUNTS if rows >= min_rows):
+            return min_rows
+    return None
+
+
+# --- Attention's products. They are torch's own, so MKL's or whatever this torch was built with.
+
+_KNOWN_TILES = (
+    RowTiles(),
+    # MKL with AVX2 alone: tiles of six rows, and from some 60 rows on other kernels.
+    RowTiles(6, 48),
+    RowTiles(16),
+    RowTiles(24, 48),
+)
+
+_TILE_MULTIPLES = 8
+"""Multiples of a tile that are tried one by one."""
+
+_MANY_ROWS = (72, 96, 128, 200, 256)
+"""Row counts of which the next multiple of a tile is tried as well."""
+
+_SLOT_COUNTS = (BLOCK, 3 * BLOCK)
+
+_ONEDNN_STEP = 6
+"""One in so many row counts is tried where oneDNN multiplies (bfloat16): it keeps half a MiB of
+code for each shape, and computes any number of rows alike."""
+
+
+def row_tiles_of(shape: CacheShape, groups: int) -> RowTiles | None:
+    """Row counts for which a row's scores and its sums of values have the same bits wherever it is
+    in the product, if there are any; a row of the pass is ``groups`` rows of attention."""
+    return next((tiles for tiles in _KNOWN_TILES if _is_row_invariant(shape, groups, tiles)), None)
+
+
+def max_masked_k(shape: CacheShape, groups: int, tiles: RowTiles) -> int:
+    """Largest inner dimension, up to ``MAX_K``, for which weights [kv_heads, rows, K] times values
+    [kv_heads, K, value_width] depends neither on zeros between its terms nor on the number of
+    rows."""
+    longest = 0
+    for length in range(BLOCK, MAX_K + 1, BLOCK):
+        for count in (groups, 5 * groups, 16 * groups):
+            rows = tiles.padded(count)
+            if not _ignores_zeros(shape, min(rows, tiles.most or rows), length, tiles.multiple):
+                return longest
+        longest = length
+    return longest
+
+
+def _is_row_invariant(shape: CacheShape, groups: int, tiles: RowTiles) -> bool:
+    counts = sorted(_row_counts(tiles, groups))
+    return _equal_scores(shape, counts) and _equal_sums(shape, counts)
+
+
+def _equal_scores(shape: CacheShape, counts: Sequence[int]) -> bool:
+    heads, width = shape.kv_heads, shape.head_dim
+    query = noise(heads, 1, width).to(shape.dtype)
+    keys = noise(heads, _SLOT_COUNTS[-1], width, seed=1).to(shape.dtype)
+    if scores_type(query) != torch.float32:
+        counts = counts[::_ONEDNN_STEP]
+    products = (
+        query_key_products(_repeated(query, rows), keys.narrow(1, 0, slots)).narrow(2, 0, BLOCK)
+        for rows in counts
+        for slots in _SLOT_COUNTS
+    )
+    return _all_rows_equal(products)
+
+
+def _equal_sums(shape: CacheShape, counts: Sequence[int]) -> bool:
+    heads, columns = shape.kv_heads, shape.value_width
+    weights = noise(heads, 1, BLOCK).exp_()
+    values = noise(heads, BLOCK, columns, seed=1)
+    start = noise(heads, 1, columns, seed=2)
+    return _all_rows_equal(
+        torch.baddbmm(_repeated(start, rows), _repeated(weights, rows), values) for rows in counts
+    )
+
+
+def _row_counts(tiles: RowTiles, groups: int) -> set[int]:
+    """Row counts that a pass may have."""
+    own = {tiles.padded(count * groups) for count in (1, 2, 5, 16)}
+    each = {tiles.multiple * count for count in range(1, _TILE_MULTIPLES + 1)}
+    many = {tiles.padded(count) for count in _MANY_ROWS}
+    return {n for n in own | each | many if tiles.most is None or n <= tiles.most}
+
+
+def _repeated(row: torch.Tensor, rows: int) -> torch.Tensor:
+    return row.expand(-1, rows, -1).contiguous()
+
+
+def _all_rows_equal(products: Iterable[torch.Tensor]) -> bool:
+    """Whether all rows of all products [heads, rows, n] are the same."""
+    first: torch.Tensor | None = None
+    for product in products:
+        first = product[:, :1] if first is None else first
+        if not torch.equal(product, first.expand_as(product)):
+            return False
+    return True
+
+
+def _ignores_zeros(shape: CacheShape, rows: int, length: int, few: int) -> bool:
+    """Whether terms among zeros add up to what they do as a dense block of ``few`` rows."""
+    heads, columns = shape.kv_heads, shape.value_width
+    terms = BLOCK - 3
+    weights = noise(heads, rows, terms).exp_()
+    values = noise(heads, terms, columns, seed=1)
+    # The same terms as a dense block for few rows, and spread among zeros for all rows.
+    dense = weights.new_zeros(heads, few, BLOCK)
+    dense[..., :terms] = weights[:, :few]
+    dense_values = values.new_zeros(heads, BLOCK, columns)
+    dense_values[:, :terms] = values
+    generator = torch.Generator().manual_seed(length)
+    places = torch.randperm(length, generator=generator)[:terms].sort().values
+    spread = weights.new_zeros(heads, rows, length)
+    spread[..., places] = weights
+    spread_values = noise(heads, length, columns, seed=2)
+    spread_values[:, places] = values
+    start = noise(heads, rows, columns, seed=3)
+    want = torch.baddbmm(start[:, :few], dense, dense_values)
+    got = torch.baddbmm(start, spread, spread_values)
+    return torch.equal(got[:, :few], want)
+
+
+# --- The loaded stage: layers of every kind over a short path, one row per pass, and again inside a
+# tree.
 
 _PREFIX = BLOCK - 3
 _SIBLINGS = (2, 1, 4, 3, 6, 2)
@@ -37,86 +215,33 @@ _LEVELS = ((0,), (1, 2), (3,), (4, 5))
 _PATH = len(_SIBLINGS)
 
 
-def choose_recipe(shard: Shard) -> Recipe:
-    """Measure, and set the row floor of the loaded linear layers."""
-    floors = [_set_floor(alike) for alike in _by_kind(shard.linears)]
-    config = shard.model.config
-    shape = shard.cache_shape("exact")
-    groups = config.num_attention_heads // shape.kv_heads
-    strips = strips_of(shape, groups)
-    used = strips or Strips()
-    return Recipe(
-        reach=chain_reach(shape, groups, used),
-        strips=used,
-        min_rows=max(floor or _ROW_FLOORS[-1] for floor in floors),
-        blind_rows=None not in floors and strips is not None,
-        packed=all(x.packed for x in shard.linears if isinstance(x, RowLinear)),
-    )
-
-
-def _by_kind(linears: Sequence[RowwiseLinear]) -> list[list[RowwiseLinear]]:
-    """Layers of different products have floors of their own."""
-    kinds: dict[type, list[RowwiseLinear]] = {}
-    for linear in linears:
-        kinds.setdefault(linear.kind, []).append(linear)
-    return list(kinds.values())
-
-
-def _set_floor(linears: list[RowwiseLinear]) -> int | None:
-    floor = row_floor(linears)
-    for linear in linears:
-        linear.min_rows = floor or _ROW_FLOORS[-1]
-    return floor
-
-
-def row_floor(linears: list[RowwiseLinear]) -> int | None:
-    """Fewest rows from which on a row's result no longer depends on how many there are; None
-    where that never ends."""
-    # A matrix shared with the embedding (no bytes of its own) is multiplied as it lies.
-    by_shape = {(x.in_features, x.out_features, x.weight_bytes): x for x in linears}
-    fewest = max(x.fewest_rows for x in linears)
-    agreed = {rows for rows in _SWEEP if rows >= fewest}
-    for (width, height, _), linear in by_shape.items():
-        sweep = _SWEEP if width * height <= _BIG_WEIGHT else _SHORT_SWEEP
-        x = noise(max(sweep), width).to(linear.dtype)
-        want = linear.sums(x[:16])
-        for rows in agreed.intersection(sweep):
-            common = min(rows, 16)
-            if not torch.equal(linear.sums(x[:rows])[:common], want[:common]):
-                agreed.discard(rows)
-    for floor in _ROW_FLOORS:
-        if all(rows in agreed for rows in _SWEEP if rows >= floor):
-            return floor
-    return None
-
-
-def confirm(shard: Shard, recipe: Recipe) -> Guarantee:
-    """Run layers of every kind over a short path, one row per pass, and again inside a tree."""
-    if not recipe.blind_rows:
+def confirm(shard: Shard, settings: KernelSettings) -> Guarantee:
+    """Compare the path's rows alone and in the tree."""
+    if not settings.row_invariant:
         return "tolerance"
-    inputs = shard.noise(2 * _PATH)
-    with shard.shortened():
-        alone = _path_alone(shard, recipe, inputs)
-        in_tree = _path_in_tree(shard, recipe, inputs)
+    inputs = shard.probe_inputs(2 * _PATH)
+    with shard.truncated():
+        alone = _path_alone(shard, settings, inputs)
+        in_tree = _path_in_tree(shard, settings, inputs)
     return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
 
 
-def _path_alone(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.Tensor:
+def _path_alone(shard: Shard, settings: KernelSettings, inputs: torch.Tensor) -> torch.Tensor:
     """Outputs [_PATH, width] of the path's rows, one row per pass."""
-    cache = _made_up(shard)
+    cache = _random_cache(shard)
     outputs = []
     for i in range(_PATH):
         slot = _PREFIX + i
         row = Row(slot=slot, position=slot, visible=(slot,))
-        outputs.append(_outputs(shard, recipe, cache, slot, [row], inputs[i : i + 1]))
+        outputs.append(_outputs(shard, settings, cache, slot, [row], inputs[i : i + 1]))
     return torch.cat(outputs)
 
 
-def _path_in_tree(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.Tensor:
+def _path_in_tree(shard: Shard, settings: KernelSettings, inputs: torch.Tensor) -> torch.Tensor:
     """The same rows, each after siblings, in few passes; siblings keep their slots. The path's row
-    is the last of a pass wherever a level is: what comes last is where vectors are ragged."""
-    cache = _made_up(shard)
-    line: list[int] = []
+    is the last of a pass wherever a level is: the last vector of a tensor is the partial one."""
+    cache = _random_cache(shard)
+    path: list[int] = []
     slot, outputs = _PREFIX, []
     for levels in _LEVELS:
         rows: list[Row] = []
@@ -124,20 +249,20 @@ def _path_in_tree(shard: Shard, recipe: Recipe, inputs: torch.Tensor) -> torch.T
         own: list[int] = []
         for i in levels:
             for sibling in range(_SIBLINGS[i]):
-                rows.append(Row(slot, _PREFIX + i, (*line, slot)))
+                rows.append(Row(slot, _PREFIX + i, (*path, slot)))
                 given.append(_PATH + (i + sibling) % _PATH)
                 slot += 1
-            line.append(slot)
+            path.append(slot)
             own.append(len(rows))
-            rows.append(Row(slot, _PREFIX + i, tuple(line)))
+            rows.append(Row(slot, _PREFIX + i, tuple(path)))
             given.append(i)
             slot += 1
-        outputs.append(_outputs(shard, recipe, cache, _PREFIX, rows, inputs[given])[own])
+        outputs.append(_outputs(shard, settings, cache, _PREFIX, rows, inputs[given])[own])
     return torch.cat(outputs)
 
 
-def _made_up(shard: Shard) -> TreeCache:
-    """A cache with a committed path of noise: quicker than computing one, and as telling."""
+def _random_cache(shard: Shard) -> TreeCache:
+    """A cache with a committed path of noise: quicker than computing one."""
     shape = shard.cache_shape("exact")
     cache = TreeCache(shape, _PREFIX + _PATH + sum(_SIBLINGS))
     cache.reserve(_PREFIX)
@@ -151,15 +276,15 @@ def _made_up(shard: Shard) -> TreeCache:
 
 def _outputs(
     shard: Shard,
-    recipe: Recipe,
+    settings: KernelSettings,
     cache: TreeCache,
     committed: int,
     rows: list[Row],
     inputs: torch.Tensor,
 ) -> torch.Tensor:
     """Logits [n, vocab] on the last stage, hidden states [n, H] before it."""
-    tree = ExactAttention(cache, committed, rows, recipe)
+    tree = ExactAttention(cache, committed, rows, settings)
     positions = torch.tensor([row.position for row in rows])
-    if shard.judges:
+    if shard.has_head:
         return shard.logits(inputs, positions, tree, torch.arange(len(rows)))
     return shard.hidden(inputs, positions, tree)

@@ -1,8 +1,8 @@
 """A contiguous block of a checkpoint's layers as a transformers model of its own.
 
-transformers builds it from a configuration with fewer layers and from renumbered tensors, so a
+transformers builds it from a configuration with fewer layers and from renumbered tensors, so each
 family's own code runs (norms, scales, caps, rotary embeddings) and nothing but the block is read.
-Driving the layers by hand would break with every second release of transformers.
+Driving the layers from here would break with every second release of transformers.
 """
 
 from __future__ import annotations
@@ -15,58 +15,63 @@ import torch
 from torch import nn
 
 from asyncspec.backend.base import Mode, Quantize
-from asyncspec.backend.hf.attention import NAME, Tree, register
-from asyncspec.backend.hf.cache import Shape, shape_of
+from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, register
+from asyncspec.backend.hf.cache import CacheShape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.experts import open_experts
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe
-from asyncspec.backend.hf.kernels.cpu.elementwise import swap_elementwise
-from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, with_rows
-from asyncspec.backend.hf.kernels.cpu.mapped import pack_mapped
-from asyncspec.backend.hf.optimized.graphs import Half, fuse
-from asyncspec.backend.hf.optimized.layers import make_lean
-from asyncspec.backend.hf.probing import fewest_of_all_kinds, noise, noise_tokens
+from asyncspec.backend.hf.experts import split_experts
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
+from asyncspec.backend.hf.kernels.cpu.mapped import pack_mmapped
+from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
+from asyncspec.backend.hf.optimized.model import optimize_model
+from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, noise_tokens
 from asyncspec.backend.hf.process import quiet_transformers
-from asyncspec.backend.hf.weights import Pieces, Wanted, fill, read_pieces, sub_config
+from asyncspec.backend.hf.weights import (
+    MatrixFormat,
+    ShardTensors,
+    load_matrices,
+    read_shard_tensors,
+    sub_config,
+)
 from asyncspec.core.errors import CheckpointError, UserError, first_line
 
-_POSITIONS = (3, 4, 4, 5, 9)
-"""Of rows that a loaded shard is tried with."""
+_PROBE_POSITIONS = (3, 4, 4, 5, 9)
 
-_FEWEST = 4
-"""Layers that a shard is tried with: what one of them rounds otherwise, few more make visible."""
+_MIN_PROBE_LAYERS = 4
+"""Rounding differences of one layer become visible after a few more."""
 
 
 class Shard:
-    """Layers [first, last) of a model; the first shard embeds, the last has norm and head."""
+    """Layers [first, last) of a model; the first shard has the embedding, the last one norm and
+    head."""
 
     def __init__(
         self, model: Any, checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
     ) -> None:
         self.model = model
         self.layers = range(first, last)
-        self.embeds = first == 0
-        self.judges = last == checkpoint.info.layers
+        self.has_embedding = first == 0
+        self.has_head = last == checkpoint.info.layers
         self.info = checkpoint.info
         self.dtype = dtype
-        # What multiplies; filled by ``load_shard``.
+        # Set by ``load_shard``.
         self.linears: tuple[RowwiseLinear, ...] = ()
-        # Of those the one by whose floor a pass has its rows.
-        self._first: RowwiseLinear | None = None
-        # So many of the first layers are enough to try it with; set by ``load_shard``.
-        self.telling = last - first
-        # Why its layers are run by the family's own code, which takes longer; "" where they are
-        # not (lean/). Set by ``load_shard``.
-        self.not_lean = "not tried"
+        # The linear layer whose row padding all layers get.
+        self._first_linear: RowwiseLinear | None = None
+        # Number of first layers that self-tests run.
+        self.probe_layers = last - first
+        # Why its layers are run by transformers' own code; "" where they are optimized.
+        self.unoptimized_reason = "not tried"
 
-    def use(self, linears: Iterable[RowwiseLinear]) -> None:
-        """These are the shard's products."""
+    def set_linears(self, linears: Iterable[RowwiseLinear]) -> None:
+        """Set the shard's linear layers."""
         self.linears = tuple(linears)
-        # Halves of layers take rows as they come; other products see to their floor themselves.
-        halves = (linear for linear in self.linears if isinstance(linear, Half))
-        self._first = next(halves, self.linears[0])
+        # Graphs do not pad rows themselves.
+        graphs = (linear for linear in self.linears if isinstance(linear, LayerGraph))
+        self._first_linear = next(graphs, self.linears[0])
 
-    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Tree) -> torch.Tensor:
+    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeMask) -> torch.Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
         Returns hidden states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
@@ -76,60 +81,60 @@ class Shard:
         self,
         inputs: torch.Tensor,
         positions: torch.Tensor,
-        tree: Tree,
+        tree: TreeMask,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        """As ``hidden``, but the logits [len(rows), vocab] of some rows, by the family's own
-        code. The head runs on those rows only."""
+        """As ``hidden``, but the logits [len(rows), vocab] of some rows. The head runs on those
+        rows only."""
         count = len(rows)
         if getattr(self.model.config, "final_logit_softcapping", None):
-            # The cap's tanh runs over [rows, vocab] as one vector: keep it whole (elementwise.py).
+            # The cap's tanh runs over [rows, vocab]: fill whole vectors (``elementwise.py``).
             while len(rows) * self.info.vocab_size % 64:
                 rows = torch.cat([rows, rows[-1:]])
         out = self.model(**self._inputs(inputs, positions, tree), logits_to_keep=rows)
         return cast("torch.Tensor", out.logits[0, :count])
 
-    def _inputs(self, inputs: torch.Tensor, positions: torch.Tensor, tree: Tree) -> dict[str, Any]:
-        # Once for all layers, so that none has to (``RowwiseLinear.padded``).
-        rows = self._padded(len(inputs))
-        name = "input_ids" if self.embeds else "inputs_embeds"
+    def _inputs(
+        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeMask
+    ) -> dict[str, Any]:
+        # Padded once here, so that no layer has to (``RowwiseLinear.computed_rows``).
+        rows = self._computed_rows(len(inputs))
+        name = "input_ids" if self.has_embedding else "inputs_embeds"
         return {
-            name: with_rows(inputs, rows).unsqueeze(0),
-            "position_ids": with_rows(positions, rows).unsqueeze(0),
+            name: pad_rows(inputs, rows).unsqueeze(0),
+            "position_ids": pad_rows(positions, rows).unsqueeze(0),
             "use_cache": False,
             "tree": tree,
         }
 
-    def _padded(self, rows: int) -> int:
-        """Rows that the layers' products take as they are, where ``rows`` are asked for."""
-        return rows if self._first is None else self._first.padded(rows)
+    def _computed_rows(self, rows: int) -> int:
+        return rows if self._first_linear is None else self._first_linear.computed_rows(rows)
 
-    def noise(self, count: int) -> torch.Tensor:
-        """Inputs of that many rows, to try this shard with."""
-        if self.embeds:
+    def probe_inputs(self, count: int) -> torch.Tensor:
+        """Random inputs of ``count`` rows."""
+        if self.has_embedding:
             return noise_tokens(count, self.info.vocab_size)
         return noise(count, self.info.hidden_size).to(self.dtype)
 
     @contextmanager
-    def shortened(self) -> Iterator[None]:
-        """Inside, passes go through a few first layers with one of each kind among them: a stage
-        of many layers is tried in the time that those take."""
+    def truncated(self) -> Iterator[None]:
+        """Inside, passes go through ``probe_layers`` layers only."""
         body = self.model.model
-        whole = body.layers
-        body.layers = whole[: self.telling]
+        layers = body.layers
+        body.layers = layers[: self.probe_layers]
         try:
             yield
         finally:
-            body.layers = whole
+            body.layers = layers
 
-    def outline(self) -> Callable[[Tree], torch.Tensor]:
-        """A pass of noise at ``_POSITIONS`` over a given tree, through all of the family's code
-        that this shard runs, but not through the head's matrix, of which reading takes long."""
-        inputs, positions = self.noise(len(_POSITIONS)), torch.tensor(_POSITIONS)
-        rows = torch.arange(len(_POSITIONS))
+    def probe_pass(self) -> Callable[[TreeMask], torch.Tensor]:
+        """A pass of random rows at ``_PROBE_POSITIONS`` with a given mask, through all code of the
+        model except the head's matrix, which takes long to read."""
+        inputs, positions = self.probe_inputs(len(_PROBE_POSITIONS)), torch.tensor(_PROBE_POSITIONS)
+        rows = torch.arange(len(_PROBE_POSITIONS))
 
-        def run(tree: Tree) -> torch.Tensor:
-            if not self.judges:
+        def run(tree: TreeMask) -> torch.Tensor:
+            if not self.has_head:
                 return self.hidden(inputs, positions, tree)
             head = self.model.lm_head
             self.model.lm_head = nn.Identity()
@@ -141,32 +146,31 @@ class Shard:
         return run
 
     @property
-    def lean(self) -> bool:
-        """Whether the layers run in fewer operations than by the family's own code."""
-        return not self.not_lean
+    def optimized(self) -> bool:
+        """Whether the layers run in fewer operations than transformers' own code."""
+        return not self.unoptimized_reason
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of everything this shard holds of the model."""
+        """Memory of all weights."""
         rest: int = sum(x.numel() * x.element_size() for x in self.model.parameters())
         return rest + sum(linear.bytes_held for linear in self.linears)
 
-    def weights_in_words(self) -> str:
-        """How the matrices of this shard's layers and head are kept."""
+    def describe_weights(self) -> str:
+        """How the matrices of layers and head are kept."""
         head = self.model.lm_head
-        layers = " and ".join(sorted({x.words for x in self.linears if x is not head}))
-        same = not self.judges or head.words == layers
-        return layers if same else f"{layers}, head {head.words}"
+        layers = " and ".join(sorted({x.description for x in self.linears if x is not head}))
+        same = not self.has_head or head.description == layers
+        return layers if same else f"{layers}, head {head.description}"
 
-    def in_words(self) -> str:
-        """What a user should know of this shard."""
-        words = self.weights_in_words()
-        # A release of transformers may compute something else; passes take longer then.
-        return (
-            words if self.lean else f"{words}, layers by transformers' own code ({self.not_lean})"
-        )
+    def describe(self) -> str:
+        """``describe_weights``, and why layers are slower than they could be."""
+        weights = self.describe_weights()
+        if self.optimized:
+            return weights
+        return f"{weights}, layers by transformers' own code ({self.unoptimized_reason})"
 
-    def cache_shape(self, mode: Mode) -> Shape:
+    def cache_shape(self, mode: Mode) -> CacheShape:
         """What a slot of this shard's cache holds."""
         return shape_of(self.model.config, len(self.layers), self.dtype, mode)
 
@@ -177,15 +181,15 @@ def load_shard(
     last: int,
     dtype: torch.dtype,
     mode: Mode,
-    recipe: Recipe,
+    settings: KernelSettings,
     *,
     quantize: Quantize = "none",
     share_tied: bool = True,
 ) -> Shard:
     """Read layers [first, last) and pack or quantise them, one matrix after another.
 
-    ``share_tied``: where one shard embeds and judges with one matrix, it holds it once; else the
-    head gets a packed copy, which is quicker.
+    ``share_tied``: a matrix that is both embedding and head is held once; else the head gets a
+    packed copy, which is faster.
 
     Raises ``UserError`` for a range the model does not have, ``CheckpointError`` where tensors
     are missing or do not fit the configuration.
@@ -194,31 +198,32 @@ def load_shard(
     if not 0 <= first < last <= total:
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
     register()
-    pieces = read_pieces(checkpoint, first, last, dtype)
-    shard = Shard(_build(checkpoint, first, last, dtype, pieces), checkpoint, first, last, dtype)
+    tensors = read_shard_tensors(checkpoint, first, last, dtype)
+    shard = Shard(_build(checkpoint, first, last, dtype, tensors), checkpoint, first, last, dtype)
     inner = shard.model.model
-    if not shard.embeds:
-        # The head may be tied to it, and then has it read for itself.
+    if not shard.has_embedding:
+        # A tied head reads the matrix for itself.
         inner.embed_tokens = nn.Identity()
-    if not shard.judges:
+    if not shard.has_head:
         inner.norm = nn.Identity()
         shard.model.lm_head = nn.Identity()
-    open_experts(shard.model)
-    fill(shard.model, pieces, Wanted(dtype, recipe, quantize, share_tied))
+    split_experts(shard.model)
+    load_matrices(shard.model, tensors, MatrixFormat(dtype, settings, quantize, share_tied))
     if mode == "exact":
-        swap_elementwise(shard.model)
-    shard.telling = max(_FEWEST, fewest_of_all_kinds(inner.layers))
-    shard.not_lean = make_lean(shard.model, shard.outline(), len(_POSITIONS))
-    if shard.lean:
-        fuse(shard.model.model, shard.info.hidden_size, torch.tensor(_POSITIONS))
-    pack_mapped(shard.model)
-    shard.use(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
+        pad_elementwise(shard.model)
+    shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(inner.layers))
+    shard.unoptimized_reason = optimize_model(
+        shard.model, shard.probe_pass(), len(_PROBE_POSITIONS)
+    )
+    if shard.optimized:
+        fuse_layers(shard.model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
+    pack_mmapped(shard.model)
+    shard.set_linears(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
     return shard
 
 
 def model_class(name: str) -> Any:
-    """transformers' class of that name. Asked for first, it takes seconds: transformers imports
-    what it is made of only then."""
+    """transformers' class ``name``. The first call takes seconds: it imports the class's module."""
     import transformers
 
     found = getattr(transformers, name, None)
@@ -228,25 +233,25 @@ def model_class(name: str) -> Any:
 
 
 def _build(
-    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, pieces: Pieces
+    checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, tensors: ShardTensors
 ) -> Any:
     """The shard's model, its matrices still placeholders."""
     cls = model_class(checkpoint.info.architecture)
     config = sub_config(checkpoint.config, first, last)
-    config.tie_word_embeddings = pieces.tied
+    config.tie_word_embeddings = tensors.tied
     with quiet_transformers():
         try:
             model, info = cls.from_pretrained(
                 None,
                 config=config,
-                state_dict=pieces.state,
+                state_dict=tensors.state,
                 dtype=dtype,
-                attn_implementation=NAME,
+                attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
-                # They are told below, by name.
+                # They are reported below, by name.
                 ignore_mismatched_sizes=True,
             )
-        except Exception as error:  # a setting that makes no sense may fail in any way
+        except Exception as error:  # invalid settings may fail in any way
             raise CheckpointError(
                 f"{checkpoint.path} does not load: {first_line(error)}"
             ) from error

@@ -1,8 +1,7 @@
-"""One session on one Hugging Face stage: its cache, and what becomes of its rows of a pass."""
+"""A pipeline stage on a Hugging Face checkpoint: ``LoadedStage`` for ``asyncspec.core.jobs``."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,23 +13,23 @@ from msgspec.structs import replace
 from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
 from asyncspec.backend.hf.attention import (
     Abandoned,
+    BatchedAttention,
     FastAttention,
-    TogetherAttention,
-    Tree,
     TreeAttention,
-    slices,
+    TreeMask,
+    row_slices,
 )
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
-from asyncspec.backend.hf.eagle.hidden_states import depths_of, tapped
+from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states, depths_in
 from asyncspec.backend.hf.exact_attention import ExactAttention
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, Recipe
-from asyncspec.backend.hf.kernels.cpu.dense import set_quick_floor
+from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
+from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
-from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.pass_times import pass_seconds
 from asyncspec.backend.hf.process import HeapTrimmer
 from asyncspec.backend.hf.sampling import best_successors, draw, log_probs_of
-from asyncspec.backend.hf.self_test import choose_recipe, confirm
+from asyncspec.backend.hf.self_test import choose_settings, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
@@ -41,34 +40,33 @@ from asyncspec.core.jobs import (
     Compact,
     Forward,
     Release,
-    Row,
     SamplerOutput,
     StageJob,
     TensorRows,
     Trim,
 )
 from asyncspec.core.sampling import Sampling
-from asyncspec_protocol.ids import SegmentId, SessionId
+from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
 
 Output = torch.Tensor | tuple[int, ...] | SamplerOutput
-"""Hidden states [n, H], or on the last stage the tokens that are drawn."""
+"""Hidden states [n, H], or on the last stage sampled tokens."""
 
 
 @dataclass(slots=True)
-class StageSession:
-    """A session's cache and what its request asks for."""
+class _Session:
+    """A session's cache and request settings."""
 
     cache: TreeCache
     sampling: Sampling
-    # On the last stage, where draws depend on them.
+    # On the last stage of sessions with penalties.
     tokens: SlotTokens | None
-    # What the token source reads of the target, and what of it becomes known here.
+    # Target hidden states that the token source reads (``Open.features``), and those of them that
+    # this stage computes.
     features: tuple[int, ...]
     depths: tuple[int, ...]
-    # Likeliest tokens that are given beside the drawn one.
-    tops: int
+    top_logprobs: int
     log_probs: bool
     committed: int = 0
 
@@ -78,60 +76,60 @@ class StageSession:
         if self.tokens is not None:
             self.tokens.compact(start, keep)
 
-    def judge(self, job: Forward, logits: torch.Tensor) -> tuple[int, ...] | SamplerOutput:
-        """Sample from logits [len(job.sampled_rows), vocab]; the likeliest tokens where wanted."""
+    def sample(self, job: Forward, logits: torch.Tensor) -> tuple[int, ...] | SamplerOutput:
+        """Sample from logits [len(job.sampled_rows), vocab]."""
         if not job.sampled_rows:
             return ()
-        verified = [job.rows[row] for row in job.sampled_rows]
-        new = [row.position + 1 for row in verified]
+        rows = [job.rows[row] for row in job.sampled_rows]
+        positions = [row.position + 1 for row in rows]
         if (seen := self.tokens) is None:
-            tokens = draw(logits, new, self.sampling)
+            tokens = draw(logits, positions, self.sampling)
         else:
-            tokens = draw(logits, new, self.sampling, seen.counts, map(seen.own, verified))
-        if not self.tops and not self.log_probs:
+            tokens = draw(logits, positions, self.sampling, seen.counts, map(seen.own, rows))
+        if not self.top_logprobs and not self.log_probs:
             return tokens
-        best = best_successors(logits, self.tops) if self.tops else []
+        top = best_successors(logits, self.top_logprobs) if self.top_logprobs else []
         return SamplerOutput(
             tokens,
-            top_tokens=tuple((tuple(t), _finite(p)) for t, p in best),
+            top_tokens=tuple((tuple(t), _finite(p)) for t, p in top),
             token_log_probs=_finite(log_probs_of(logits, tokens)) if self.log_probs else (),
         )
 
-    def result(self, output: Output, taps: Sequence[torch.Tensor]) -> Output:
-        """What a pass gives, with the tapped hidden states [n, H] of its rows, low to high."""
+    def result(self, output: Output, captured: Sequence[torch.Tensor]) -> Output:
+        """``output`` with the captured hidden states [n, H] of its rows, low to high."""
         if isinstance(output, tuple):
-            return SamplerOutput(output, torch.cat(list(taps), dim=1)) if self.features else output
+            if not self.features:
+                return output
+            return SamplerOutput(output, torch.cat(list(captured), dim=1))
         if isinstance(output, SamplerOutput):
-            features = torch.cat(list(taps), dim=1) if self.features else None
+            features = torch.cat(list(captured), dim=1) if self.features else None
             return replace(output, features=features)
-        return torch.stack([output, *taps], dim=1) if taps else output
+        return torch.stack([output, *captured], dim=1) if captured else output
 
 
 def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
-    """Log-probabilities as they may travel: of a logit that is no number, as good as impossible."""
+    """Log-probabilities within the wire's limits; NaN counts as the least."""
     return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])
 
 
-# --- A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.core.jobs``.
-
-
 class HFStage:
-    """Layers [first, last) of a checkpoint with a tree cache per session. One thread only."""
+    """Layers [first, last) of a checkpoint with a tree cache per session. Not thread-safe."""
 
-    def __init__(self, shard: Shard, mode: Mode, recipe: Recipe, guarantee: Guarantee) -> None:
+    def __init__(
+        self, shard: Shard, mode: Mode, settings: KernelSettings, guarantee: Guarantee
+    ) -> None:
         self.shard = shard
         self.mode = mode
-        self.recipe = recipe
-        # What the start-up self-test vouches for: equal bits with and without speculation, or
-        # ordinary rounding differences.
+        self.settings = settings
+        # See ``LoadedStage``.
         self.guarantee = guarantee
         self._shape = shard.cache_shape(mode)
-        self._sessions: dict[SessionId, StageSession] = {}
-        self._useless: StageJob | None = None
-        self._freed = HeapTrimmer()
+        self._sessions: dict[SessionId, _Session] = {}
+        self._abandoned: StageJob | None = None
+        self._trimmer = HeapTrimmer()
 
     def run(self, job: StageJob) -> object | None:
-        """See ``StageBackend``. Raises ``ValueError`` for a job that cannot be meant."""
+        """See ``StageBackend``. Raises ``ValueError`` for an invalid job."""
         with torch.inference_mode():
             match job:
                 case Admit():
@@ -150,7 +148,7 @@ class HFStage:
 
     def abandon(self, job: StageJob) -> None:
         """See ``StageBackend``."""
-        self._useless = job
+        self._abandoned = job
 
     def pack(self, rows: TensorRows) -> WireTensor:
         """See ``StageBackend``."""
@@ -158,7 +156,7 @@ class HFStage:
 
     def unpack(self, tensor: WireTensor) -> object:
         """See ``StageBackend``."""
-        return from_wire(tensor, self.shard.dtype, self.shard.info.hidden_size, taps=True)
+        return from_wire(tensor, self.shard.dtype, self.shard.info.hidden_size, captured=True)
 
     def check(self) -> None:
         """See ``StageBackend``."""
@@ -168,51 +166,51 @@ class HFStage:
     @property
     def weights(self) -> str:
         """See ``LoadedStage``."""
-        return self.shard.in_words()
+        return self.shard.describe()
 
     def pass_seconds(self) -> dict[int, float]:
         """See ``LoadedStage``."""
         return pass_seconds(self)
 
     def cache_bytes(self, slots: int) -> int:
-        """Memory a session of ``slots`` slots takes on this stage, in bytes."""
+        """See ``LoadedStage``."""
         return slots * self._shape.slot_bytes()
 
     @property
     def cache_bytes_held(self) -> int:
-        """Memory the caches of all sessions take at the moment."""
+        """Memory of the caches of all sessions, in bytes."""
         return sum(session.cache.bytes_held for session in self._sessions.values())
 
-    def _trim(self, session: SessionId, slots: int) -> None:
-        held = self._session(session)
-        before = held.cache.bytes_held
-        held.cache, held.tokens = held.cache.trimmed(slots), None
-        held.committed = min(held.committed, slots)
-        self._freed.add(before)
+    def _trim(self, session_id: SessionId, slots: int) -> None:
+        session = self._session(session_id)
+        before = session.cache.bytes_held
+        session.cache, session.tokens = session.cache.trimmed(slots), None
+        session.committed = min(session.committed, slots)
+        self._trimmer.add(before)
 
-    def _release(self, session: SessionId) -> None:
-        gone = self._sessions.pop(session, None)
-        if gone is not None:
-            freed = gone.cache.bytes_held
-            del gone
-            self._freed.add(freed)
+    def _release(self, session_id: SessionId) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            freed = session.cache.bytes_held
+            del session
+            self._trimmer.add(freed)
 
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:
             raise ValueError(f"session {job.session} is admitted already")
         if job.common_prefix and job.sampling.penalises:
             raise ValueError("a session that penalises tokens must read them all")
-        asked = self.shard.judges and job.sampling.penalises
+        needs_tokens = self.shard.has_head and job.sampling.penalises
         cache = TreeCache(self._shape, job.capacity)
         if job.common_prefix:
-            cache.begin_like(self._session(job.parent_session).cache, job.common_prefix)
-        self._sessions[job.session] = StageSession(
+            cache.copy_prefix(self._session(job.parent_session).cache, job.common_prefix)
+        self._sessions[job.session] = _Session(
             cache=cache,
             sampling=job.sampling,
-            tokens=SlotTokens(job.prompt_length) if asked else None,
+            tokens=SlotTokens(job.prompt_length) if needs_tokens else None,
             features=job.features,
-            depths=depths_of(self.shard, job.features),
-            tops=job.top_logprobs,
+            depths=depths_in(self.shard, job.features),
+            top_logprobs=job.top_logprobs,
             log_probs=job.log_probs,
         )
 
@@ -221,36 +219,35 @@ class HFStage:
         passes = job.passes if isinstance(job, Batch) else (job,)
         sessions = [self._session(one.session) for one in passes]
         inputs = [self._inputs(one) for one in passes]
-        # The layers get what they would get without taps, to the last stride.
-        carried = [rows[:, 1:].unbind(1) if rows.dim() == 3 else () for rows in inputs]
+        # Contiguous: the layers get the same strides with and without captured hidden states.
+        earlier = [rows[:, 1:].unbind(1) if rows.dim() == 3 else () for rows in inputs]
         inputs = [rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs]
         trees = [self._attention(s.cache, one) for s, one in zip(sessions, passes, strict=True)]
-        tree: Tree = trees[0] if len(trees) == 1 else TogetherAttention(trees)
-        tree.stop = lambda: self._useless is job
-        depths = sorted({depth for session in sessions for depth in session.depths}, key=_late)
+        tree: TreeMask = trees[0] if len(trees) == 1 else BatchedAttention(trees)
+        tree.stop = lambda: self._abandoned is job
+        depths = sorted({depth for session in sessions for depth in session.depths}, key=_order)
         try:
-            with tapped(self.shard, depths) as caught:
+            with capture_hidden_states(self.shard, depths) as captured:
                 outputs = self._pass(
                     passes, sessions, inputs[0] if len(inputs) == 1 else torch.cat(inputs), tree
                 )
         except Abandoned:
             return ((),) * len(passes)
-        seen = dict(zip(depths, caught, strict=True))
-        taps = (
-            [*before, *(seen[depth][own] for depth in session.depths)]
-            for before, session, own in zip(carried, sessions, slices(trees), strict=True)
+        by_depth = dict(zip(depths, captured, strict=True))
+        hidden_states = (
+            [*before, *(by_depth[depth][own] for depth in session.depths)]
+            for before, session, own in zip(earlier, sessions, row_slices(trees), strict=True)
         )
-        return tuple(map(StageSession.result, sessions, outputs, taps))
+        return tuple(map(_Session.result, sessions, outputs, hidden_states))
 
     def _pass(
         self,
         passes: Sequence[Forward],
-        sessions: Sequence[StageSession],
+        sessions: Sequence[_Session],
         inputs: torch.Tensor,
-        tree: Tree,
+        tree: TreeMask,
     ) -> Sequence[Output]:
-        """For each session hidden states [n, H], or on the last stage the tokens that are drawn,
-        and the likeliest ones where they are wanted."""
+        """For each session hidden states [n, H], or on the last stage what was sampled."""
         rows = [row for one in passes for row in one.rows]
         positions = torch.from_numpy(np.array([row.position for row in rows], np.int64))
         for one, session in zip(passes, sessions, strict=True):
@@ -258,31 +255,31 @@ class HFStage:
             if session.tokens is not None:
                 session.tokens.write(one.committed, one.rows, self._tokens(one))
         starts = accumulate((len(one.rows) for one in passes), initial=0)
-        verified = [
+        sampled = [
             start + row
             for one, start in zip(passes, starts, strict=False)
             for row in one.sampled_rows
         ]
-        if not verified:
+        if not sampled:
             hidden = self.shard.hidden(inputs, positions, tree)
-            if self.shard.judges:
+            if self.shard.has_head:
                 return [()] * len(passes)
             return torch.split_with_sizes(hidden, [len(one.rows) for one in passes])
-        if not self.shard.judges:
-            raise ValueError("only the last stage judges")
-        logits = self.shard.logits(inputs, positions, tree, torch.tensor(verified))
+        if not self.shard.has_head:
+            raise ValueError("only the last stage samples")
+        logits = self.shard.logits(inputs, positions, tree, torch.tensor(sampled))
         own = torch.split_with_sizes(logits, [len(one.sampled_rows) for one in passes])
         parts = zip(passes, sessions, own, strict=True)
-        return [session.judge(one, rows) for one, session, rows in parts]
+        return [session.sample(one, rows) for one, session, rows in parts]
 
     def _attention(self, cache: TreeCache, job: Forward) -> TreeAttention:
         if self.mode == "exact":
-            return ExactAttention(cache, job.committed, job.rows, self.recipe)
+            return ExactAttention(cache, job.committed, job.rows, self.settings)
         return FastAttention(cache, job.committed, job.rows)
 
     def _inputs(self, job: Forward) -> torch.Tensor:
-        """Tokens [n] or hidden states [n, H] or [n, 1 + taps, H], as they come to this stage."""
-        if self.shard.embeds:
+        """Tokens [n], hidden states [n, H] or, with captured ones, [n, 1 + captured, H]."""
+        if self.shard.has_embedding:
             return torch.tensor(self._tokens(job))
         if job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows:
             raise ValueError(f"no hidden states for {len(job.rows)} rows")
@@ -297,7 +294,7 @@ class HFStage:
             raise ValueError(f"a token that is not in the vocabulary of {vocab}")
         return job.tokens
 
-    def _session(self, session: SessionId) -> StageSession:
+    def _session(self, session: SessionId) -> _Session:
         if session not in self._sessions:
             raise ValueError(f"session {session} was never admitted")
         return self._sessions[session]
@@ -310,83 +307,30 @@ def load_stage(
     *,
     dtype: str = "auto",
     mode: Mode = "exact",
-    recipe: Recipe | None = None,
+    settings: KernelSettings | None = None,
     quantize: Quantize = "none",
 ) -> HFStage:
-    """Read layers [first, last) and make them a stage. In exact mode the kernels are tried out
-    first, unless a ``recipe`` is given, and the loaded stage afterwards. ``quantize``: how the
-    weights are kept (docs/guide/own-models.md).
+    """Read layers [first, last) as a stage. In exact mode the kernels are measured first, unless
+    ``settings`` are given, and the loaded stage is tested afterwards. ``quantize``: how the weights
+    are kept (docs/guide/own-models.md).
 
     Raises ``UserError`` or ``CheckpointError`` with what to change.
     """
     check_quantize(quantize)
     torch_dtype = resolve_dtype(checkpoint, dtype)
     with torch.inference_mode():
-        start = FAST if mode == "fast" else recipe or Recipe()
-        shard = load_shard(checkpoint, first, last, torch_dtype, mode, start, quantize=quantize)
+        initial = FAST if mode == "fast" else settings or KernelSettings()
+        shard = load_shard(checkpoint, first, last, torch_dtype, mode, initial, quantize=quantize)
         HeapTrimmer().add(shard.weight_bytes)
         if mode == "fast":
-            set_quick_floor(shard.linears)
-            return HFStage(shard, mode, start, "tolerance")
-        if recipe is None:
-            recipe = choose_recipe(shard)
-            set_quick_floor(shard.linears)
-        return HFStage(shard, mode, recipe, confirm(shard, recipe))
+            tune_min_rows(shard.linears)
+            return HFStage(shard, mode, initial, "tolerance")
+        if settings is None:
+            settings = choose_settings(shard)
+            tune_min_rows(shard.linears)
+        return HFStage(shard, mode, settings, confirm(shard, settings))
 
 
-def _late(depth: int) -> float:
-    """Orders depths as they become known: the final norm comes last."""
+def _order(depth: int) -> float:
+    """Sorts depths as they are computed: the final norm comes last."""
     return float("inf") if depth == FINAL else depth
-
-
-# --- What passes of some sizes take on this device, tried at start.
-# So a draft node knows from the first request on how many rows are cheap here, and need not learn
-# it from dozens of passes that are wider than they should be.
-
-_NOBODY = SessionId(-1)
-
-
-def pass_seconds(stage: HFStage, enough: float = PARAMETERS.trial_seconds) -> dict[int, float]:
-    """By rows, ascending, the least time of a few passes of each of ``trial_rows``, or the first of
-    them. The stage is as before."""
-    stage.run(Admit(_NOBODY, 1 + max(PARAMETERS.trial_rows), Sampling()))
-    taken: dict[int, float] = {}
-    end = time.perf_counter() + enough
-    try:
-        stage.run(_chain(stage, 0, 1))
-        for rows in PARAMETERS.trial_rows:
-            if len(taken) < 2 or time.perf_counter() < end:
-                taken[rows] = _least(stage, _chain(stage, 1, rows))
-    finally:
-        stage.run(Release(_NOBODY))
-    return dict(sorted(taken.items()))
-
-
-def _least(stage: HFStage, job: Forward) -> float:
-    least = _seconds(stage, job)  # with what the first of a size takes to be set up
-    for _ in range(PARAMETERS.trial_repeats if least < PARAMETERS.trial_repeat_seconds else 0):
-        least = min(least, _seconds(stage, job))
-    return least
-
-
-def _seconds(stage: HFStage, job: Forward) -> float:
-    start = time.perf_counter()
-    stage.run(job)
-    return time.perf_counter() - start
-
-
-def _chain(stage: HFStage, start: int, rows: int) -> Forward:
-    """A pass over a chain from position ``start`` on, all of it verified where there is a head."""
-    shard = stage.shard
-    handle = noise(rows, shard.info.hidden_size).to(shard.dtype)
-    return Forward(
-        session=_NOBODY,
-        segment=SegmentId(0),
-        committed=start,
-        rows=tuple(
-            Row(start + i, start + i, tuple(range(start, start + i + 1))) for i in range(rows)
-        ),
-        tokens=tuple(i % shard.info.vocab_size for i in range(rows)),
-        hidden=TensorRows(handle, tuple(range(rows))),
-        sampled_rows=tuple(range(rows)) if shard.judges else (),
-    )

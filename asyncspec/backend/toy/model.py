@@ -152,7 +152,7 @@ class _Session(Struct):
 class ToyStage:
     """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens.
 
-    A row of a handle is a hidden state, a tuple of one and those tapped so far, or a feature.
+    A row of a handle is a hidden state, a tuple of one and those captured so far, or a feature.
     """
 
     def __init__(self, model: ToyModel, first: int, last: int) -> None:
@@ -202,7 +202,7 @@ class ToyStage:
                 taps = _beside(taps, hidden)
         if self._layers.stop < model.layers:
             return tuple(
-                (h, *tapped) if tapped else h for h, tapped in zip(hidden, taps, strict=True)
+                (h, *captured) if captured else h for h, captured in zip(hidden, taps, strict=True)
             )
         tokens = self._draw(job, session, hidden)
         if not session.features and not session.tops and not session.log_probs:
@@ -231,7 +231,7 @@ class ToyStage:
         """See ``StageBackend``. A pass is over before it could be stopped."""
 
     def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Hidden states, and beside each those tapped before."""
+        """Hidden states, and beside each those captured before."""
         if job.hidden is None:
             return [self._model.embed(token) for token in job.tokens], [()] * len(job.tokens)
         handle = cast("Sequence[int | tuple[int, ...]]", job.hidden.handle)
@@ -273,7 +273,7 @@ class ToyStage:
 
 
 def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, ...]]:
-    return [(*tapped, h) for tapped, h in zip(taps, hidden, strict=True)]
+    return [(*captured, h) for captured, h in zip(taps, hidden, strict=True)]
 
 
 class ToySource:

@@ -17,7 +17,7 @@ from tools.bench.serving.streams import stream
 CLIENTS, CONNECTIONS, TOGETHER = 64, 1000, 100
 SHORT, LONG = 8, 48
 LEAVE_AFTER = 3
-"""Pieces that a client reads who leaves early."""
+"""ShardTensors that a client reads who leaves early."""
 
 
 class Soak(Struct, frozen=True):

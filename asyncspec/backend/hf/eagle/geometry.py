@@ -115,7 +115,7 @@ class Features(Struct, frozen=True):
         return self.depths or (FINAL,)
 
 
-def tap_depths(settings: Settings, layers: int) -> tuple[int, ...]:
+def feature_depths(settings: Settings, layers: int) -> tuple[int, ...]:
     """The depths an EAGLE-3 head for a target of so many layers was trained on.
 
     Raises ``CheckpointError`` where they do not exist in this target.
@@ -195,7 +195,7 @@ def geometry_of(kind: Kind, settings: Settings, shapes: Shapes, target: ModelInf
     reads = settings.number("target_hidden_size", hidden) if third else hidden
     _same(settings, "hidden size", reads, target.hidden_size)
     _same(settings, "vocabulary", vocab, target.vocab_size)
-    depths = tap_depths(settings, target.layers) if third else ()
+    depths = feature_depths(settings, target.layers) if third else ()
     heads = settings.number("num_attention_heads")
     kv_heads = settings.number("num_key_value_heads", heads)
     if heads % kv_heads:

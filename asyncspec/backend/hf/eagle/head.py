@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from asyncspec.backend.base import Footprint, ModelInfo
-from asyncspec.backend.hf.attention import Asked, Tree
-from asyncspec.backend.hf.cache import Shape
+from asyncspec.backend.hf.attention import AttentionParams, TreeMask
+from asyncspec.backend.hf.cache import CacheShape
 from asyncspec.backend.hf.checkpoint import (
     Checkpoint,
     head_is_embedding,
@@ -32,11 +32,11 @@ from asyncspec.backend.hf.eagle.geometry import (
 )
 from asyncspec.backend.hf.footprint import computed_type, pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, kept_type
-from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, with_rows
-from asyncspec.backend.hf.optimized.layers import signed, turn
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
+from asyncspec.backend.hf.optimized.layers import apply_rotary, signed_cos_sin
 from asyncspec.backend.hf.sampling import best_successors
-from asyncspec.backend.hf.weights import KeptEmbedding
+from asyncspec.backend.hf.weights import UpcastEmbedding
 from asyncspec.core.errors import CheckpointError
 from asyncspec.source.expand import Proposal
 
@@ -75,11 +75,11 @@ class Weights:
 
         return apply
 
-    def embedding(self) -> KeptEmbedding:
+    def embedding(self) -> UpcastEmbedding:
         """The head's own embedding, or else its target's: [vocab, hidden]."""
         own = self._has(EMBEDDING)
         weight = self._kept(EMBEDDING) if own else self._kept_of_target(TARGET_EMBEDDING)
-        return KeptEmbedding(weight, self.dtype)
+        return UpcastEmbedding(weight, self.dtype)
 
     def judge(self) -> RowwiseLinear:
         """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
@@ -97,12 +97,12 @@ class Weights:
     def _kept(self, name: str) -> torch.Tensor:
         """A matrix of the head's own, in the type it is kept in."""
         stored = self._head.tensors[name]
-        return stored.read(kept_type(stored.dtype, self.dtype))
+        return stored.read(weight_dtype(stored.dtype, self.dtype))
 
     def _kept_of_target(self, name: str) -> torch.Tensor:
         """As ``_kept``, of the target."""
         info = self._info(name)
-        return read_tensor(info, kept_type(stored_type(info), self.dtype))
+        return read_tensor(info, weight_dtype(stored_type(info), self.dtype))
 
     def _matrix(self, name: str, bias: torch.Tensor | None) -> RowwiseLinear:
         return self._linear(self._kept(name), bias)
@@ -153,27 +153,27 @@ class HeadLayer:
         x: torch.Tensor,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        tree: Tree,
+        tree: TreeMask,
     ) -> torch.Tensor:
         """x [n, what attention takes], residual [n, H], positions [n] -> [n, H]."""
-        count, rows = len(x), self._query.padded(len(x))
-        x, residual, positions = (with_rows(part, rows) for part in (x, residual, positions))
+        count, rows = len(x), self._query.computed_rows(len(x))
+        x, residual, positions = (pad_rows(part, rows) for part in (x, residual, positions))
         hidden = residual + self._attend(x, positions, tree)
         normed = self._norm(hidden)
         gated = self._activation(self._gate(normed)) * self._up(normed)
         out: torch.Tensor = hidden + self._down(gated)
         return out[:count]
 
-    def _attend(self, x: torch.Tensor, positions: torch.Tensor, tree: Tree) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, positions: torch.Tensor, tree: TreeMask) -> torch.Tensor:
         rows = len(x)
         query = self._query(x).view(rows, self._heads, -1)
         key = self._key(x).view(rows, self._kv_heads, -1)
         value = self._value(x).view(rows, self._kv_heads, -1)
-        turns = signed(*self._rotary(x, positions.unsqueeze(0)))
-        query, key = turn(query, turns), turn(key, turns)
-        asked = Asked(layer=0, scaling=float(query.shape[-1]) ** -0.5)
+        cos_sin = signed_cos_sin(*self._rotary(x, positions.unsqueeze(0)))
+        query, key = apply_rotary(query, cos_sin), apply_rotary(key, cos_sin)
+        params = AttentionParams(layer=0, scaling=float(query.shape[-1]) ** -0.5)
         heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        mixed = tree.attend(asked, *heads)
+        mixed = tree.attend(params, *heads)
         out: torch.Tensor = self._output(mixed.flatten(1))
         return out
 
@@ -235,7 +235,7 @@ class EagleHead:
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tree: Tree,
+        tree: TreeMask,
     ) -> torch.Tensor:
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
         guesses, ``tokens`` [n] what follows them."""
@@ -276,7 +276,7 @@ class Eagle3Head(EagleHead):
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        tree: Tree,
+        tree: TreeMask,
     ) -> torch.Tensor:
         """See ``EagleHead``."""
         normed = self._norm_feature(features)
@@ -289,9 +289,9 @@ class Eagle3Head(EagleHead):
         return self._norm_guess(guesses)
 
 
-def cache_shape(geometry: Geometry, dtype: torch.dtype) -> Shape:
+def cache_shape(geometry: Geometry, dtype: torch.dtype) -> CacheShape:
     """Of the cache of a head's only layer."""
-    return Shape(
+    return CacheShape(
         layers=1,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
@@ -300,10 +300,10 @@ def cache_shape(geometry: Geometry, dtype: torch.dtype) -> Shape:
     )
 
 
-def token_bytes(shape: Shape, features: Features) -> int:
+def token_bytes(shape: CacheShape, features: Features) -> int:
     """Bytes held for each token of a session, and for each node of its tree: in the cache, and
     features, which are kept of prompts for others that begin so."""
-    return shape.held_bytes() + features.width * shape.dtype.itemsize
+    return shape.max_slot_bytes() + features.width * shape.dtype.itemsize
 
 
 def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "auto") -> EagleHead:
@@ -332,12 +332,12 @@ def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
     weights = sum(_bytes(tensor, computed) for tensor in own)
     shared = sum(key not in head.tensors for key in (EMBEDDING, HEAD))
     matrix = target.vocab_size * target.hidden_size
-    weights += shared * matrix * kept_type(stored_half(target), computed).itemsize
+    weights += shared * matrix * weight_dtype(stored_half(target), computed).itemsize
     slot = token_bytes(cache_shape(geometry, computed), geometry.features)
     return Footprint((0, 1), weights, slot, pass_scores(geometry.heads))
 
 
 def _bytes(tensor: Stored, computed: torch.dtype) -> int:
     """Matrices are kept as they are stored, where that loses nothing; vectors are computed with."""
-    kept = kept_type(tensor.dtype, computed) if len(tensor.shape) > 1 else computed
+    kept = weight_dtype(tensor.dtype, computed) if len(tensor.shape) > 1 else computed
     return prod(tensor.shape) * kept.itemsize

@@ -16,7 +16,7 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.draft_model import CHUNK, REMEMBER, DraftPass, SharedPass
+from asyncspec.backend.hf.draft_model import CHUNK, REMEMBER, BatchedDraftPass, DraftPass
 from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted, passes
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.geometry import Features
@@ -50,7 +50,7 @@ class EaglePass(DraftPass):
     held: _Session
 
 
-class HFEagle:
+class EagleSource:
     """An EAGLE head with a tree cache per session. One thread only."""
 
     def __init__(self, head: EagleHead, context: int) -> None:
@@ -237,7 +237,7 @@ class HFEagle:
     def compute(self, passes: Sequence[EaglePass]) -> None:
         """See ``Model``: what was wanted is in the sessions' books after."""
         with torch.inference_mode():
-            shared = SharedPass(passes)
+            shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
             features = torch.cat([one.features for one in passes])
             tokens = torch.tensor([token for one in passes for token in one.tokens])
@@ -261,7 +261,7 @@ def _hang(held: _Session, wanted: Wanted) -> EaglePass:
     return EaglePass(held.cache, committed, rows, [t for _, t in wanted], ids, features, held)
 
 
-def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> HFEagle:
+def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
     """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
     head = load_head(open_eagle(name, target.info), target, dtype)
-    return HFEagle(head, target.info.context_length)
+    return EagleSource(head, target.info.context_length)

@@ -1,4 +1,4 @@
-"""Which products this CPU and this torch have."""
+"""Which matrix products this CPU and this torch have, and the settings of exact mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN_HALF = ("fbgemm_pack_gemm_matrix_fp16", "fbgemm_linear_fp16_weight_fp32_a
 
 @cache
 def can_pack() -> bool:
-    """Whether oneDNN's private operators for packed weights are there and work on this CPU."""
+    """Whether oneDNN's private operators for packed weights exist and work on this CPU."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(torch.eye(16), 16)
         product = torch.ops.mkldnn._linear_pointwise.default
@@ -27,23 +27,23 @@ def can_pack() -> bool:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16: x86 wants AVX-512 for it, ARM its own extension."""
-    ask = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return ask is not None and bool(ask())
+    """Whether oneDNN multiplies bfloat16: needs AVX-512 on x86, an extension on ARM."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and bool(supported())
 
 
 @cache
 def has_tiles() -> bool:
-    """Whether oneDNN may multiply bfloat16 in tiles (Intel's AMX); yes where torch cannot tell."""
+    """Whether oneDNN may multiply bfloat16 in tiles (Intel AMX); true where torch cannot tell."""
     known = _capabilities()
     if known:
         return bool(known.get("amx_tile"))
-    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return ask is None or bool(ask())
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return supported is None or bool(supported())
 
 
 def is_intel() -> bool:
-    """Whether Intel made this CPU; no where torch cannot tell."""
+    """Whether this is an Intel CPU; false where torch cannot tell."""
     return str(_capabilities().get("cpu_name")).startswith("Intel")
 
 
@@ -57,15 +57,15 @@ def reads_half() -> bool:
 
 def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """FBGEMM's product of float32 rows [..., K] with float32 ``weight`` [N, K], which it packs as
-    float16. Asks for ``reads_half``."""
+    float16. Requires ``reads_half``."""
     pack, multiply = (getattr(torch, name, None) for name in _PLAIN_HALF)
-    # The operators share a product among threads, and the plain functions do not; same bits.
+    # The operators share a product among threads, the plain functions do not; same bits.
     if pack is None or multiply is None or torch.get_num_threads() > 1:
         packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
         return lambda x: cast("torch.Tensor", torch.ops.quantized.linear_dynamic_fp16(x, packed))
     with warnings.catch_warnings():
-        # They are to go one day. Called through the operators above, whose packed weights are an
-        # object, the same product takes 16 us longer: more than a small layer's takes in all.
+        # Deprecated, but the operators above, whose packed weights are an object, take 16 us
+        # longer: more than a small layer's product.
         warnings.simplefilter("ignore", UserWarning)
         packed = pack(weight)
         multiply(weight.new_zeros(1, weight.shape[1]), packed, None)
@@ -73,7 +73,7 @@ def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 def product_type(dtype: torch.dtype) -> torch.dtype:
-    """The type to multiply numbers of ``dtype`` in."""
+    """The type in which numbers of ``dtype`` are multiplied."""
     if dtype == torch.bfloat16 and not multiplies_bfloat16():
         return torch.float32
     return dtype
@@ -84,28 +84,28 @@ def _capabilities() -> dict[str, object]:
     return known
 
 
-# --- How much of this CPU's kernels can be relied on: what the self-test finds, all kernels use.
+# --- Settings of exact mode, chosen by the self-test (``self_test.py``).
 
 BLOCK = 64
-"""Positions are summed in blocks of this many, each block by one matrix product."""
+"""Attention sums positions in blocks of this many, each block by one matrix product."""
 
-REACH = 192
+MAX_K = 192
 """Longest product measured to be immune to zeros between its terms (MKL sgemm on AVX-512)."""
 
 
-class Strips(Struct, frozen=True):
-    """Numbers of rows for which attention's float32 products give every row the same bits.
+class RowTiles(Struct, frozen=True):
+    """Row counts for which attention's float32 products give every row the same bits.
 
-    A product goes through its rows in strips, and where some are left over at the end they may
-    meet another kernel, which adds up their terms in another order.
+    A product is computed in tiles of rows; rows left over at the end may be computed by another
+    kernel, which adds up their terms in another order.
     """
 
     multiple: int = 8
-    # None: any multiple will do.
+    # None: any multiple.
     most: int | None = None
 
     def padded(self, rows: int) -> int:
-        """``rows`` rounded up to whole strips."""
+        """``rows`` rounded up to whole tiles."""
         return -(-rows // self.multiple) * self.multiple
 
     def one_product(self, rows: int) -> bool:
@@ -113,27 +113,26 @@ class Strips(Struct, frozen=True):
         return self.most is None or rows <= self.most
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
-        """Start and number of the rows of each product that ``rows`` rows become."""
+        """First row and number of rows of each product that ``rows`` rows are split into."""
         most = self.most or rows
         return [(first, min(most, rows - first)) for first in range(0, rows, most)]
 
 
-class Recipe(Struct, frozen=True):
-    """Settings of exact mode."""
+class KernelSettings(Struct, frozen=True):
+    """How exact mode uses this CPU's kernels."""
 
-    # Longest tail of the cache whose masked-out slots may be summed as zeros; a multiple of BLOCK.
-    # 0: never; each row's slots are gathered in order of position.
-    reach: int = REACH
-    # Attention's products have so many rows.
-    strips: Strips = Strips()
-    # Linear layers never see fewer rows.
+    # Longest speculative region of the cache whose masked slots are summed as zeros; a multiple of
+    # BLOCK. 0: never; each row's slots are gathered in order of position.
+    max_k: int = MAX_K
+    # Of attention's products.
+    row_tiles: RowTiles = RowTiles()
+    # Linear layers never compute fewer rows.
     min_rows: int = 2
-    # False: no number of rows was found from which on linear layers are blind to it, or no strips
-    # of attention, or none are wanted.
-    blind_rows: bool = True
-    # False: the private oneDNN operators are not to be used.
+    # False: rows of linear layers or attention depend on their number, or may.
+    row_invariant: bool = True
+    # False: the private oneDNN operators are not used.
     packed: bool = True
 
 
-FAST = Recipe(min_rows=1, blind_rows=False)
-"""Whatever is quick: of ``fast`` mode and of drafts."""
+FAST = KernelSettings(min_rows=1, row_invariant=False)
+"""Of ``fast`` mode and of draft models."""

@@ -1,8 +1,8 @@
 """Element-wise functions that give an element the same bits wherever it lies in a tensor.
 
 torch computes exp, tanh, cos and the like on vectors of elements and finishes a tensor whose size
-is no multiple of the vector with a scalar routine that rounds differently. Which elements those
-are depends on the number of rows. Padding to a multiple makes every element a vector element.
+is no multiple of the vector with a scalar routine that rounds differently, so bits depend on the
+number of rows. Padding to a multiple makes every element a vector element.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 _VECTOR = 64
-"""Elements; a multiple of what any CPU kernel of torch handles in one step."""
+"""Elements; a multiple of what any CPU kernel of torch computes in one step."""
 
 
-class WholeVectors(nn.Module):
+class PaddedActivation(nn.Module):
     """An activation function on a flat tensor padded to whole vectors."""
 
     def __init__(self, function: nn.Module) -> None:
@@ -25,17 +25,18 @@ class WholeVectors(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape out as in."""
-        short = -x.numel() % _VECTOR
+        padding = -x.numel() % _VECTOR
         y: torch.Tensor
-        if not short:
+        if not padding:
             y = self.function(x.contiguous())
             return y
-        y = self.function(torch.cat([x.reshape(-1), x.new_zeros(short)]))
+        y = self.function(torch.cat([x.reshape(-1), x.new_zeros(padding)]))
         return y[: x.numel()].view(x.shape)
 
 
-class WholeRotary(nn.Module):
-    """A rotary embedding asked for a multiple of 32 positions, so that cos and sin are whole."""
+class PaddedRotary(nn.Module):
+    """A rotary embedding computed for a multiple of 32 positions, so that cos and sin are whole
+    vectors."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()
@@ -51,13 +52,13 @@ class WholeRotary(nn.Module):
         return cos[:, :rows], sin[:, :rows]
 
 
-def swap_elementwise(model: nn.Module) -> None:
+def pad_elementwise(model: nn.Module) -> None:
     """Wrap the activation functions and rotary embeddings of a model in place."""
     for parent in list(model.modules()):
-        if isinstance(parent, WholeVectors | WholeRotary):
+        if isinstance(parent, PaddedActivation | PaddedRotary):
             continue
         for name, child in list(parent.named_children()):
             if name in ("act_fn", "activation_fn", "act"):
-                setattr(parent, name, WholeVectors(child))
+                setattr(parent, name, PaddedActivation(child))
             elif name.startswith("rotary_emb"):
-                setattr(parent, name, WholeRotary(child))
+                setattr(parent, name, PaddedRotary(child))

@@ -1,12 +1,12 @@
-"""Weights of 16 bits that are widened on their way into float32 products.
+"""Products of 16-bit weights in float32.
 
-float16: few CPUs compute in it, so rows are float32; widening the weights when they are read would
-double their memory and the time it takes to read them. bfloat16 on a CPU that does not multiply it
-(x86 without AVX-512, older ARM): oneDNN refuses such weights there, and torch's own product of 16
-rows takes 4 times as long as float32's.
+float16: few CPUs compute in it, so rows are float32; converting the weights at loading would double
+their memory and the time it takes to read them. bfloat16 on a CPU that does not multiply it (x86
+without AVX-512, older ARM): oneDNN refuses such weights there, and torch's own product of 16 rows
+takes 4 times as long as float32's.
 
-FBGEMM's product reads float16; where there is no FBGEMM weights are widened slice by slice. Sums
-are float32, and rounded to the rows' type once, as oneDNN does it.
+FBGEMM's product reads float16; without FBGEMM weights are converted slice by slice. Sums are
+float32, and rounded to the rows' type once, as in oneDNN.
 """
 
 from __future__ import annotations
@@ -16,43 +16,42 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe, half_product, product_type
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, half_product, product_type
 from asyncspec.backend.hf.kernels.cpu.linear import (
-    RowLinear,
+    PackedLinear,
     RowwiseLinear,
+    pad_rows,
     product_of,
-    type_words,
-    with_rows,
+    type_name,
 )
 
-_TOP = 16
+_TOP_EXPONENT = 16
 """Weights are scaled to less than 2^16: float16 ends at 65,504, and bfloat16's last number before
 2^16 is 65,280."""
 
-_MOST = 126
-"""Largest exponent of a scale: float32 has its inverse too."""
+_MAX_EXPONENT = 126
+"""Of a scale: float32 has its inverse too."""
 
-_PACKED = 1 << 23
-"""Weights packed at a time: their float32 form lies beside them."""
+_PACK_SLICE = 1 << 23
+"""Weights packed at a time, with their float32 form in memory."""
 
-_PACKERS = 4
-"""Slices packed side by side, where there are threads for it."""
+_PACK_THREADS = 4
 
-_WIDENED = 1 << 19
-"""Weights widened at a time: 2 MiB, which the product finds in the cache."""
+_UPCAST_SLICE = 1 << 19
+"""Weights converted at a time: 2 MiB, which the product finds in the cache."""
 
-_SLOTS = 512
-"""Keys widened at a time."""
+_KEY_SLICE = 512
+"""Keys converted at a time."""
 
-_TERMS = 128
+_CHAIN_TERMS = 128
 """Longest product that is one chain for any number of float32 rows. MKL's of 192 terms is two for
 eight rows, and others for sixteen."""
 
-_WIDEST = 256
-"""Widest heads of bfloat16 that are multiplied as they are: those of 512 have other bits in passes
+_MAX_BF16_WIDTH = 256
+"""Widest heads of bfloat16 that are multiplied as bfloat16: those of 512 have other bits in passes
 of other sizes, where they are multiplied in tiles."""
 
-_SHORT_STRIPS = (1, 2, 7, 14)
+_SHORT_TILES = (1, 2, 7, 14)
 
 
 class HalfLinear(RowwiseLinear):
@@ -69,49 +68,48 @@ class HalfLinear(RowwiseLinear):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         dtype: torch.dtype,
-        recipe: Recipe,
+        settings: KernelSettings,
     ) -> None:
-        super().__init__(tuple(weight.shape), dtype, bias, self.fewest_rows)
-        self._blind = recipe.blind_rows
-        self._kept = weight.dtype
-        self._slices = _packed(_split(weight, _PACKED))
+        super().__init__(tuple(weight.shape), dtype, bias, self.min_tested_rows)
+        self._row_invariant = settings.row_invariant
+        self._weight_dtype = weight.dtype
+        self._slices = _pack_slices(_split(weight, _PACK_SLICE))
 
-    def padded(self, rows: int) -> int:
-        """See ``RowwiseLinear``. FBGEMM has no code for each number of rows."""
-        return in_long_strips(rows) if self._blind else rows
+    def computed_rows(self, rows: int) -> int:
+        """See ``RowwiseLinear``. FBGEMM has no code per row count."""
+        return fbgemm_rows(rows) if self._row_invariant else rows
 
-    def sums(self, x: torch.Tensor) -> torch.Tensor:
+    def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``; of any number of rows."""
         flat = x.reshape(-1, self.in_features)
         rows = len(flat)
-        return self._sums(with_rows(flat, self.padded(rows)))[:rows]
+        return self._sums(pad_rows(flat, self.computed_rows(rows)))[:rows]
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        return _finished(self._sums(x), self._bias, x.dtype)
+        return _finish(self._sums(x), self._bias, x.dtype)
 
     def _sums(self, x: torch.Tensor) -> torch.Tensor:
-        wide = _wide(x)
-        return _side_by_side([part.product(wide) for part in self._slices])
+        wide = _to_float32(x)
+        return _concatenate([part.product(wide) for part in self._slices])
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """See ``RowwiseLinear``."""
-        return type_words(self._kept)
+        return type_name(self._weight_dtype)
 
     @property
     def weight_bytes(self) -> int:
         """See ``RowwiseLinear``."""
-        return self.out_features * self.in_features * self._kept.itemsize
+        return self.out_features * self.in_features * self._weight_dtype.itemsize
 
 
 class _HalfSlice:
     """Some output channels of a ``HalfLinear``."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        # float16 has room for itself.
-        half = weight.dtype == torch.float16
-        exponent = 0 if half else _scale_exponent(magnitude(weight))
+        is_half = weight.dtype == torch.float16
+        exponent = 0 if is_half else _scale_exponent(max_abs(weight))
         self._scale = 2.0**-exponent
         self._multiply = half_product(weight.float().mul_(2.0**exponent))
 
@@ -121,75 +119,78 @@ class _HalfSlice:
         return y if self._scale == 1 else y.mul_(self._scale)
 
 
-class WidenedLinear(RowLinear):
-    """bfloat16 weights [N, K] as they lie, widened slice by slice for every product."""
+class UpcastLinear(PackedLinear):
+    """bfloat16 weights [N, K] as stored, converted to float32 slice by slice in every product."""
 
-    def kept(self, weight: torch.Tensor) -> torch.Tensor:
-        """See ``RowLinear``."""
+    def stored(self, weight: torch.Tensor) -> torch.Tensor:
+        """See ``PackedLinear``."""
         return weight
 
-    def sums(self, x: torch.Tensor) -> torch.Tensor:
+    def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        rows = _wide(x)
-        parts = (part.float() for part in _split(self._weight, _WIDENED))
-        return _side_by_side([product_of(rows, wide, None, onednn=self.packed) for wide in parts])
+        rows = _to_float32(x)
+        parts = (part.float() for part in _split(self._weight, _UPCAST_SLICE))
+        return _concatenate([product_of(rows, wide, None, onednn=self.packed) for wide in parts])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
-        return _finished(self.sums(x), self._bias, x.dtype)
+        return _finish(self.unrounded_product(x), self._bias, x.dtype)
 
 
-def magnitude(weight: torch.Tensor) -> float:
-    """The largest absolute value of a matrix, not finite where one of its numbers is not; found
-    without a copy of it."""
+def max_abs(weight: torch.Tensor) -> float:
+    """The largest absolute value of a matrix, not finite where one of its numbers is not; without a
+    copy of the matrix."""
     low, high = torch.aminmax(weight)
     return max(-float(low), float(high))
 
 
-def in_long_strips(rows: int) -> int:
-    """``rows`` or the next number of them that FBGEMM cuts into strips of three to six alone.
+def fbgemm_rows(rows: int) -> int:
+    """``rows`` or the next row count that FBGEMM cuts into tiles of three to six rows alone.
 
-    Those add up a row's products one after another, whatever the strip; strips of one and two rows
-    add them up in several chains.
+    Those add up a row's products one after another; tiles of one and two rows add them up in
+    several chains.
     """
-    while rows in _SHORT_STRIPS or (rows > 30 and rows % 6 in (1, 2)):
+    while rows in _SHORT_TILES or (rows > 30 and rows % 6 in (1, 2)):
         rows += 1
     return rows
 
 
-def dots(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+# --- Attention scores.
+
+
+def query_key_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
     kind = scores_type(query)
     if kind != torch.float32:
-        return _wide(torch.bmm(query, keys.transpose(1, 2)))
+        return _to_float32(torch.bmm(query, keys.transpose(1, 2)))
     if kind == query.dtype:
-        return _chained(query, keys)
+        return _one_chain(query, keys)
     wide = query.to(kind)
-    parts = (keys[:, first : first + _SLOTS] for first in range(0, keys.shape[1], _SLOTS))
-    return _side_by_side([_chained(wide, part.to(kind)) for part in parts])
+    parts = (keys[:, first : first + _KEY_SLICE] for first in range(0, keys.shape[1], _KEY_SLICE))
+    return _concatenate([_one_chain(wide, part.to(kind)) for part in parts])
 
 
 def scores_type(query: torch.Tensor) -> torch.dtype:
-    """The type ``dots`` multiplies queries [..., D] in."""
-    return product_type(query.dtype) if query.shape[-1] <= _WIDEST else torch.float32
+    """The type in which ``query_key_products`` multiplies queries [..., D]."""
+    return product_type(query.dtype) if query.shape[-1] <= _MAX_BF16_WIDTH else torch.float32
 
 
-def _chained(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """``dots`` of float32 numbers."""
+def _one_chain(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """``query_key_products`` of float32 numbers, each summed as one chain."""
     width = query.shape[2]
     keys = keys.transpose(1, 2)
-    if width <= _TERMS:
+    if width <= _CHAIN_TERMS:
         return torch.bmm(query, keys)
-    total = torch.bmm(query.narrow(2, 0, _TERMS), keys.narrow(1, 0, _TERMS))
-    for first in range(_TERMS, width, _TERMS):
-        terms = min(_TERMS, width - first)
+    total = torch.bmm(query.narrow(2, 0, _CHAIN_TERMS), keys.narrow(1, 0, _CHAIN_TERMS))
+    for first in range(_CHAIN_TERMS, width, _CHAIN_TERMS):
+        terms = min(_CHAIN_TERMS, width - first)
         total.baddbmm_(query.narrow(2, first, terms), keys.narrow(1, first, terms))
     return total
 
 
-def _packed(parts: list[torch.Tensor]) -> list[_HalfSlice]:
-    """FBGEMM takes 5 s for a GB and one thread for a slice: most of a stage's start."""
-    count = min(torch.get_num_threads(), _PACKERS)
+def _pack_slices(parts: list[torch.Tensor]) -> list[_HalfSlice]:
+    """FBGEMM takes 5 s for a GB and one thread per slice: most of a stage's start."""
+    count = min(torch.get_num_threads(), _PACK_THREADS)
     if count == 1:
         return list(map(_HalfSlice, parts))
     with ThreadPoolExecutor(count) as pool:
@@ -204,19 +205,20 @@ def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:
 
 def _scale_exponent(largest: float) -> int:
     """The power of two that brings ``largest`` just below 2^16."""
-    return max(-_MOST, min(_TOP - math.frexp(largest)[1], _MOST))
+    exponent = _TOP_EXPONENT - math.frexp(largest)[1]
+    return max(-_MAX_EXPONENT, min(exponent, _MAX_EXPONENT))
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def _to_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float32 else x.float()
 
 
-def _side_by_side(parts: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _finished(sums: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """float32 sums [..., N] with the bias, in a type."""
+def _finish(sums: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """float32 sums [..., N] plus bias, rounded to ``dtype``."""
     if bias is not None:
         sums = sums + bias
     return sums if sums.dtype == dtype else sums.to(dtype)

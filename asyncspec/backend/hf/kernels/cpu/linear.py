@@ -1,9 +1,9 @@
 """Linear layers whose every output row depends on its input row alone, to the last bit.
 
-oneDNN's prepacked product gives the same bits for 2 to 1024 rows; only one row takes another path
-(a matrix-vector kernel), so one row is doubled. In tiles (bfloat16 on Intel's CPUs with AMX) it
-does so for 2 to 32 rows: of more, a row's terms are added up in parts that depend on their number.
-So they are multiplied 32 at a time there.
+oneDNN's prepacked product gives the same bits for 2 to 1024 rows; a single row takes another path
+(a matrix-vector kernel), so it is doubled. In tiles (bfloat16 on Intel CPUs with AMX) it does so
+for 2 to 32 rows: with more, a row's terms are added up in parts that depend on their number, so
+they are multiplied 32 at a time.
 
 The product is also 2 to 3 times faster than torch's own in float32. The operators are the ones
 torch's inductor freezes weights with; they are private, so their absence is handled, and the
@@ -17,44 +17,42 @@ from typing import cast
 import torch
 from torch import nn
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import Recipe, can_pack, has_tiles
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, can_pack, has_tiles
 
-# Row count the packed layout is tuned for; any other works.
 _PACK_HINT = 16
+"""Row count the packed layout is tuned for; any other works."""
 
+UNROUNDED_ROWS = 32
+ROUNDING_STEP = 16
 
-ANY_ROWS = 32
-STEP = 16
-
-TILED_ROWS = 32
+MAX_TILED_ROWS = 32
 """Most rows whose tiled products have the same bits: two tiles of 16."""
 
 
-def rounded(rows: int) -> int:
-    """``rows``, or above ``ANY_ROWS`` the next multiple of ``STEP``.
+def rounded_rows(rows: int) -> int:
+    """``rows``, or above ``UNROUNDED_ROWS`` the next multiple of ``ROUNDING_STEP``.
 
-    Passes that sessions share have all numbers of rows, and oneDNN keeps code for every one it has
-    met: after 1,200 passes of 1 to 256 rows two layers of the bundled target took 1,143 MiB, and
-    with rounding 489.
+    Passes that sessions share have all row counts, and oneDNN keeps code for each: after 1,200
+    passes of 1 to 256 rows two layers of the bundled target took 1,143 MiB, with rounding 489.
     """
-    return rows if rows <= ANY_ROWS else -(-rows // STEP) * STEP
+    return rows if rows <= UNROUNDED_ROWS else -(-rows // ROUNDING_STEP) * ROUNDING_STEP
 
 
-def with_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
+def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
     """x [n, ...] with its last row repeated: [rows, ...]."""
-    short = rows - len(x)
-    return torch.cat([x, *[x[-1:]] * short]) if short else x
+    missing = rows - len(x)
+    return torch.cat([x, *[x[-1:]] * missing]) if missing else x
 
 
 class RowwiseLinear(nn.Module):
     """``x @ weight.T + bias`` for x [..., K], computed on at least ``min_rows`` rows. Subclasses
     are the products."""
 
-    fewest_rows = 1
-    """What the self-test need not try to go below."""
+    min_tested_rows = 1
+    """Fewest rows that the self-test tries."""
 
     any_rows = False
-    """Whether there is no code for each number of rows that is met."""
+    """Whether the product needs no code per row count."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, bias: torch.Tensor | None, min_rows: int
@@ -62,42 +60,41 @@ class RowwiseLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = shape
         self.min_rows = min_rows
-        # Of inputs and results. Some model code reads it (Gemma checks it); packed layouts hide
-        # the weights' own.
+        # Of inputs and results; some model code reads it (Gemma).
         self.dtype = dtype
         self._bias = bias
 
     @property
     def kind(self) -> type[RowwiseLinear]:
-        """Products of a kind have one floor."""
+        """Products of one kind have the same ``min_rows``."""
         return type(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         rows = x.numel() // self.in_features
-        wanted = self.padded(rows)
-        if rows == wanted:
+        computed = self.computed_rows(rows)
+        if rows == computed:
             return self.product(x)
-        padded = with_rows(x.reshape(rows, self.in_features), wanted)
+        padded = pad_rows(x.reshape(rows, self.in_features), computed)
         return self.product(padded)[:rows].view(*x.shape[:-1], self.out_features)
 
-    def padded(self, rows: int) -> int:
-        """How many rows are computed where ``rows`` are asked for."""
-        return max(self.min_rows, rows if self.any_rows else rounded(rows))
+    def computed_rows(self, rows: int) -> int:
+        """How many rows are computed for ``rows`` rows."""
+        return max(self.min_rows, rows if self.any_rows else rounded_rows(rows))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``forward``, without the row floor."""
+        """As ``forward``, without padding."""
         raise NotImplementedError
 
-    def sums(self, x: torch.Tensor) -> torch.Tensor:
-        """``product`` before its last rounding, where that can be had: it hides differences from
-        the self-test that a later row shows."""
+    def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
+        """``product`` before its last rounding, where that is available: rounding hides differences
+        from the self-test that another row shows."""
         return self.product(x)
 
     @property
-    def words(self) -> str:
-        """How the weights are kept, for people."""
-        return type_words(self.dtype)
+    def description(self) -> str:
+        """How the weights are kept, for users."""
+        return type_name(self.dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -106,7 +103,7 @@ class RowwiseLinear(nn.Module):
 
     @property
     def weight_count(self) -> int:
-        """How many numbers the weights are, without the bias."""
+        """Number of weights, without the bias."""
         return self.out_features * self.in_features
 
     @property
@@ -116,41 +113,41 @@ class RowwiseLinear(nn.Module):
         return self.weight_bytes + (0 if bias is None else bias.numel() * bias.element_size())
 
 
-class RowLinear(RowwiseLinear):
+class PackedLinear(RowwiseLinear):
     """Dense weights [N, K] in the type of inputs and results, packed; not copied if ``shared``.
 
     The operator gives the same bits on packed and on plain weights; on plain ones it takes 1.1
     times (64 rows) to 2 times (one row, doubled) as long.
     """
 
-    fewest_rows = 2
+    min_tested_rows = 2
 
     def __init__(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        recipe: Recipe,
+        settings: KernelSettings,
         *,
         shared: bool = False,
     ) -> None:
-        super().__init__(tuple(weight.shape), weight.dtype, bias, recipe.min_rows)
-        self.packed = recipe.packed and can_pack()
+        super().__init__(tuple(weight.shape), weight.dtype, bias, settings.min_rows)
+        self.packed = settings.packed and can_pack()
         self.shared = shared
-        tiled = recipe.blind_rows and weight.dtype == torch.bfloat16 and has_tiles()
-        self._most_rows = TILED_ROWS if tiled else None
-        self._weight = weight if shared else self.kept(weight)
+        tiled = settings.row_invariant and weight.dtype == torch.bfloat16 and has_tiles()
+        self._max_rows = MAX_TILED_ROWS if tiled else None
+        self._weight = weight if shared else self.stored(weight)
 
-    def kept(self, weight: torch.Tensor) -> torch.Tensor:
+    def stored(self, weight: torch.Tensor) -> torch.Tensor:
         """Weights [N, K] as they are kept."""
         return _pack(weight) if self.packed else weight
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""
         rows = x.numel() // self.in_features
-        if self._most_rows is None or rows <= self._most_rows:
+        if self._max_rows is None or rows <= self._max_rows:
             return self._product(x)
-        # Parts alike: none has a single row.
-        parts = x.reshape(rows, self.in_features).tensor_split(-(-rows // self._most_rows))
+        # Equal parts: none has a single row.
+        parts = x.reshape(rows, self.in_features).tensor_split(-(-rows // self._max_rows))
         return torch.cat([self._product(part) for part in parts]).view(*x.shape[:-1], -1)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
@@ -162,8 +159,8 @@ class RowLinear(RowwiseLinear):
         return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
 
 
-def type_words(dtype: torch.dtype) -> str:
-    """A type's name for people."""
+def type_name(dtype: torch.dtype) -> str:
+    """A type's name for users."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,8 +1,8 @@
 """Linear layers whose weights still lie in their file.
 
-A loaded model is tried before it is known in what form its matrices are kept: each by itself, or a
-layer's together in a graph. Until then they are read from the file for each product, which the
-operating system remembers, and take no memory of the process.
+A loaded model is tried before it is decided how its matrices are kept: each packed by itself, or
+those of a layer in a graph. Until then products read them from the file, which the operating system
+caches, so they take no memory of the process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.backend.hf.process import HeapTrimmer
 
 
-def can_map(info: TensorInfo) -> bool:
-    """Whether a tensor's bytes are float32 numbers as they lie in the file."""
+def can_mmap(info: TensorInfo) -> bool:
+    """Whether a tensor's bytes in the file are float32 numbers of this machine."""
     return info.dtype == "F32" and sys.byteorder == "little"
 
 
-class MappedLinear(RowwiseLinear):
+class MmapLinear(RowwiseLinear):
     """Dense weights [N, K] in a file, multiplied as float32 by torch's own product."""
 
     def __init__(self, info: TensorInfo, bias: torch.Tensor | None) -> None:
@@ -34,11 +34,11 @@ class MappedLinear(RowwiseLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[N, K]: pages of the file, while the tensor is held, or what is made of them."""
+        """[N, K] float32: mapped from the file, or read and converted."""
         info = self._info
-        if not can_map(info):
+        if not can_mmap(info):
             return read_tensor(info, torch.float32)
-        # "c": nobody writes, but torch warns of what cannot be written to.
+        # "c": torch warns of tensors that cannot be written to.
         mapped = np.memmap(info.file, np.float32, "c", info.offset, info.shape)
         return torch.from_numpy(mapped)
 
@@ -57,12 +57,12 @@ class MappedLinear(RowwiseLinear):
         return 0
 
 
-def pack_mapped(model: nn.Module) -> None:
-    """Give every layer of ``model`` whose weights lie in a file a packed copy of them."""
-    freed = HeapTrimmer()
+def pack_mmapped(model: nn.Module) -> None:
+    """Replace every ``MmapLinear`` of ``model`` by one with packed weights."""
+    trimmer = HeapTrimmer()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, MappedLinear):
+            if isinstance(child, MmapLinear):
                 packed = MlasLinear(child.weight, child.bias)
                 setattr(parent, name, packed)
-                freed.add(packed.weight_bytes)
+                trimmer.add(packed.weight_bytes)

@@ -1,7 +1,7 @@
-"""Operations that onnxruntime runs in one go: a graph of float32 tensors, with weights it packs.
+"""Graphs of float32 operations that onnxruntime runs, and its product (MLAS) as a linear layer.
 
-Matrices are packed into memory of onnxruntime's own: what they were may be freed once the graph is
-made. Vectors are not packed, and are kept.
+Matrices are packed into memory of onnxruntime's own, so the originals may be freed once a graph is
+compiled. Vectors are not packed, and are kept.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import is_intel
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 
 Run = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.float32]]]
-"""What every input is -> what the outputs are."""
+"""Inputs by name -> outputs."""
 
 CONTRIB = "com.microsoft"
-"""The domain of operators that are onnxruntime's own."""
+"""Domain of onnxruntime's own operators."""
 
 _OPSET, _FORMAT = 17, 8
 """Of ONNX; old enough for every onnxruntime that pyproject allows."""
 
 
-def import_quietly() -> Any:
-    """onnxruntime, and what graphs are made with. Raises ``ImportError``."""
-    # It would tell its makers of its use otherwise, and keep a thread and a file for that.
+def import_onnxruntime() -> Any:
+    """onnxruntime, without telemetry, for which it keeps a thread and a file. Raises
+    ``ImportError``."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import_module("onnx.helper")
     return import_module("onnxruntime")
@@ -39,19 +39,19 @@ def import_quietly() -> Any:
 
 @cache
 def _runtime() -> Any:
-    """onnxruntime with as many threads as torch has now, which all graphs share. They share a
+    """onnxruntime with as many threads as torch has now, shared by all graphs. Threads divide a
     product by its columns, so their number changes no bit."""
-    ort = import_quietly()
+    ort = import_onnxruntime()
     ort.set_global_thread_pool_sizes(torch.get_num_threads(), 1)
     return ort
 
 
 class GraphError(Exception):
-    """What is wanted cannot be made a graph, or the graph cannot be run."""
+    """Operations cannot be compiled to a graph, or the graph cannot be run."""
 
 
 class Graph:
-    """Made operation by operation; what stands for a tensor is its name."""
+    """Built operation by operation; tensors are referred to by name."""
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
@@ -59,13 +59,13 @@ class Graph:
         self._integers: list[Any] = []
 
     def weight(self, tensor: torch.Tensor) -> str:
-        """Float32 numbers that are always the same."""
+        """A float32 constant."""
         name = f"weight{len(self._weights)}"
         self._weights[name] = tensor.contiguous()
         return name
 
     def integers(self, *values: int) -> str:
-        """A list of whole numbers, such as a shape."""
+        """A constant list of integers, such as a shape."""
         from onnx import numpy_helper
 
         name = f"integers{len(self._integers)}"
@@ -79,7 +79,7 @@ class Graph:
     def add_several(
         self, operator: str, *inputs: str, count: int, domain: str = "", **attributes: Any
     ) -> list[str]:
-        """The results of an operation that has ``count`` of them."""
+        """The ``count`` results of an operation."""
         from onnx import helper
 
         names = [f"{operator}{len(self._nodes)}.{i}" for i in range(count)]
@@ -93,15 +93,15 @@ class Graph:
         out = self.add("FusedMatMul", x, self.weight(weight), domain=CONTRIB, transB=1)
         return out if bias is None else self.add("Add", out, self.weight(bias))
 
-    def made(
+    def compile(
         self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str] = ()
     ) -> Run:
-        """The graph, with the names of its outputs and inputs. Raises ``GraphError``, as what is
-        made does, where this onnxruntime has no such operation."""
+        """A function that runs the graph; arguments are names. Both raise ``GraphError`` where this
+        onnxruntime has no such operation."""
         ort = _runtime()
         options = ort.SessionOptions()
         options.use_per_session_threads = False
-        # Results are freed when they are, not kept for the next call of the same graph.
+        # Free memory after each call; do not keep it for the next.
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         values = [ort.OrtValue.ortvalue_from_numpy(x.numpy()) for x in self._weights.values()]
@@ -109,10 +109,10 @@ class Graph:
         model = self._serialized(outputs, floats, integers)
         try:
             session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # it has many, with nothing in common
+        except Exception as error:  # onnxruntime's errors have no common class
             raise GraphError(str(error)) from error
         names = tuple(outputs)
-        # The session reads them where they are.
+        # The session refers to their memory.
         vectors = [x for x in self._weights.values() if x.dim() < 2]
 
         def run(inputs: Mapping[str, npt.NDArray[Any]], _kept: object = vectors) -> Any:
@@ -125,7 +125,7 @@ class Graph:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights, in bytes; single numbers are none."""
+        """Memory of the weights, in bytes, without single numbers."""
         return sum(x.numel() * x.element_size() for x in self._weights.values() if x.dim())
 
     def _serialized(
@@ -137,7 +137,7 @@ class Graph:
             return [helper.make_tensor_value_info(name, kind, None) for name in names]
 
         inputs = ends(floats, TensorProto.FLOAT) + ends(integers, TensorProto.INT64)
-        weights = [_elsewhere(name, x.shape) for name, x in self._weights.items()]
+        weights = [_external(name, x.shape) for name, x in self._weights.items()]
         graph = helper.make_graph(
             self._nodes,
             "rows",
@@ -151,8 +151,8 @@ class Graph:
         return serialized
 
 
-def _elsewhere(name: str, shape: Sequence[int]) -> Any:
-    """A weight that is given to the session and not part of the graph's text."""
+def _external(name: str, shape: Sequence[int]) -> Any:
+    """A weight that is passed to the session, not part of the serialized graph."""
     from onnx import TensorProto
 
     weight = TensorProto(
@@ -165,47 +165,47 @@ def _elsewhere(name: str, shape: Sequence[int]) -> Any:
     return weight
 
 
-# --- float32 products by onnxruntime's kernels (MLAS), on CPUs for which they are the quickest.
-# On x86 without AVX-512 they take 5 to 40 % less time than oneDNN's, 10 us less for each call,
-# and give the same bits for any number of rows: none is doubled, and no code is generated for
-# each number that is met. On Intel's with AVX-512 a row alone takes a tenth less for that, and
-# sixteen as long or a little less; on AMD's sixteen take 15 % more, so those have oneDNN's. A
-# matrix is a graph of one node, which packs it and lets go of what it was.
+# --- float32 products by onnxruntime's kernels (MLAS), on CPUs where they are the fastest. On x86
+# without AVX-512 they take 5 to 40 % less time than oneDNN's and 10 us less per call, and give the
+# same bits for any row count, so no row is doubled and no code generated per count. On Intel CPUs
+# with AVX-512 one row takes a tenth less, sixteen about as long; on AMD's sixteen take 15 % more,
+# so those use oneDNN.
 
 _IN = "x"
 
 
 @cache
-def is_quickest() -> bool:
-    """Whether onnxruntime is there, and its product the one to use on this CPU."""
-    if not is_here():
+def prefers_mlas() -> bool:
+    """Whether onnxruntime is installed and its product the one to use on this CPU."""
+    if not is_available():
         return False
     product = MlasLinear(torch.eye(16), None)(torch.ones(2, 16))
     return bool((product == 1).all())
 
 
-def is_here() -> bool:
-    """Whether this is one of those CPUs (ARM was not tried) and onnxruntime can be imported, which
-    it is then. No trial decides: two stages on one kind of machine have the same bits."""
+def is_available() -> bool:
+    """Import onnxruntime where this CPU is one of those (ARM was not tried). Not decided by timing:
+    two stages on machines of one kind must have the same bits."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability != "AVX2" and not (capability == "AVX512" and is_intel()):
         return False
     try:
-        import_quietly()
+        import_onnxruntime()
     except ImportError:
         return False
     return True
 
 
 class MlasLinear(RowwiseLinear):
-    """Dense float32 weights [N, K], packed by onnxruntime; what it was given may be freed."""
+    """Dense float32 weights [N, K], packed by onnxruntime: a graph of one node. The originals may
+    be freed."""
 
     any_rows = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(tuple(weight.shape), torch.float32, bias, self.fewest_rows)
+        super().__init__(tuple(weight.shape), torch.float32, bias, self.min_tested_rows)
         graph = Graph()
-        self._run = graph.made([graph.product(_IN, weight)], [_IN])
+        self._run = graph.compile([graph.product(_IN, weight)], [_IN])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowwiseLinear``."""

@@ -1,13 +1,11 @@
 """Linear layers with weight-only quantised weights: int8 by output channel, int4 by groups.
 
-The weights are rounded once, when they are read; activations stay what they are. The products are
-torch's own (they multiply in bfloat16 and add in float32), and each output row depends on its
-input row alone for any number of rows, which the self-test confirms. Activations of float32
-models are rounded to bfloat16 before the product and its result is widened after it; both errors
-are a fraction of the weights' own (docs/guide/own-models.md).
+Weights are rounded once, when they are read. The products are torch's own (they multiply in
+bfloat16 and add in float32), and each output row depends on its input row alone, which the
+self-test confirms. Activations of float32 models are rounded to bfloat16 before the product and its
+result is converted back; both errors are a fraction of the weights' own (docs/guide/own-models.md).
 
-Inner widths are padded with zeros where the kernels want whole vectors: they read beyond the end
-of a ragged row.
+Inner widths are padded with zeros, as the kernels read whole vectors.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ class Int8Linear(RowwiseLinear):
         dtype: torch.dtype,
         bias: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(shape, dtype, bias, self.fewest_rows)
+        super().__init__(shape, dtype, bias, self.min_tested_rows)
         height, width = shape
         self._padding = -width % _WIDTH
         self._weight = torch.zeros(height, width + self._padding, dtype=torch.int8)
         self._scales = torch.empty(height, dtype=torch.bfloat16)
         for first, end in _slices(height, width, 1):
-            whole, scales = quantize_int8(read(first, end).float())
-            self._weight[first:end, :width] = whole
+            levels, scales = quantize_int8(read(first, end).float())
+            self._weight[first:end, :width] = levels
             self._scales[first:end] = scales
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +61,7 @@ class Int8Linear(RowwiseLinear):
         return _results(x, y, self._bias)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """See ``RowwiseLinear``."""
         return "int8"
 
@@ -83,7 +81,7 @@ class Int4Linear(RowwiseLinear):
         dtype: torch.dtype,
         bias: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(shape, dtype, bias, self.fewest_rows)
+        super().__init__(shape, dtype, bias, self.min_tested_rows)
         height, width = shape
         self._padding = -width % _WIDTH
         self._group = group_of(width)
@@ -106,7 +104,7 @@ class Int4Linear(RowwiseLinear):
         return _results(x, y[:, : self.out_features], self._bias)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """See ``RowwiseLinear``."""
         return f"int4 in groups of {self._group}"
 
@@ -117,14 +115,12 @@ class Int4Linear(RowwiseLinear):
 
 
 def quantize_int8(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """dense [n, K] float32 -> whole numbers [n, K] int8 and scales [n] bfloat16, to be multiplied.
-
-    The scale is rounded first and the weights by the rounded one, so its own error is none.
-    """
+    """dense [n, K] float32 -> levels [n, K] int8 and scales [n] bfloat16, to be multiplied. Weights
+    are divided by the rounded scale, which therefore adds no error."""
     largest = dense.abs().amax(1)
     scales = torch.where(largest > 0, largest / 127, 1).bfloat16()
-    whole = (dense / scales.float()[:, None]).round_().clamp_(-127, 127)
-    return whole.to(torch.int8), scales
+    levels = (dense / scales.float()[:, None]).round_().clamp_(-127, 127)
+    return levels.to(torch.int8), scales
 
 
 def quantize_int4(dense: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
