@@ -1,4 +1,5 @@
-"""Attention whose bits do not depend on slot order, other rows or speculation (docs/reference/exactness.md).
+"""Attention whose bits do not depend on slot order, other rows or speculation
+(docs/reference/exactness.md).
 
 A matrix product that adds up each output element as one chain is immune to exact zeros between its
 terms, and a masked slot's weight is an exact zero. So a row's sum is the same whether dead and

@@ -2,9 +2,9 @@
 few or many rows.
 
 Exact mode rests on two properties of matrix products that no library promises
-(docs/reference/exactness.md). Both are measured on the kernels, shapes and weights that will be used; a
-property that does not hold is not relied on, and if equality still fails the stage's guarantee is
-"tolerance".
+(docs/reference/exactness.md). Both are measured on the kernels, shapes and weights that will be
+used; a property that does not hold is not relied on, and if equality still fails the stage's
+guarantee is "tolerance".
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def to_wire(rows: TensorRows) -> WireTensor:
-    """TensorRows of hidden states [n, H] or [n, 1 + captured, H], or of features [n, F]. Copies only
+    """Rows of hidden states [n, H] or [n, 1 + captured, H], or of features [n, F]. Copies only
     where rows are left out; a stage never writes to hidden states it has returned."""
     tensor = select(rows)
     data = tensor.view(torch.uint8).numpy().data.cast("B")
