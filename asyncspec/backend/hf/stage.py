@@ -33,7 +33,6 @@ from asyncspec.backend.hf.self_test import choose_settings, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import (
     Admit,
     Batch,
