@@ -126,8 +126,8 @@ def test_weights_are_kept(values: list[float]) -> None:
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = noise(300, 96).bfloat16(), noise(4, 96, seed=1).bfloat16()
     whole = [linear(x) for linear in layers(weight, None)]
-    monkeypatch.setattr(half_precision, "_PACKED", 96 * 128)
-    monkeypatch.setattr(half_precision, "_WIDENED", 96 * 128)
+    monkeypatch.setattr(half_precision, "_PACK_SLICE", 96 * 128)
+    monkeypatch.setattr(half_precision, "_UPCAST_SLICE", 96 * 128)
     for got, want in zip(layers(weight, None), whole, strict=True):
         assert torch.allclose(got(x).float(), want.float(), rtol=2**-7, atol=1e-2)
 
@@ -155,7 +155,7 @@ def test_float16_weights_are_kept_whole(values: list[float]) -> None:
 def test_float16_checkpoints_are_half_as_large_and_say_the_same(
     family: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "SMALL", 0)
+    monkeypatch.setattr(dense, "SMALL_LAYER", 0)
     path = tiny(family, dtype=torch.float16)
     checkpoint = open_checkpoint(path)
     random = Random(family)
@@ -178,7 +178,7 @@ def test_float16_checkpoints_are_half_as_large_and_say_the_same(
 def test_trees_of_float16_checkpoints_have_the_bits_of_the_sequence(
     family: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "SMALL", 0)
+    monkeypatch.setattr(dense, "SMALL_LAYER", 0)
     same_bits(cut(open_checkpoint(tiny(family, dtype=torch.float16)), 2), family)
 
 
