@@ -15,12 +15,12 @@ from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
-    Consult,
-    Consulted,
     Events,
     Fault,
     Hello,
     Inspect,
+    PlanStatus,
+    PlanStatusRequest,
     Status,
     Submit,
     Welcome,
@@ -71,10 +71,10 @@ class Inspector(Protocol):
     def status(self, link: Link, message: Status) -> None:
         """Another node has answered."""
 
-    def consult(self, link: Link, message: Consult) -> None:
+    def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
         """A client or a draft node asks what is planned."""
 
-    def consulted(self, link: Link, message: Consulted) -> None:
+    def plan_status(self, link: Link, message: PlanStatus) -> None:
         """The first stage has answered."""
 
     def gone(self, link: Link) -> None:
@@ -84,7 +84,7 @@ class Inspector(Protocol):
 # --- What comes over a node's links: inputs for its machine, and words for who stands around it.
 
 _OURS = (
-    *(Fault, Collect, Events, Inspect, Status, Consult, Consulted),
+    *(Fault, Collect, Events, Inspect, Status, PlanStatusRequest, PlanStatus),
     *(Submit, Cancel, Hello, Welcome),
 )
 """What a node's machine never hears of."""
@@ -146,7 +146,7 @@ class Incoming:
             link.close(message.text)
         elif isinstance(message, Collect | Events):
             self._trace(link, message, frame)
-        elif isinstance(message, Inspect | Status | Consult | Consulted):
+        elif isinstance(message, Inspect | Status | PlanStatusRequest | PlanStatus):
             self._inspect(link, message)
         elif link.rank < 0:
             if not isinstance(message, Submit | Cancel):
@@ -178,9 +178,11 @@ class Incoming:
         else:
             link.send(Events(message.collection, self._rank, True, "this node keeps no trace"))
 
-    def _inspect(self, link: Link, message: Inspect | Status | Consult | Consulted) -> None:
+    def _inspect(
+        self, link: Link, message: Inspect | Status | PlanStatusRequest | PlanStatus
+    ) -> None:
         """Clients and draft nodes ask, the other nodes answer."""
-        if isinstance(message, Status | Consulted) == link.asks:
+        if isinstance(message, Status | PlanStatus) == link.asks:
             raise RemoteProtocolError(f"this peer may not send {type(message).__name__}")
         if self.inspector is None:
             raise RemoteProtocolError("this node does not say how it is")
@@ -189,7 +191,7 @@ class Incoming:
                 self.inspector.inspect(link, message)
             case Status():
                 self.inspector.status(link, message)
-            case Consult():
-                self.inspector.consult(link, message)
-            case Consulted():
-                self.inspector.consulted(link, message)
+            case PlanStatusRequest():
+                self.inspector.plan_status_request(link, message)
+            case PlanStatus():
+                self.inspector.plan_status(link, message)

@@ -1,27 +1,33 @@
-"""What a running pipeline does for the users it has measured: a plan, or greedy batching. Pure.
+"""Planning for a running pipeline: the planner's input, its decision, and when it is outdated.
 
-A rotation makes everybody wait for somebody; work-conserving batching makes nobody wait, and is
+A rotation makes every user wait for others; work-conserving batching makes nobody wait, and is
 close behind most plans (docs/reference/dip-sd.md). So a plan has to be better by a margin, or
-greedy batching is kept and what comes of it are the lengths of drafts.
+greedy batching is kept and the decision is about draft lengths only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.dipsd.cycle import simulate_plan
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
-from asyncspec.dipsd.model import Deployment, Shape, Stage, User, Verifier
-from asyncspec.dipsd.noise import QUIET, Deviations, Noise
-from asyncspec.dipsd.plan import Groups, Plan
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import Deployment, Groups, ModelShape, Plan, StageProfile, User, Verifier
 from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.simulation import (
+    QUIET,
+    Deviations,
+    Noise,
+    best_greedy,
+    simulate_greedy,
+    simulate_plan,
+)
 from asyncspec.dipsd.tables import Tables
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
+from asyncspec_protocol.messages import Rates
 
 MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""
@@ -35,12 +41,11 @@ RUNS, MAX_RUNS = 600, 100
 MAX_JITTER = 1.0
 """Bound of any relative deviation: a draft node may say what it likes."""
 
-
 SKETCH = 4
 """The length for all is first looked for by simulations so much shorter, without jitter."""
 
 
-class RowCount(Shape, frozen=True):
+class RowCount(ModelShape, frozen=True):
     """A target whose passes were measured by rows: its work is the rows of a pass, one for each
     drafted token and one for the root. Prefixes cost nothing."""
 
@@ -48,8 +53,8 @@ class RowCount(Shape, frozen=True):
         return tokens + 1.0
 
 
-class Planning(Struct, frozen=True):
-    """A question: the users of ``deployment`` are these sessions. ``noise`` is what their times
+class PlanRequest(Struct, frozen=True):
+    """A request: the users of ``deployment`` are these sessions. ``noise`` is what their times
     are measured to vary by, and their mean acceptance: the deployment's is a cautious one."""
 
     sessions: tuple[SessionId, ...]
@@ -71,16 +76,16 @@ class Decision(Struct, frozen=True):
     greedy_by_user: tuple[float, ...]
 
 
-SHORTEST, LONGEST_MS = 1e-3, 1e6
+MIN_MS, MAX_MS = 1e-3, 1e6
 """Bounds of any time, in ms: a draft node may say what it likes, and the answer is a plan."""
 
 
-def bounded(ms: float) -> float:
+def clamp_ms(ms: float) -> float:
     """A time that can be planned with."""
-    return min(max(SHORTEST, ms), LONGEST_MS)
+    return min(max(MIN_MS, ms), MAX_MS)
 
 
-def measured(
+def measured_deployment(
     users: Sequence[User], stages: Sequence[tuple[float, float]], batch_rows: int = 0
 ) -> Deployment:
     """The deployment of ``users`` and stages whose passes take (fixed ms, ms a row), of at most
@@ -89,7 +94,7 @@ def measured(
     verifier = Verifier(
         RowCount(count, 1, 1),
         # A stage of one layer of ``count`` is charged that share of a FLOP.
-        tuple(Stage(1, count * min(row, LONGEST_MS), bounded(fixed)) for fixed, row in stages),
+        tuple(StageProfile(1, count * min(row, MAX_MS), clamp_ms(fixed)) for fixed, row in stages),
     )
     return Deployment(tuple(users), verifier, MAX_DRAFT_LENGTH, batch_rows)
 
@@ -144,7 +149,7 @@ def _alone(length: int, tables: Tables, rounds: int, noise: Noise) -> Decision:
 def _forecast(plan: Plan, tables: Tables, rounds: int, noise: Noise) -> tuple[float, float]:
     """(tokens a second, ms a cycle): exact on machines that are as measured, else simulated."""
     if noise.quiet and noise.alphas is None:
-        evaluation = evaluate_on(plan, tables)
+        evaluation = evaluate(plan, tables)
         return evaluation.throughput, evaluation.period_ms
     run = simulate_plan(plan, tables, rounds, noise)
     return run.throughput, run.period_ms
@@ -157,3 +162,97 @@ def _bounded(noise: Noise) -> Noise:
         deviations = Deviations(*(tuple([min(MAX_JITTER, d) for d in row]) for row in tables))
     sigma = min(MAX_JITTER, noise.sigma)
     return replace(noise, sigma=sigma, expected=True, deviations=deviations)
+
+
+StageCosts = Sequence[tuple[float, float, float]]
+"""Of each: (seconds of a pass, seconds of each of its rows, relative deviation)."""
+
+
+def plan_request(
+    told: Sequence[Rates], stages: StageCosts, names: Sequence[str] = (), batch_rows: int = 0
+) -> PlanRequest:
+    """What is to be planned for users of whom that is told, named by their sessions or as given,
+    with passes of at most ``batch_rows`` rows (0: of any number).
+
+    Lengths are planned for cautious chances, and what they bring is forecast by the mean ones.
+    """
+    names = names or [str(rates.session) for rates in told]
+    users = [_user(name, rates) for name, rates in zip(names, told, strict=True)]
+    deviations = Deviations(
+        drafts=tuple([rates.jitter for rates in told]),
+        links=tuple(map(_link_jitter, told)),
+        passes=tuple([jitter for _, _, jitter in stages]),
+    )
+    # Nodes from before there was a mean tell the cautious chance alone.
+    alphas = tuple([max(rates.alpha, rates.mean) for rates in told])
+    passes = [(1000 * fixed, 1000 * row) for fixed, row, _ in stages]
+    return PlanRequest(
+        tuple([rates.session for rates in told]),
+        measured_deployment(users, passes, batch_rows),
+        Noise(alphas=alphas, deviations=deviations),
+    )
+
+
+def _user(name: str, rates: Rates) -> User:
+    return User(
+        name,
+        rates.alpha,
+        0,
+        clamp_ms(1000 * rates.token_seconds),
+        clamp_ms(1000 * (rates.call_seconds + rates.link_seconds)),
+    )
+
+
+def _link_jitter(rates: Rates) -> float:
+    """The relative deviation of what a round takes whatever its length: the links, and the call of
+    the source."""
+    whole = rates.call_seconds + rates.link_seconds
+    if not 0 < whole < math.inf:
+        return 0.0
+    links = rates.link_jitter * (rates.link_seconds / whole)
+    return math.hypot(links, rates.jitter * (rates.call_seconds / whole))
+
+
+DRIFT = 0.15
+"""A change by this share of a round, of a pass or of what is left of a chance to 1 or 0 is worth a
+new plan: more than draft nodes take for news, so that what wavers about a bound changes nothing."""
+
+
+def drifted(old: PlanRequest, new: PlanRequest) -> bool:
+    """Whether a plan for the one may not be good for the other."""
+    if old.sessions != new.sessions or _shakier(old.noise, new.noise):
+        return True
+    before, after = old.deployment, new.deployment
+    users = zip(before.users, after.users, strict=True)
+    return any(_other(a, b) for a, b in users) or _slower(before, after)
+
+
+def _shakier(old: Noise, new: Noise) -> bool:
+    """Whether jitter is another, of all users' drafts or links together or of all passes: of each
+    by itself it wavers."""
+    before, after = _means(old.deviations), _means(new.deviations)
+    return any(abs(b - a) > DRIFT / 2 for a, b in zip(before, after, strict=True))
+
+
+def _means(deviations: Deviations | None) -> tuple[float, ...]:
+    rows = deviations or Deviations((), (), ())
+    return tuple(sum(r) / max(1, len(r)) for r in (rows.drafts, rows.links, rows.passes))
+
+
+def _other(old: User, new: User) -> bool:
+    room = DRIFT * 2 * min(old.alpha, 1 - old.alpha)
+    if abs(new.alpha - old.alpha) > max(0.03, room):
+        return True
+    whole = DRIFT * max(1e-6, 4 * old.token_ms + old.link_ms)
+    return 4 * abs(new.token_ms - old.token_ms) > whole or abs(new.link_ms - old.link_ms) > whole
+
+
+def _slower(old: Deployment, new: Deployment) -> bool:
+    """Whether some stage's passes over a few rows a user take noticeably longer or shorter."""
+    rows = 4 * len(old.users)
+    for a, b in zip(old.verifier.stages, new.verifier.stages, strict=True):
+        before = a.fixed_ms + a.ms_per_flop / len(old.verifier.stages) * rows
+        after = b.fixed_ms + b.ms_per_flop / len(old.verifier.stages) * rows
+        if abs(after - before) > DRIFT * before:
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""The deployment DiP-SD plans for: users who draft on their own devices, one verifier for all.
+"""What DiP-SD plans for and what a plan is: users who draft on their own devices, one verifier.
 
 Times are milliseconds, work is FLOPs of the whole target, sizes are bytes. Latencies are affine, as
 the paper profiles them: a fixed part (kernel launches, weights read once) and a part by FLOPs.
@@ -6,14 +6,17 @@ the paper profiles them: a fixed part (kernel launches, weights read once) and a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
+from asyncspec.core.errors import UserError
+
 MemoryRule = Literal["batch", "all"]
 
 
-class Shape(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
     """What the FLOP and memory counts of a model need (the paper's J, h1 and h2).
 
     The paper counts multi-head attention and a feed-forward block of two matrices. Models with
@@ -54,7 +57,7 @@ class User(Struct, frozen=True):
     link_token_ms: float = 0.0
 
 
-class Stage(Struct, frozen=True):
+class StageProfile(Struct, frozen=True):
     """A verify stage: ``layers`` of the target; a pass takes ``fixed_ms + ms_per_flop x FLOPs``."""
 
     layers: int
@@ -70,8 +73,8 @@ class Verifier(Struct, frozen=True):
     have to fit: of the batch being verified (the paper) or of all users (a real server).
     """
 
-    shape: Shape
-    stages: tuple[Stage, ...]
+    shape: ModelShape
+    stages: tuple[StageProfile, ...]
     hop_ms: float = 0.0
     memory: MemoryRule = "all"
 
@@ -89,16 +92,145 @@ class Deployment(Struct, frozen=True):
     batch_rows: int = 0
 
 
-def drafted_ms(shape: Shape, ms_per_flop: float, fixed_ms: float, prefix: int) -> float:
+def drafted_ms(shape: ModelShape, ms_per_flop: float, fixed_ms: float, prefix: int) -> float:
     """Milliseconds a drafted token takes on a device profiled as affine in FLOPs (d_m)."""
     return ms_per_flop * shape.flops(1, prefix) + fixed_ms
 
 
-def even_stages(shape: Shape, whole: Stage, count: int) -> tuple[Stage, ...]:
+def even_stages(shape: ModelShape, whole: StageProfile, count: int) -> tuple[StageProfile, ...]:
     """``whole`` cut into ``count`` stages: layers and fixed cost are split, the speed is not."""
     base, more = divmod(shape.layers, count)
     sizes = [base + (i < more) for i in range(count)]
     return tuple(
-        Stage(n, whole.ms_per_flop, whole.fixed_ms * n / shape.layers, whole.memory_bytes)
+        StageProfile(n, whole.ms_per_flop, whole.fixed_ms * n / shape.layers, whole.memory_bytes)
         for n in sizes
     )
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""Users by batch, as indices into the deployment's users."""
+
+
+class PlanBatch(Struct, frozen=True):
+    """Users verified in one pass, and the draft length of each of them."""
+
+    users: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+class Plan(Struct, frozen=True):
+    """Batches in the order in which the verifier visits them, round and round."""
+
+    batches: tuple[PlanBatch, ...]
+
+    @property
+    def groups(self) -> Groups:
+        """The association without the lengths."""
+        return tuple(batch.users for batch in self.batches)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Draft length by user."""
+        return {m: k for b in self.batches for m, k in zip(b.users, b.lengths, strict=True)}
+
+
+def plan_of(groups: Iterable[Sequence[int]], lengths: Sequence[int] | dict[int, int]) -> Plan:
+    """A plan from an association and a draft length for each user."""
+    return Plan(tuple(PlanBatch(tuple(g), tuple(lengths[m] for m in g)) for g in groups))
+
+
+def problem(plan: Plan, deployment: Deployment) -> str:
+    """Why ``plan`` is not one for ``deployment``; empty if it is."""
+    named = sorted(m for batch in plan.batches for m in batch.users)
+    if named != list(range(len(deployment.users))):
+        return "every user must be in exactly one batch"
+    if not all(batch.users for batch in plan.batches):
+        return "a batch has no users"
+    if any(len(batch.users) != len(batch.lengths) for batch in plan.batches):
+        return "a batch needs a draft length for each of its users"
+    if not all(1 <= k <= deployment.longest for b in plan.batches for k in b.lengths):
+        return f"draft lengths must be between 1 and {deployment.longest}"
+    return ""
+
+
+class ScannedCount(Struct, frozen=True):
+    """One batch count of the scan; tokens a second.
+
+    ``throughput`` is None where nothing better than with fewer batches was found. No plan with this
+    many batches or more exceeds ``bound``.
+    """
+
+    batches: int
+    throughput: float | None
+    bound: float
+
+
+class PlanResult(Struct, frozen=True):
+    """The plan, and what was looked at to find it.
+
+    No plan at all exceeds ``bound`` tokens a second; where it equals the plan's own throughput, the
+    plan is proved to be the best. PlanBatch counts that were not scanned are ruled out by it.
+    """
+
+    plan: Plan
+    scanned: tuple[ScannedCount, ...]
+    bound: float
+
+
+def capacity(verifier: Verifier) -> float:
+    """Positions whose keys and values fit beside the weights, on the tightest stage."""
+    shape = verifier.shape
+    return min(
+        (stage.memory_bytes - shape.weight_bytes(stage.layers)) / shape.cache_bytes(stage.layers)
+        for stage in verifier.stages
+    )
+
+
+def check_memory(deployment: Deployment) -> None:
+    """Raise ``UserError`` if no plan can fit."""
+    room = capacity(deployment.verifier)
+    prefixes = [user.prefix for user in deployment.users]
+    if room < 0:
+        raise UserError("the target's weights do not fit in the verifier's memory")
+    if deployment.verifier.memory == "all":
+        if sum(prefixes) > room:
+            raise UserError(
+                f"the users' caches hold {sum(prefixes)} positions; the verifier has room for "
+                f"{int(room)}: fewer users, shorter prefixes, or more memory"
+            )
+    elif max(prefixes) > room:
+        raise UserError(
+            f"a prefix of {max(prefixes)} positions does not fit; the verifier has room for "
+            f"{int(room)}"
+        )
+
+
+DRAFT = ModelShape(28, 2048, 6144)
+TARGET = ModelShape(64, 5120, 25600)
+DEVICE_MS_PER_FLOP, DEVICE_FIXED_MS = 4.0305e-11, 33.8151
+SERVER = StageProfile(TARGET.layers, 1.2077e-11, 95.1074, 8e10)
+USERS, ALPHA, PREFIX, LINK_MS, LONGEST = 6, 0.78, 512, 3.0, 20
+
+FIRST_LENGTH = 7
+"""Every draft's length where Algorithm 1 starts, and of the fixed-length baseline."""
+
+
+def paper(
+    users: int = USERS,
+    alpha: float = ALPHA,
+    *,
+    token_ms: float | None = None,
+    link_ms: float = LINK_MS,
+    prefix: int = PREFIX,
+    stages: int = 1,
+    hop_ms: float = 0.0,
+) -> Deployment:
+    """``users`` equal users; ``token_ms`` replaces the profile of the paper's device.
+
+    More than one stage is ours: the paper's server cut into equal parts, its fixed cost with it.
+    """
+    if token_ms is None:
+        token_ms = drafted_ms(DRAFT, DEVICE_MS_PER_FLOP, DEVICE_FIXED_MS, prefix)
+    verifier = Verifier(TARGET, even_stages(TARGET, SERVER, stages), hop_ms, "batch")
+    people = (User(f"user{m + 1}", alpha, prefix, token_ms, link_ms) for m in range(users))
+    return Deployment(tuple(people), verifier, LONGEST)

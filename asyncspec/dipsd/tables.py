@@ -1,12 +1,41 @@
-"""A deployment as numbers ready for search: nothing here is decided, everything is looked up."""
+"""A deployment tabled by user and draft length, and the budget of searches over these tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from asyncspec.dipsd.acceptance import expected_tokens
-from asyncspec.dipsd.memory import capacity
-from asyncspec.dipsd.model import Deployment
+from asyncspec.dipsd.model import Deployment, capacity
+
+
+def expected_tokens(alpha: float, length: int) -> float:
+    """u(l): accepted tokens of a linear draft and the one the target adds, 1 to ``length`` + 1."""
+    if alpha >= 1:
+        return float(length + 1)
+    return (1.0 - alpha ** (length + 1)) / (1.0 - alpha)
+
+
+class Budget:
+    """``left`` units of work, each about a microsecond of a slow core."""
+
+    def __init__(self, units: float) -> None:
+        self.left = units
+
+    def spend(self, units: float) -> bool:
+        """Whether there was any left. What has begun is finished, so a little more may be done."""
+        if self.left <= 0:
+            return False
+        self.left -= units
+        return True
+
+    def part(self, units: float) -> Budget:
+        """So much of what is left, for a part of the search."""
+        taken = max(0.0, min(units, self.left))
+        self.left -= taken
+        return Budget(taken)
+
+    def take_back(self, part: Budget) -> None:
+        """What a part has left over, or has done too much."""
+        self.left += part.left
 
 
 class Tables:
@@ -67,7 +96,7 @@ class Tables:
         stages = zip(self.slopes, self.fixed, strict=True)
         return max(stages, key=lambda stage: stage[0] * work + stage[1] * batches)
 
-    def reach(self, size: int) -> int:
+    def longest_in(self, size: int) -> int:
         """The longest draft with which a batch of so many users fits in one pass; 0: with none. A
         user alone always does."""
         if size == 1 or not self.batch_rows:
@@ -77,7 +106,7 @@ class Tables:
     def fits(self, users: Sequence[int]) -> bool:
         """Whether a batch fits in one pass, with drafts of one token, and its caches fit; where all
         users' must, that was checked before."""
-        if self.reach(len(users)) < 1:
+        if self.longest_in(len(users)) < 1:
             return False
         if not self.by_batch:
             return True

@@ -30,7 +30,6 @@ from .limits import (
 from .messages import (
     FINAL,
     Closed,
-    Consulted,
     Credit,
     Events,
     Expand,
@@ -41,6 +40,7 @@ from .messages import (
     Open,
     Output,
     PassTimes,
+    PlanStatus,
     PruneIndices,
     Rates,
     Ready,
@@ -179,8 +179,8 @@ def _check_message(message: Message) -> None:
             _check_counts(rank, slots)
             _require(max(message.opened, message.floor) <= MAX_COUNT, "a number is too large")
             _require(min(message.opened, message.floor) >= -1, "numbers are finite, and >= -1")
-        case Consulted():
-            _check_consulted(message)
+        case PlanStatus():
+            _check_plan_status(message)
         case Status(peers=peers, round_trips=round_trips, sent=written) as status:
             _require(len(peers) == len(round_trips) == len(written), "lists differ in length")
             own = (status.up_seconds, status.busy_seconds, *round_trips)
@@ -281,7 +281,7 @@ def _check_penalties(opened: Open) -> None:
         _require(-2 <= penalty <= 2, "a presence or frequency penalty is in -2..2")
 
 
-def _check_consulted(told: Consulted) -> None:
+def _check_plan_status(told: PlanStatus) -> None:
     chances = (told.lows, told.means, told.highs)
     times = (told.token_seconds, told.call_seconds, told.link_seconds)
     by_user = (told.rounds, *chances, *times, told.jitters, told.link_jitters)

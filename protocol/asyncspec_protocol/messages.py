@@ -11,7 +11,7 @@ from .drafting import Expand, Expanded, Withdraw
 from .links import PROTOCOL_VERSION, Clock, Fault, Heartbeat, Hello, Ready, Role, Welcome
 from .pipeline import Credit, Floor, PruneIndices, Segment, Verdict
 from .requests import Cancel, Finished, Output, Submit
-from .scheduling import Consult, Consulted, PassTimes, Rates, Schedule
+from .scheduling import PassTimes, PlanStatus, PlanStatusRequest, Rates, Schedule
 from .sessions import FINAL, Close, Closed, Open
 from .watching import Collect, Events, Inspect, Status
 
@@ -44,8 +44,8 @@ Message = (
     | Events
     | Inspect
     | Status
-    | Consult
-    | Consulted
+    | PlanStatusRequest
+    | PlanStatus
 )
 
 __all__ = [
@@ -56,8 +56,6 @@ __all__ = [
     "Close",
     "Closed",
     "Collect",
-    "Consult",
-    "Consulted",
     "Credit",
     "Events",
     "Expand",
@@ -72,6 +70,8 @@ __all__ = [
     "Open",
     "Output",
     "PassTimes",
+    "PlanStatus",
+    "PlanStatusRequest",
     "PruneIndices",
     "Rates",
     "Ready",

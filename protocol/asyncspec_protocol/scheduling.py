@@ -58,7 +58,7 @@ class Schedule(Struct, array_like=True, frozen=True, tag="schedule"):
     length: int
 
 
-class Consult(Struct, array_like=True, frozen=True, tag="consult"):
+class PlanStatusRequest(Struct, array_like=True, frozen=True, tag="consult"):
     """Asks what users are planned for, and how. A client asks a draft node, which asks the first
     stage and passes on what it answers."""
 
@@ -66,7 +66,7 @@ class Consult(Struct, array_like=True, frozen=True, tag="consult"):
     question: int
 
 
-class Consulted(Struct, array_like=True, frozen=True, tag="consulted"):
+class PlanStatus(Struct, array_like=True, frozen=True, tag="consulted"):
     """The first stage's answer: what it has been told of the users whose sessions may be planned,
     what it does for them, and what that brings. Lists by session, or by stage."""
 
@@ -88,9 +88,9 @@ class Consulted(Struct, array_like=True, frozen=True, tag="consulted"):
     pass_seconds: tuple[float, ...] = ()
     row_seconds: tuple[float, ...] = ()
     pass_jitters: tuple[float, ...] = ()
-    # Users of whom too little is known yet, and those put aside for being late.
+    # Users of whom too little is known yet, and those suspended for being late.
     unknown: int = 0
-    aside: int = 0
+    suspended: int = 0
     # What is in use: "plan", or "greedy" batching because it is forecast to be as good, "dropped"
     # because plans brought less, "look" to see what it brings; empty: nothing is decided yet.
     used: str = ""
@@ -104,8 +104,8 @@ class Consulted(Struct, array_like=True, frozen=True, tag="consulted"):
     planned: float = 0.0
     greedy: float = 0.0
     # Tokens a second that the users are brought by what is in use, measured over so long.
-    brought: float = 0.0
-    measured: float = 0.0
+    throughput: float = 0.0
+    measured_seconds: float = 0.0
     # What plans and greedy batching have brought as shares of the latter's forecasts, in rounds
     # of measuring.
     plan_share: float = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Effect, Emit, Input, Request, TaskDone
 from asyncspec.dipsd.decide import Decision
-from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask
 from tools.bench.dipsd.machines.cost import CrowdCost as Bench
@@ -78,9 +78,9 @@ class Trial:
             assert told == self.cluster.expected(request), request.request
 
     @property
-    def rota(self) -> Rota:
-        rota: Rota = self.cluster.state(1).rota
-        return rota
+    def schedule(self) -> BatchSchedule:
+        schedule: BatchSchedule = self.cluster.state(1).schedule
+        return schedule
 
     def throughput(self, start: float, end: float) -> float:
         """Tokens a second of everybody between two moments."""

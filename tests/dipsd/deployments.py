@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.exhaustive import associations
-from asyncspec.dipsd.model import Deployment, Stage, User, Verifier
-from asyncspec.dipsd.plan import Plan, plan_of
-from asyncspec.dipsd.presets import SERVER, TARGET
+from asyncspec.dipsd.association import associations
+from asyncspec.dipsd.model import (
+    SERVER,
+    TARGET,
+    Deployment,
+    Plan,
+    StageProfile,
+    User,
+    Verifier,
+    plan_of,
+)
 
 milliseconds = st.floats(5, 150)
 
@@ -40,7 +47,7 @@ def deployments(
     verifier = Verifier(
         TARGET,
         tuple(
-            Stage(
+            StageProfile(
                 n,
                 SERVER.ms_per_flop * draw(st.floats(5, 100) if fast else st.floats(0.5, 30)),
                 draw(st.floats(0, 20) if fast else st.floats(1, 95)),

@@ -8,19 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.baselines import BASELINES
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.noise import Noise
-from asyncspec.dipsd.outcome import Planned
-from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.presets import paper
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import Deployment, PlanResult, paper
+from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 
-Planner = Callable[[Tables], Planned | None]
+Planner = Callable[[Tables], PlanResult | None]
 
 
 def rate_of(name: str, tables: Tables) -> float:
@@ -40,7 +35,7 @@ def test_the_headline_ratios(
     tables = Tables(paper(users, alpha))
     planned = planner(tables)
     assert planned is not None
-    rate = evaluate_on(planned.plan, tables).throughput
+    rate = evaluate(planned.plan, tables).throughput
     assert rate / rate_of("ad", tables) == pytest.approx(over_ad, abs=5.1e-4)
     assert rate / rate_of("ad_greedy", tables) == pytest.approx(over_ad_greedy, abs=5.1e-4)
 
@@ -61,7 +56,7 @@ def test_rotation_loses_where_guesses_are_poor() -> None:
     theirs, ours = algorithm1(tables), plan_best(tables)
     assert theirs is not None
     assert ours is not None
-    rate = evaluate_on(theirs.plan, tables).throughput
+    rate = evaluate(theirs.plan, tables).throughput
     assert rate / rate_of("ad_greedy", tables) == pytest.approx(0.901, abs=1e-3)
     assert rate / rate_of("one_batch", tables) == pytest.approx(0.826, abs=1e-3)
     assert len(ours.plan.batches) == 1
@@ -101,4 +96,4 @@ def test_greedy_batching_of_one_user_is_a_plan_of_one_user() -> None:
     ours = plan_best(tables)
     assert ours is not None
     assert ours.plan.lengths == {0: length}
-    assert seen.throughput == pytest.approx(evaluate_on(ours.plan, tables).throughput)
+    assert seen.throughput == pytest.approx(evaluate(ours.plan, tables).throughput)

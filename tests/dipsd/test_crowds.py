@@ -10,18 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.baselines import one_batch
-from asyncspec.dipsd.decide import EFFORT, bounded, decide, measured
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.fit import Fit
+from asyncspec.dipsd.association import dealt, neighbours
+from asyncspec.dipsd.decide import EFFORT, clamp_ms, decide, measured_deployment
+from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment, User
-from asyncspec.dipsd.neighbours import neighbours
-from asyncspec.dipsd.plan import Groups, plan_of, problem
-from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.starts import dealt
-from asyncspec.dipsd.tables import Tables
-from asyncspec.dipsd.work import Work
+from asyncspec.dipsd.model import Deployment, Groups, User, plan_of, problem
+from asyncspec.dipsd.planner import one_batch, plan_best
+from asyncspec.dipsd.search import BatchFit
+from asyncspec.dipsd.tables import Budget, Tables
 from dipsd.deployments import deployments
 
 MAX_CALLS = 8_000_000
@@ -42,7 +38,7 @@ def different(users: int, stages: int, seed: int) -> Deployment:
         for _ in range(users)
     ]
     passes = [(random.uniform(5, 60), random.uniform(0.1, 6)) for _ in range(stages)]
-    return measured(people, passes)
+    return measured_deployment(people, passes)
 
 
 def extreme(users: int, stages: int, seed: int) -> Deployment:
@@ -50,13 +46,13 @@ def extreme(users: int, stages: int, seed: int) -> Deployment:
     random = Random(f"extreme {users} {stages} {seed}")
 
     def drawn(low: float, high: float) -> float:
-        return bounded(10 ** random.uniform(low, high))
+        return clamp_ms(10 ** random.uniform(low, high))
 
     chances = (0.0, 0.01, 0.5, 0.99, 1.0)
     people = [
         User("u", random.choice(chances), 0, drawn(-3, 6), drawn(-3, 6)) for _ in range(users)
     ]
-    return measured(people, [(drawn(-3, 4), drawn(-3, 3)) for _ in range(stages)])
+    return measured_deployment(people, [(drawn(-3, 4), drawn(-3, 3)) for _ in range(stages)])
 
 
 def calls(deployment: Deployment) -> int:
@@ -98,12 +94,12 @@ def test_plans_of_little_effort_are_plans_and_pass_what_is_simple(
     found = plan_best(tables, effort=EFFORT / 100)
     assert found is not None
     assert problem(found.plan, tables.deployment) == ""
-    rate = evaluate_on(found.plan, tables).throughput
+    rate = evaluate(found.plan, tables).throughput
     assert rate <= found.bound * (1 + 1e-9)
-    alone = best_lengths(tables, [(m,) for m in range(users)], work=Work(0))
+    alone = best_lengths(tables, [(m,) for m in range(users)], work=Budget(0))
     assert alone is not None
     own = plan_of([(m,) for m in range(users)], alone.by_user)
-    least = max(one_batch(tables) or 0.0, evaluate_on(own, tables).throughput)
+    least = max(one_batch(tables) or 0.0, evaluate(own, tables).throughput)
     assert rate >= least * (1 - 1e-9)
     assert plan_best(tables, effort=EFFORT / 100) == found
 
@@ -115,8 +111,8 @@ def test_a_decisions_search_finds_nearly_the_optimum_of_a_few(deployment: Deploy
     best, found = plan_best(tables), plan_best(tables, few=0, effort=EFFORT)
     assert (best is None) == (found is None)
     if best is not None and found is not None:
-        rate = evaluate_on(best.plan, tables).throughput
-        assert evaluate_on(found.plan, tables).throughput >= 0.97 * rate
+        rate = evaluate(best.plan, tables).throughput
+        assert evaluate(found.plan, tables).throughput >= 0.97 * rate
 
 
 @given(deployments(most=7), st.integers(1, 7), st.floats(0.5, 4), st.sampled_from([0.0, 1e-13]))
@@ -130,7 +126,7 @@ def test_no_move_or_swap_improves_what_was_fitted(
         return
     found = best_lengths(tables, start)
     assert found is not None
-    fit, work = Fit(tables), Work(1e9)
+    fit, work = BatchFit(tables), Budget(1e9)
     tokens = sum(tables.gain[m][k] for m, k in found.by_user.items())
     groups = fit.climb(start, longer * tokens / found.ratio, price, work)
 
@@ -142,4 +138,4 @@ def test_no_move_or_swap_improves_what_was_fitted(
         most = max((worth(other) for other in neighbours(groups)), default=worth(groups))
         assert most <= worth(groups) + 1e-6
     # And no step is taken that is not allowed.
-    assert fit.climb(start, longer * tokens / found.ratio, price, Work(0)) == start
+    assert fit.climb(start, longer * tokens / found.ratio, price, Budget(0)) == start

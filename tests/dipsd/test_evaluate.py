@@ -6,16 +6,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.cycle import simulate_plan
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.noise import Noise
-from asyncspec.dipsd.order import in_best_order
-from asyncspec.dipsd.period import exact_period
-from asyncspec.dipsd.picture import picture
-from asyncspec.dipsd.plan import Plan, plan_of
-from asyncspec.dipsd.presets import paper
+from asyncspec.dipsd.evaluate import evaluate, exact_period, in_best_order
+from asyncspec.dipsd.model import Deployment, Plan, paper, plan_of
+from asyncspec.dipsd.simulation import Noise, simulate_plan
 from asyncspec.dipsd.tables import Tables
+from asyncspec_nodes.cli.plan.picture import picture
 from dipsd.deployments import planned
 
 MEAN = Noise(expected=True)
@@ -25,7 +20,7 @@ MEAN = Noise(expected=True)
 @settings(max_examples=60)
 def test_the_period_is_that_of_the_events(case: tuple[Deployment, Plan]) -> None:
     deployment, plan = case
-    said = evaluate(plan, deployment)
+    said = evaluate(plan, Tables(deployment))
     seen = simulate_plan(plan, Tables(deployment), 2000, MEAN)
     # What is left of the start-up: less than one cycle's work in a thousand cycles.
     assert seen.period_ms == pytest.approx(said.period_ms, rel=3e-3)
@@ -37,7 +32,7 @@ def test_the_period_is_that_of_the_events(case: tuple[Deployment, Plan]) -> None
 @given(planned(stages=1))
 def test_on_one_stage_it_is_the_papers_formula(case: tuple[Deployment, Plan]) -> None:
     deployment, plan = case
-    said = evaluate(plan, deployment)
+    said = evaluate(plan, Tables(deployment))
     verify = sum(batch.verify_ms for batch in said.batches)
     assert said.period_ms == max(verify, *(b.draft_ms + b.verify_ms for b in said.batches))
     assert said.limit.kind in ("stage", "batch")
@@ -46,12 +41,12 @@ def test_on_one_stage_it_is_the_papers_formula(case: tuple[Deployment, Plan]) ->
 @given(planned())
 def test_waits_through_several_batches_only_lengthen_it(case: tuple[Deployment, Plan]) -> None:
     deployment, plan = case
-    said = evaluate(plan, deployment)
+    said = evaluate(plan, Tables(deployment))
     loops = [b.draft_ms + b.verify_ms for b in said.batches]
     sums = [sum(b.stages_ms[p] for b in said.batches) for p in range(len(said.busy))]
     assert said.period_ms >= max(*loops, *sums) * (1 - 1e-12)
     assert max(said.busy) <= 1 + 1e-12
-    best = evaluate(in_best_order(plan, Tables(deployment)), deployment)
+    best = evaluate(in_best_order(plan, Tables(deployment)), Tables(deployment))
     assert best.period_ms <= said.period_ms
 
 
@@ -70,7 +65,7 @@ def test_jitter_never_beats_a_perfect_machine_by_much(
 ) -> None:
     deployment, plan = case
     tables = Tables(deployment)
-    said = evaluate(plan, deployment)
+    said = evaluate(plan, Tables(deployment))
     seen = simulate_plan(plan, tables, 400, Noise(0.3, seed, expected=True))
     assert seen.throughput < said.throughput * 1.15
 
@@ -78,7 +73,7 @@ def test_jitter_never_beats_a_perfect_machine_by_much(
 def test_drawn_tokens_have_the_expected_mean() -> None:
     deployment = paper(6)
     plan = plan_of([(0, 2, 4), (1, 3, 5)], [3] * 6)
-    said = evaluate(plan, deployment)
+    said = evaluate(plan, Tables(deployment))
     seen = simulate_plan(plan, Tables(deployment), 2000)
     assert seen.throughput == pytest.approx(said.throughput, rel=0.02)
     wrong = simulate_plan(plan, Tables(deployment), 2000, Noise(alphas=(0.5,) * 6))
@@ -90,7 +85,7 @@ def test_drawn_tokens_have_the_expected_mean() -> None:
 def test_the_picture_has_a_lane_for_each_batch_and_stage(case: tuple[Deployment, Plan]) -> None:
     deployment, plan = case
     assume(len(plan.batches) <= 9)
-    lines = picture(evaluate(plan, deployment), deployment).splitlines()
+    lines = picture(evaluate(plan, Tables(deployment)), deployment).splitlines()
     assert len(lines) == len(plan.batches) + len(deployment.verifier.stages) + 2
     drawn = [line.split(maxsplit=1)[1] for line in lines if line.startswith("V")]
     assert all(len(row) == 72 for row in drawn)

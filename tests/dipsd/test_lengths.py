@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.evaluate import BatchTimes, times
-from asyncspec.dipsd.exhaustive import associations
 from asyncspec.dipsd.lengths import best_lengths, common_ratio
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.plan import Groups
+from asyncspec.dipsd.model import Deployment, Groups
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 

@@ -9,14 +9,11 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.rng import uniform
-from asyncspec.dipsd.accepted import PRIOR, Acceptance
-from asyncspec.dipsd.decide import MARGIN, bounded, decide, measured
+from asyncspec.dipsd.decide import MARGIN, clamp_ms, decide, measured_deployment
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.greedy import simulate_greedy
-from asyncspec.dipsd.measured import Affine, Measured
-from asyncspec.dipsd.model import User
-from asyncspec.dipsd.noise import Deviations, Noise
-from asyncspec.dipsd.plan import plan_of
+from asyncspec.dipsd.measured import PRIOR, AcceptanceCounts, AffineFit, DraftMeasurements
+from asyncspec.dipsd.model import User, plan_of
+from asyncspec.dipsd.simulation import Deviations, Noise, simulate_greedy
 from asyncspec.dipsd.tables import Tables
 from asyncspec_protocol.ids import SessionId
 
@@ -25,7 +22,7 @@ rounds = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60)
 
 @given(rounds)
 def test_acceptance_is_a_cautious_share(drawn: list[tuple[int, int]]) -> None:
-    known = Acceptance()
+    known = AcceptanceCounts()
     for length, right in drawn:
         known = known.with_round(length, min(length, right))
         assert all(0 <= rate <= 1 for rate in known.rates)
@@ -39,7 +36,7 @@ def test_acceptance_is_a_cautious_share(drawn: list[tuple[int, int]]) -> None:
 
 @given(st.floats(0.1, 0.95), st.integers(2, 8), st.integers(0, 99))
 def test_it_comes_close_and_follows_what_drifts(alpha: float, length: int, seed: int) -> None:
-    known = Acceptance()
+    known = AcceptanceCounts()
     for start, chance in ((0, alpha), (2000, 1 - alpha)):
         for number in range(start, start + 1500):
             right = 0
@@ -52,8 +49,8 @@ def test_it_comes_close_and_follows_what_drifts(alpha: float, length: int, seed:
 evidence = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=40)
 
 
-def counted(drawn: list[tuple[int, int]]) -> Acceptance:
-    known = Acceptance()
+def counted(drawn: list[tuple[int, int]]) -> AcceptanceCounts:
+    known = AcceptanceCounts()
     for length, right in drawn:
         known = known.with_round(length, min(length, right))
     return known
@@ -70,12 +67,12 @@ def test_what_others_show_pulls_a_user_towards_them(
     assert pulled.low <= pulled.mean <= pulled.high
     # It is worth some rounds, and no more.
     assert alone.rounds <= pulled.rounds <= alone.rounds + PRIOR + 1e-9
-    assert user.chance(Acceptance()) == alone
+    assert user.chance(AcceptanceCounts()) == alone
 
 
 @given(evidence, st.integers(0, 99))
 def test_a_users_own_rounds_win_in_the_end(theirs: list[tuple[int, int]], seed: int) -> None:
-    user, others = Acceptance(), counted(theirs)
+    user, others = AcceptanceCounts(), counted(theirs)
     for number in range(400):
         right = 0
         while right < 4 and uniform(seed, number, right) < 0.7:
@@ -88,7 +85,7 @@ def test_a_users_own_rounds_win_in_the_end(theirs: list[tuple[int, int]], seed: 
 def test_users_of_a_node_are_measured_apart_and_leave_what_they_showed(
     first: list[tuple[int, int]], second: list[tuple[int, int]], third: list[tuple[int, int]]
 ) -> None:
-    node = Measured()
+    node = DraftMeasurements()
     for user, drawn in ((1, first), (2, second)):
         for length, right in drawn:
             node = node.with_round(SessionId(user), length, min(length, right))
@@ -96,7 +93,7 @@ def test_users_of_a_node_are_measured_apart_and_leave_what_they_showed(
     both = node.everybody
     assert node.chance(SessionId(1), both) == pytest.approx(counted(first).chance(counted(second)))
     new = node.chance(SessionId(3), both)
-    assert new == pytest.approx(Acceptance().chance(both))
+    assert new == pytest.approx(AcceptanceCounts().chance(both))
     left = node.without({SessionId(1)})
     assert set(left.users) == {2}
     assert left.everybody.tried == pytest.approx(both.tried)
@@ -107,7 +104,7 @@ def test_users_of_a_node_are_measured_apart_and_leave_what_they_showed(
 
 @given(st.floats(0, 1), st.floats(0.001, 1), st.lists(st.integers(1, 20), min_size=2, max_size=30))
 def test_a_line_is_found(fixed: float, slope: float, lengths: list[int]) -> None:
-    line = Affine()
+    line = AffineFit()
     for length in lengths:
         line = line.with_point(length, fixed + slope * length)
     found = line.fit
@@ -117,7 +114,7 @@ def test_a_line_is_found(fixed: float, slope: float, lengths: list[int]) -> None
 
 
 def test_times_are_known_when_both_were_seen() -> None:
-    known = Measured()
+    known = DraftMeasurements()
     assert not known.with_draft(4, 0.1).timed
     assert known.with_draft(4, 0.1).with_link(-0.1).timed
     assert known.with_link(-0.1).links.fit == (0.0, 0.0)
@@ -138,8 +135,8 @@ def test_the_line_of_a_table_is_nowhere_below_zero(
     assert slope >= 0
 
 
-# What liars say is bounded before it is planned with.
-anything = st.one_of(st.floats(0, 300), st.floats(0, 1e308)).map(bounded)
+# What a peer reports is bounded before it is planned with.
+anything = st.one_of(st.floats(0, 300), st.floats(0, 1e308)).map(clamp_ms)
 users = st.builds(
     User, st.just("u"), st.floats(0, 1), st.just(0), token_ms=anything, link_ms=anything
 )
@@ -155,14 +152,14 @@ stages = st.tuples(anything, st.floats(0, 30))
 def test_whatever_is_said_there_is_a_decision_and_plans_pay(
     people: list[User], passes: list[tuple[float, float]], jitter: float
 ) -> None:
-    deployment = measured(people, passes)
+    deployment = measured_deployment(people, passes)
     noise = Noise(jitter)
     decision = decide(deployment, noise)
     assert len(decision.lengths) == len(people)
     assert all(1 <= length <= deployment.longest for length in decision.lengths)
     assert decision == decide(deployment, noise)
     if decision.groups:
-        forecast = evaluate(plan_of(decision.groups, decision.lengths), deployment)
+        forecast = evaluate(plan_of(decision.groups, decision.lengths), Tables(deployment))
         if not jitter:
             assert forecast.throughput == pytest.approx(decision.planned)
             assert forecast.period_ms == pytest.approx(decision.period_ms)
@@ -180,7 +177,7 @@ def test_whatever_is_said_there_is_a_decision_and_plans_pay(
 
 @given(st.floats(0.01, 9), st.floats(0, 0.5), st.integers(1, 20))
 def test_jitter_is_the_relative_deviation(token: float, share: float, length: int) -> None:
-    known = Measured().with_draft(length, token * length)
+    known = DraftMeasurements().with_draft(length, token * length)
     for number in range(300):
         off = share if number % 2 else -share
         known = known.with_draft(length, token * length * (1 + off))
@@ -190,7 +187,7 @@ def test_jitter_is_the_relative_deviation(token: float, share: float, length: in
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 5), st.floats(0, 90))
 def test_work_is_rows(size: int, length: int, row: float, fixed: float) -> None:
     people = [User("u", 0.5, 0, 1.0)] * size
-    model = Tables(measured(people, [(fixed, row), (fixed, 2 * row)]))
+    model = Tables(measured_deployment(people, [(fixed, row), (fixed, 2 * row)]))
     work = model.work(range(size))[length]
     rows = size * (length + 1)
     first = max(fixed, 1e-3)
@@ -200,7 +197,7 @@ def test_work_is_rows(size: int, length: int, row: float, fixed: float) -> None:
 def test_jitter_is_of_whom_it_was_measured() -> None:
     """One link that shakes costs the rotation; as much on everybody's alike costs more."""
     people = [User("u", 0.7, 0, 40.0, 60.0)] * 6
-    deployment = measured(people, [(60.0, 3.0)])
+    deployment = measured_deployment(people, [(60.0, 3.0)])
     still, one, all_ = (
         Noise(deviations=Deviations((0.0,) * 6, links, (0.0,)))
         for links in ((0.0,) * 6, (0.8,) + (0.0,) * 5, (0.8,) * 6)
@@ -213,10 +210,10 @@ def test_jitter_is_of_whom_it_was_measured() -> None:
 
 def test_forecasts_are_of_the_mean_and_lengths_are_cautious() -> None:
     people = [User("u", 0.6, 0, 20.0, 5.0)] * 4
-    deployment = measured(people, [(60.0, 3.0)])
+    deployment = measured_deployment(people, [(60.0, 3.0)])
     cautious = decide(deployment)
     mean = decide(deployment, Noise(alphas=(0.75,) * 4))
     bolder = [replace(user, alpha=0.75) for user in people]
-    bold = decide(measured(bolder, [(60.0, 3.0)]))
+    bold = decide(measured_deployment(bolder, [(60.0, 3.0)]))
     assert cautious.greedy < mean.greedy <= bold.greedy * 1.01
     assert max(mean.lengths) <= max(bold.lengths)

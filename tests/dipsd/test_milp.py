@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import evaluate_on, times
-from asyncspec.dipsd.model import Deployment, even_stages
-from asyncspec.dipsd.plan import problem
+from asyncspec.dipsd.evaluate import evaluate, times
+from asyncspec.dipsd.model import Deployment, even_stages, problem
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
@@ -39,7 +38,7 @@ def check(deployment: Deployment) -> None:
     # The planner's bound is its optimum by the two terms; on one stage its plan has it.
     assert ours.bound == pytest.approx(1000 * theirs.ratio, rel=CLOSE)
     if len(deployment.verifier.stages) == 1:
-        rate = evaluate_on(ours.plan, tables).throughput
+        rate = evaluate(ours.plan, tables).throughput
         assert rate == pytest.approx(1000 * theirs.ratio, rel=CLOSE)
 
 

@@ -7,13 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.acceptance import drawn_tokens, expected_tokens
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.memory import capacity, check_memory
-from asyncspec.dipsd.model import Verifier, even_stages
-from asyncspec.dipsd.plan import Batch, Plan, plan_of
-from asyncspec.dipsd.presets import SERVER, TARGET, paper
-from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.model import (
+    SERVER,
+    TARGET,
+    Plan,
+    PlanBatch,
+    Verifier,
+    capacity,
+    check_memory,
+    even_stages,
+    paper,
+    plan_of,
+)
+from asyncspec.dipsd.simulation import drawn_tokens
+from asyncspec.dipsd.tables import Tables, expected_tokens
 
 
 def test_the_profiles_give_the_papers_times() -> None:
@@ -68,14 +76,14 @@ def test_even_stages_are_the_whole(count: int) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan((Batch((0,), (1,)),)),
-        Plan((Batch((0, 1), (1, 1)), Batch((1,), (1,)))),
-        Plan((Batch((0, 1), (1, 1)), Batch((), ()))),
-        Plan((Batch((0, 1), (1,)),)),
+        Plan((PlanBatch((0,), (1,)),)),
+        Plan((PlanBatch((0, 1), (1, 1)), PlanBatch((1,), (1,)))),
+        Plan((PlanBatch((0, 1), (1, 1)), PlanBatch((), ()))),
+        Plan((PlanBatch((0, 1), (1,)),)),
         plan_of([(0, 1)], [0, 1]),
         plan_of([(0, 1)], [21, 1]),
     ],
 )
 def test_what_is_no_plan_is_refused(plan: Plan) -> None:
     with pytest.raises(ValueError):
-        evaluate(plan, paper(2))
+        evaluate(plan, Tables(paper(2)))

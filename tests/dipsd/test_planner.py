@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.associate import associate, cost, depth_first
+from asyncspec.dipsd.association import (
+    associate,
+    associations,
+    cost,
+    depth_first,
+    fewest_batches,
+    packed,
+)
 from asyncspec.dipsd.bound import upper_bound
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.exhaustive import associations
+from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.packing import fewest_batches, packed
-from asyncspec.dipsd.plan import Plan, plan_of, problem
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.model import Deployment, Plan, plan_of, problem
+from asyncspec.dipsd.planner import algorithm1, plan_best
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 from dipsd.test_lengths import by_enumeration
@@ -67,12 +70,12 @@ def test_ours_is_the_optimum(kind: str, users: int) -> None:
         ours = plan_best(tables)
         assert ours is not None
         assert problem(ours.plan, tables.deployment) == ""
-        assert evaluate_on(ours.plan, tables).throughput == pytest.approx(best, rel=1e-9)
+        assert evaluate(ours.plan, tables).throughput == pytest.approx(best, rel=1e-9)
         assert ours.bound == pytest.approx(best, rel=1e-9)
         # Algorithm 1 never beats the best of its own kind, and stays near it.
         theirs = algorithm1(tables)
         assert theirs is not None
-        reached = evaluate_on(theirs.plan, tables).throughput / optimum(tables, 2)
+        reached = evaluate(theirs.plan, tables).throughput / optimum(tables, 2)
         assert 0.8 < reached <= 1 + 1e-9
 
 
@@ -85,7 +88,7 @@ def test_the_search_comes_near_the_optimum_and_never_beats_it(kind: str) -> None
             found, best = plan_best(tables, few=0), plan_best(tables)
             assert found is not None
             assert best is not None
-            rate = evaluate_on(found.plan, tables).throughput
+            rate = evaluate(found.plan, tables).throughput
             assert 0.97 * best.bound <= rate <= best.bound * (1 + 1e-9)
             assert found.bound >= best.bound * (1 - 1e-9)
 
@@ -102,7 +105,7 @@ def test_brute_force_is_that_of_every_length_too(deployment: Deployment) -> None
     ours = plan_best(tables)
     assert (ours is None) == (not rates)
     if ours is not None:
-        assert evaluate_on(ours.plan, tables).throughput == pytest.approx(1000 * max(rates))
+        assert evaluate(ours.plan, tables).throughput == pytest.approx(1000 * max(rates))
 
 
 @given(deployments(most=4, longest=4))
@@ -112,14 +115,14 @@ def test_on_several_stages_no_plan_in_any_order_passes_the_bound(deployment: Dep
     ours = plan_best(tables)
     if ours is None:
         return
-    ours_rate = evaluate_on(ours.plan, tables).throughput
+    ours_rate = evaluate(ours.plan, tables).throughput
     assert ours_rate <= ours.bound * (1 + 1e-9)
     for groups in associations(tables.users):
         found = best_lengths(tables, groups)
         if found is not None:
             head, *rest = plan_of(groups, found.by_user).batches
             for order in permutations(rest):
-                rate = evaluate_on(Plan((head, *order)), tables).throughput
+                rate = evaluate(Plan((head, *order)), tables).throughput
                 assert rate <= ours.bound * (1 + 1e-9)
 
 
@@ -192,7 +195,7 @@ def test_what_is_better_for_a_user_is_no_worse_for_all(
 def _rate(deployment: Deployment) -> float:
     tables = Tables(deployment)
     found = plan_best(tables)
-    return 0.0 if found is None else evaluate_on(found.plan, tables).throughput
+    return 0.0 if found is None else evaluate(found.plan, tables).throughput
 
 
 def test_a_crowd_is_planned_within_its_bound() -> None:
@@ -200,10 +203,10 @@ def test_a_crowd_is_planned_within_its_bound() -> None:
     found = plan_best(tables)
     assert found is not None
     assert problem(found.plan, tables.deployment) == ""
-    rate = evaluate_on(found.plan, tables).throughput
+    rate = evaluate(found.plan, tables).throughput
     assert 0.85 * found.bound < rate <= found.bound * (1 + 1e-9)
     theirs = algorithm1(tables)
     assert theirs is not None
-    assert rate >= evaluate_on(theirs.plan, tables).throughput * (1 - 1e-9)
+    assert rate >= evaluate(theirs.plan, tables).throughput * (1 - 1e-9)
     # A function of its arguments.
     assert plan_best(tables) == found

@@ -1,4 +1,4 @@
-"""Planned batches fit in a pass: of more rows the rest would have the next one."""
+"""PlanResult batches fit in a pass: of more rows the rest would have the next one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.decide import EFFORT, decide, measured
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.exhaustive import associations
-from asyncspec.dipsd.greedy import simulate_greedy
-from asyncspec.dipsd.model import Deployment, User
-from asyncspec.dipsd.plan import Plan, plan_of
-from asyncspec.dipsd.planner import FEW, plan_best
+from asyncspec.dipsd.association import associations
+from asyncspec.dipsd.decide import EFFORT, decide, measured_deployment
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import Deployment, Plan, User, plan_of
+from asyncspec.dipsd.planner import FEW, algorithm1, plan_best
+from asyncspec.dipsd.simulation import simulate_greedy
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 
@@ -29,7 +27,7 @@ def crowd(users: int, seed: int, rows: int) -> Deployment:
         User("u", random.uniform(0.5, 0.95), 0, random.uniform(1, 9), random.uniform(0, 20))
         for _ in range(users)
     ]
-    return measured(people, [(60.0, 0.05), (30.0, 0.05)], rows)
+    return measured_deployment(people, [(60.0, 0.05), (30.0, 0.05)], rows)
 
 
 def padded(plan: Plan) -> list[int]:
@@ -95,9 +93,9 @@ def test_of_what_fits_it_is_the_best(deployment: Deployment, rows: int) -> None:
                 plan = plan_of(groups, drawn)
                 pairs = zip(groups, padded(plan), strict=True)
                 if all(len(group) == 1 or count <= rows for group, count in pairs):
-                    rates.append(evaluate_on(plan, tables).throughput)
+                    rates.append(evaluate(plan, tables).throughput)
     ours = plan_best(tables)
-    rate = 0.0 if ours is None else evaluate_on(ours.plan, tables).throughput
+    rate = 0.0 if ours is None else evaluate(ours.plan, tables).throughput
     assert rate == pytest.approx(max(rates))
 
 
@@ -105,13 +103,13 @@ def test_of_what_fits_it_is_the_best(deployment: Deployment, rows: int) -> None:
 def test_greedy_batching_takes_no_more_than_fit_either(rows: int, ms: float) -> None:
     """Three users whose drafts take no time, with four rows each: together, two and one, alone."""
     people = [User("u", 0.5, 0, 1e-3)] * 3
-    tables = Tables(measured(people, [(10.0, 1.0)], rows))
+    tables = Tables(measured_deployment(people, [(10.0, 1.0)], rows))
     assert simulate_greedy(tables, [3, 3, 3], 40).period_ms == pytest.approx(ms, rel=0.01)
 
 
 def test_behind_one_who_does_not_fit_a_later_one_may() -> None:
     people = [User("u", 0.5, 0, 1e-3)] * 3
-    tables = Tables(measured(people, [(10.0, 1.0)], 9))
+    tables = Tables(measured_deployment(people, [(10.0, 1.0)], 9))
     # The first and the third have four rows each, the second has nine.
     run = simulate_greedy(tables, [3, 8, 3], 40)
     assert run.period_ms == pytest.approx((10 + 2 * 4 + 10 + 9) / 2, rel=0.01)

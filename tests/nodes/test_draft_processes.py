@@ -193,7 +193,7 @@ def test_a_running_cluster_says_what_is_planned(
         await begun.wait()
         client = await Client.connect("127.0.0.1", shared.drafts[4].port, shared.cluster)
         try:
-            while sum(map(bool, (await client.consult()).lengths)) < 4:
+            while sum(map(bool, (await client.plan_status()).lengths)) < 4:
                 assert not any(user.done() for user in users)
             argv = ["plan", "dipsd", *where, "--json", "--save", str(saved)]
             return await asyncio.to_thread(cli.main, argv)

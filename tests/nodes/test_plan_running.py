@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 import commands
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.dipsd.decide import measured
+from asyncspec.dipsd.decide import measured_deployment
 from asyncspec.dipsd.model import User
 from asyncspec_nodes.cli.plan import running_output as output
 from asyncspec_nodes.cli.plan.config import parse
 from asyncspec_nodes.cli.plan.running import names, running, save, to_toml
 from asyncspec_protocol.ids import SessionId, draft_rank, first_session
-from asyncspec_protocol.messages import Consulted
+from asyncspec_protocol.messages import PlanStatus
 
 FIRST, LATER = SessionId(3), SessionId(first_session(draft_rank(2)) + 9)
-TOLD = Consulted(
+TOLD = PlanStatus(
     *(0, "", (FIRST, LATER), (20, 12), (0.75, 0.5), (0.8, 0.6), (0.85, 0.7)),
     *((0.01, 0.02), (0.0, 0.003), (0.001, 0.001), (0.1, 0.0), (0.0, 0.4)),
     *((0.06, 0.03), (0.003, 0.002), (0.05, 0.0), 1, 0, "plan", 4, (1, 2), (5, 3)),
@@ -45,7 +45,7 @@ def test_what_is_saved_is_what_is_read(
     users: list[User], stages: list[tuple[float, float]], rows: int
 ) -> None:
     users = [replace(user, name=f"u{i}{user.name}") for i, user in enumerate(users)]
-    deployment = measured(users, stages, rows)
+    deployment = measured_deployment(users, stages, rows)
     found = parse(to_toml(deployment))
     assert found.users == deployment.users
     assert found.batch_rows == rows
@@ -80,12 +80,12 @@ def test_users_of_one_draft_node_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        (Consulted(0), "nobody uses the policy dip-sd there now"),
-        (Consulted(0, unknown=3), "too little is known yet of 3 answers"),
+        (PlanStatus(0), "nobody uses the policy dip-sd there now"),
+        (PlanStatus(0, unknown=3), "too little is known yet of 3 answers"),
         (replace(TOLD, pass_seconds=(), row_seconds=(), pass_jitters=()), "too little is known"),
     ],
 )
-def test_where_there_is_nothing_to_plan(told: Consulted, says: str) -> None:
+def test_where_there_is_nothing_to_plan(told: PlanStatus, says: str) -> None:
     with pytest.raises(ClusterError, match=says):
         running(told)
 

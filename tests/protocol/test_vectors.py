@@ -87,18 +87,18 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "verdict-spent": (m.Verdict(7, 3, 2, (40, 41), (600, 9), stage_seconds=0.25),),
     "rates": (m.Rates(7, 20, 0.75, 0.03125, 0.0, 0.005, 0.125),),
     "rates-interval": (m.Rates(7, 20, 0.75, 0.03125, 0.0, 0.005, 0.125, 0.8125, 0.875, 0.25),),
-    "consult": (m.Consult(3),),
-    "consulted-missing": (m.Consulted(3, "verify stage 1 is gone"),),
-    "consulted": (
-        m.Consulted(
+    "plan-status-request": (m.PlanStatusRequest(3),),
+    "plan-status-missing": (m.PlanStatus(3, "verify stage 1 is gone"),),
+    "plan-status": (
+        m.PlanStatus(
             *(3, "", (7, 9), (20, 12), (0.75, 0.5), (0.8125, 0.625), (0.875, 0.75)),
             *((0.03125, 0.125), (0.0, 0.25), (0.005, 0.5), (0.125, 0.0), (0.25, 0.5)),
             *((0.0625, 0.03125), (0.001, 0.002), (0.0625, 0.125), 1, 2, "plan", 4, (1, 2), (5, 3)),
             *(0.25, 76.5, 57.25, 74.0, 12.5, 1.25, 300.0, 0.875, 40.0),
         ),
     ),
-    "consulted-rows": (
-        m.Consulted(
+    "plan-status-rows": (
+        m.PlanStatus(
             *(3, "", (7,), (20,), (0.75,), (0.8125,), (0.875,), (0.03125,), (0.0,), (0.005,)),
             *((0.125,), (0.25,), (0.0625,), (0.001,), (0.0625,), 0, 0, "greedy", 1, (0,), (5,)),
             *(0.0, 0.0, 57.25, 74.0, 12.5, 0.0, 0.0, 0.875, 40.0, 256),

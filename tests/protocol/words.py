@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from asyncspec_protocol.codec import TensorSpec
 from asyncspec_protocol.messages import (
     FINAL,
-    Consulted,
     Expand,
     Expanded,
     Message,
     Open,
     Output,
     PassTimes,
+    PlanStatus,
     Rates,
     Schedule,
     Segment,
@@ -155,7 +155,7 @@ def times(draw: st.DrawFn) -> PassTimes:
 
 
 @st.composite
-def consulted(draw: st.DrawFn) -> Consulted:
+def plan_status(draw: st.DrawFn) -> PlanStatus:
     users, stages = draw(st.integers(0, 4)), draw(st.integers(0, 3))
 
     def column(values: st.SearchStrategy[Any], size: int) -> Any:
@@ -176,14 +176,14 @@ def consulted(draw: st.DrawFn) -> Consulted:
         *(draw(times) for _ in range(9)),
         draw(count),
     ]
-    return Consulted(*fields)
+    return PlanStatus(*fields)
 
 
 SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Segment: segments(),
     Verdict: verdicts(),
     PassTimes: times(),
-    Consulted: consulted(),
+    PlanStatus: plan_status(),
     Rates: st.builds(
         Rates,
         *(count, count, st.floats(0, 1), seconds, seconds, seconds, seconds),

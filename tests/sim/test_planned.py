@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.machine import Received, TimerFired
-from asyncspec_nodes.roles.verify.batch_schedule import PATIENCE, ROTA
+from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE, DEADLINE_PERIODS
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Rates
 from cluster import ask
@@ -46,7 +46,7 @@ def test_a_plan_keeps_its_word_and_beats_greedy_batching() -> None:
     assert last.groups
     assert trial.steady() == pytest.approx(last.planned, rel=0.15)
     assert trial.steady() > best_greedy(SPREAD)
-    assert not trial.rota.offences
+    assert not trial.schedule.suspensions
 
 
 @pytest.mark.parametrize("rows", [12, 1024])
@@ -71,7 +71,7 @@ def test_where_greedy_batching_is_better_there_is_no_plan() -> None:
     whole = [decision for _, decision in trial.decided if len(decision.lengths) == 6]
     assert whole
     assert not any(decision.groups for decision in whole)
-    assert not trial.rota.offences
+    assert not trial.schedule.suspensions
 
 
 def test_a_rotation_that_jitter_would_cost_is_not_made() -> None:
@@ -122,7 +122,7 @@ def test_sixteen_users_come_go_and_change() -> None:
         assert told == trial.cluster.expected(request)[: len(told)]
         assert len(told) == request.max_new_tokens or request.request in {9}
     assert trial.decided
-    assert not trial.rota.members
+    assert not trial.schedule.members
 
 
 def test_what_was_wrong_at_first_is_measured() -> None:
@@ -173,7 +173,7 @@ def test_who_vanishes_costs_the_others_one_bounded_wait() -> None:
     trial.run()
     period = max(d.period_ms for _, d in trial.decided if d.groups) / 1000
     gaps = [b - a for a, b in pairwise(passes) if a < trial.first_end()]
-    assert max(gaps) < (PATIENCE + 1) * period
+    assert max(gaps) < (DEADLINE_PERIODS + 1) * period
 
 
 def test_a_late_member_is_put_aside_and_comes_back() -> None:
@@ -183,9 +183,9 @@ def test_a_late_member_is_put_aside_and_comes_back() -> None:
 
     def watch(rank: Rank, event: Any, effects: Any) -> None:
         watched(rank, event, effects)
-        for session, offence in trial.rota.offences.items():
+        for session, suspension in trial.schedule.suspensions.items():
             if session >> 42 == 2:
-                seen.append((offence.aside, offence.proof))
+                seen.append((suspension.active, suspension.required))
 
     trial.cluster.world.watch = watch
     trial.run()
@@ -222,7 +222,7 @@ def test_whatever_a_member_says_of_itself_the_others_are_served(data: st.DataObj
 def test_a_deadline_without_a_plan_is_nothing() -> None:
     trial = Trial(Bench(people([0.01])), tokens=5)
     trial.run()
-    trial.cluster.world.feed(Rank(1), TimerFired(ROTA))
+    trial.cluster.world.feed(Rank(1), TimerFired(BATCH_DEADLINE))
 
 
 def test_other_policies_are_served_beside_a_plan() -> None:

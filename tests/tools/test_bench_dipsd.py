@@ -9,7 +9,7 @@ import pytest
 
 from asyncspec_nodes.reference.check import Question
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Consulted, Submit
+from asyncspec_protocol.messages import PlanStatus, Submit
 from tools.bench.__main__ import main
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
@@ -61,7 +61,7 @@ def test_all_users_tokens_count_until_the_first_is_done() -> None:
 
 
 def test_a_run_is_shown_beside_what_the_first_stage_says() -> None:
-    told = Consulted(
+    told = PlanStatus(
         0,
         sessions=(SessionId(1), SessionId(2)),
         means=(0.7, 0.8),
@@ -69,8 +69,8 @@ def test_a_run_is_shown_beside_what_the_first_stage_says() -> None:
         batches=(1, 2),
         planned=65.0,
         greedy=48.0,
-        brought=62.5,
-        measured=9.0,
+        throughput=62.5,
+        measured_seconds=9.0,
     )
     rows = (Row("dip-sd:length=2,plan=false", 50.0), Row("dip-sd", 60.0))
     text = table(Measured(rows, (told,), 12, 12))

@@ -22,14 +22,14 @@ from asyncspec_protocol.limits import MAX_HEADER_BYTES
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
-    Consult,
-    Consulted,
     Events,
     Fault,
     Finished,
     Hello,
     Inspect,
     Output,
+    PlanStatus,
+    PlanStatusRequest,
     Status,
     Submit,
     Welcome,
@@ -37,12 +37,12 @@ from asyncspec_protocol.messages import (
 
 
 class PlanStatusQueries:
-    """Plan status queries (``Consult``) in flight on one link."""
+    """Plan status queries (``PlanStatusRequest``) in flight on one link."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, asyncio.Future[Consulted]] = {}
+        self._answers: dict[int, asyncio.Future[PlanStatus]] = {}
 
-    def add(self, number: int) -> asyncio.Future[Consulted]:
+    def add(self, number: int) -> asyncio.Future[PlanStatus]:
         """The future answer to a query about to be sent."""
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         return answer
@@ -50,7 +50,7 @@ class PlanStatusQueries:
     def discard(self, number: int) -> None:
         del self._answers[number]
 
-    def answer(self, status: Consulted) -> None:
+    def answer(self, status: PlanStatus) -> None:
         """Resolve a query; ``status.missing`` is the reason where there is no plan status."""
         answer = self._answers.get(status.question)
         if answer is None or answer.done():
@@ -70,7 +70,7 @@ class PlanStatusQueries:
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 PROBE_SECONDS = 2.0
-CONSULT_SECONDS = 10.0
+PLAN_STATUS_SECONDS = 10.0
 """Longer than a draft node waits for the first stage."""
 
 Sink = Callable[[Events, memoryview | None], None]
@@ -177,18 +177,18 @@ class Client:
         finally:
             del self._status_queries[number]
 
-    async def consult(self) -> Consulted:
+    async def plan_status(self) -> PlanStatus:
         """The first stage's plan status. Raises ``ClusterError`` that names the silent node."""
         number = self._number()
         answer = self._plan_queries.add(number)
-        self.link.send(Consult(number))
+        self.link.send(PlanStatusRequest(number))
         try:
-            async with asyncio.timeout(CONSULT_SECONDS):
+            async with asyncio.timeout(PLAN_STATUS_SECONDS):
                 return await answer
         except TimeoutError:
             raise ClusterError(
-                f"the draft node at {self._where} does not say within {CONSULT_SECONDS:g} s what "
-                "is planned"
+                f"the draft node at {self._where} does not say within {PLAN_STATUS_SECONDS:g} s "
+                "what is planned"
             ) from None
         finally:
             self._plan_queries.discard(number)
@@ -229,7 +229,7 @@ class Client:
             case Status(question) as status:
                 if question in self._status_queries:
                     self._status_queries[question].send(status)
-            case Consulted() as status:
+            case PlanStatus() as status:
                 self._plan_queries.answer(status)
             case Events(collection) as events:
                 if collection in self._collections:

@@ -16,12 +16,12 @@ from asyncspec_nodes.node.resources import resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.machine import who_is_missing
 from asyncspec_nodes.roles.draft.state import DraftState
-from asyncspec_nodes.roles.verify.planning import consulted
+from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.state import VerifyState
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Consult, Consulted, Hello, Inspect, Status
+from asyncspec_protocol.messages import Hello, Inspect, PlanStatus, PlanStatusRequest, Status
 
 
 def node_counts(state: Any) -> NodeCounts:
@@ -91,7 +91,7 @@ class Inspector:
         self._started = time.monotonic()
         self._questions: dict[int, _StatusQuery] = {}
         self._next = 0
-        self._consultations = PlanStatusRelay(runtime, me)
+        self._plan_status = PlanStatusRelay(runtime, me)
         runtime.set_inspector(self)
 
     def inspect(self, link: Link, message: Inspect) -> None:
@@ -121,17 +121,17 @@ class Inspector:
         question.missing.discard(link.rank)
         self._settle(message.question)
 
-    def consult(self, link: Link, message: Consult) -> None:
+    def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
         """See ``Inspector`` of the runtime."""
-        self._consultations.consult(link, message)
+        self._plan_status.plan_status_request(link, message)
 
-    def consulted(self, link: Link, message: Consulted) -> None:
+    def plan_status(self, link: Link, message: PlanStatus) -> None:
         """See ``Inspector`` of the runtime."""
-        self._consultations.consulted(link, message)
+        self._plan_status.plan_status(link, message)
 
     def gone(self, link: Link) -> None:
         """See ``Inspector`` of the runtime."""
-        self._consultations.gone(link)
+        self._plan_status.gone(link)
         for key, question in list(self._questions.items()):
             if question.asker is link:
                 del self._questions[key]
@@ -208,16 +208,16 @@ class PlanStatusRelay:
         self._questions: dict[int, _PlanStatusQuery] = {}
         self._next = 0
 
-    def consult(self, link: Link, message: Consult) -> None:
+    def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
         """A client or a draft node asks. Raises ``RemoteProtocolError`` where nothing is known."""
         if self._me.role == "draft":
             self._ask(link, message.question)
         elif self._me.rank == FIRST:
-            link.send(consulted(self._runtime.state, message.question))
+            link.send(plan_status(self._runtime.state, message.question))
         else:
             raise RemoteProtocolError("only the first stage knows what is planned")
 
-    def consulted(self, link: Link, message: Consulted) -> None:
+    def plan_status(self, link: Link, message: PlanStatus) -> None:
         """The first stage has answered; what comes too late is nobody's."""
         if link.rank != FIRST:
             raise RemoteProtocolError("only the first stage knows what is planned")
@@ -244,14 +244,14 @@ class PlanStatusRelay:
         late = _nothing(f"does not answer within {ANSWER_SECONDS:g} s")
         timer = loop.call_later(ANSWER_SECONDS, self._settle, key, late)
         self._questions[key] = _PlanStatusQuery(asker, number, timer)
-        first.send(Consult(key))
+        first.send(PlanStatusRequest(key))
 
-    def _settle(self, key: int, answer: Consulted) -> None:
+    def _settle(self, key: int, answer: PlanStatus) -> None:
         question = self._questions.pop(key, None)
         if question is not None:
             question.timer.cancel()
             question.asker.send(replace(answer, question=question.number))
 
 
-def _nothing(why: str) -> Consulted:
-    return Consulted(0, f"verify stage 1, which plans, {why}")
+def _nothing(why: str) -> PlanStatus:
+    return PlanStatus(0, f"verify stage 1, which plans, {why}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncspec.core.machine import Task
-from asyncspec.dipsd.decide import Decision, Planning, decide
+from asyncspec.dipsd.decide import Decision, PlanRequest, decide
 from asyncspec_nodes.roles.verify.planning import PLAN_TASK
 
 
-def _plan(request: Planning) -> Decision:
+def _plan(request: PlanRequest) -> Decision:
     return decide(request.deployment, request.noise)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.presets import paper
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import paper
+from asyncspec.dipsd.planner import algorithm1, plan_best
 from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 
@@ -47,9 +46,9 @@ def crowd(seed: int) -> Iterator[Crowd]:
                 kind,
                 users,
                 len(ours.plan.batches),
-                evaluate_on(ours.plan, tables).throughput,
+                evaluate(ours.plan, tables).throughput,
                 ours.bound,
-                None if theirs is None else evaluate_on(theirs.plan, tables).throughput,
+                None if theirs is None else evaluate(theirs.plan, tables).throughput,
                 middle - begun,
                 ended - middle,
             )

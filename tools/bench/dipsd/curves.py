@@ -12,13 +12,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.baselines import BASELINES
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.greedy import best_greedy
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.presets import ALPHA, LINK_MS, PREFIX, paper
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, paper
+from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.simulation import best_greedy
 from asyncspec.dipsd.tables import Tables
 
 UNEQUAL = 12
@@ -142,8 +139,8 @@ def _point(value: float, tables: Tables) -> Point:
     if ours is None or theirs is None:
         raise ValueError(f"nothing fits in the memory at {value:g}")
     rates: dict[str, float | None] = {
-        "ours": evaluate_on(ours.plan, tables).throughput,
-        "algorithm1": evaluate_on(theirs.plan, tables).throughput,
+        "ours": evaluate(ours.plan, tables).throughput,
+        "algorithm1": evaluate(theirs.plan, tables).throughput,
     }
     rates |= {name: baseline(tables) for name, baseline in BASELINES.items()}
     rates["greedy"] = best_greedy(tables)[1].throughput

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from asyncspec.dipsd.model import Deployment, Stage, User, Verifier
-from asyncspec.dipsd.presets import ALPHA, LINK_MS, SERVER, TARGET
+from asyncspec.dipsd.model import (
+    ALPHA,
+    LINK_MS,
+    SERVER,
+    TARGET,
+    Deployment,
+    StageProfile,
+    User,
+    Verifier,
+)
 
 KINDS = ("paper", "wild")
 TOKEN_MS = 33.9
@@ -17,7 +25,7 @@ def instance(random: Random, users: int, kind: str) -> Deployment:
     server = SERVER
     if wild:
         slope = SERVER.ms_per_flop * 2 ** random.uniform(0, 4)
-        server = Stage(SERVER.layers, slope, random.uniform(20, 95), SERVER.memory_bytes)
+        server = StageProfile(SERVER.layers, slope, random.uniform(20, 95), SERVER.memory_bytes)
     make = _wild_user if wild else _paper_user
     people = tuple(make(random, f"user{m + 1}") for m in range(users))
     return Deployment(people, Verifier(TARGET, (server,), 0.0, "batch"), 20)

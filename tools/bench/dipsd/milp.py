@@ -20,9 +20,7 @@ from typing import NamedTuple
 
 import highspy
 
-from asyncspec.dipsd.memory import capacity
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.plan import Plan, plan_of
+from asyncspec.dipsd.model import Deployment, Plan, capacity, plan_of
 from asyncspec.dipsd.tables import Tables
 
 CLOSE = 1e-6

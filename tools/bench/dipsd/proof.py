@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.evaluate import evaluate_on
+from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
@@ -64,7 +64,7 @@ def _rate(deployment: Deployment) -> float:
     """Tokens a second of our plan."""
     tables = Tables(deployment)
     planned = plan_best(tables)
-    return 0.0 if planned is None else evaluate_on(planned.plan, tables).throughput
+    return 0.0 if planned is None else evaluate(planned.plan, tables).throughput
 
 
 def proofs_markdown(rows: list[Proof]) -> str:

@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.exhaustive import associations
+from asyncspec.dipsd.association import associations
+from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.outcome import Planned
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.model import PlanResult
+from asyncspec.dipsd.planner import algorithm1, plan_best
 from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 
 EQUAL = 1 - 1e-9
 
 
-def _searched(tables: Tables) -> Planned | None:
+def _searched(tables: Tables) -> PlanResult | None:
     return plan_best(tables, few=0)
 
 
-PLANNERS: dict[str, Callable[[Tables], Planned | None]] = {
+PLANNERS: dict[str, Callable[[Tables], PlanResult | None]] = {
     "ours": plan_best,
     "our search alone": _searched,
     "Algorithm 1": algorithm1,
@@ -66,9 +65,9 @@ def quality(count: int, seed: int) -> Iterator[Quality]:
                 )
 
 
-def _rate(planner: Callable[[Tables], Planned | None], tables: Tables) -> float:
+def _rate(planner: Callable[[Tables], PlanResult | None], tables: Tables) -> float:
     planned = planner(tables)
-    return 0.0 if planned is None else evaluate_on(planned.plan, tables).throughput
+    return 0.0 if planned is None else evaluate(planned.plan, tables).throughput
 
 
 def _optimum(tables: Tables, fewest: int) -> float:

@@ -29,7 +29,7 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.reference.check import Question, check
 from asyncspec_protocol.ids import draft_rank
-from asyncspec_protocol.messages import Consulted, Finished, Output, Submit
+from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit
 from tools.bench.dipsd.watch import Watch
 from tools.bench.options import SEVERAL, check_numbers
 
@@ -74,7 +74,7 @@ class Measured(Struct, frozen=True):
     work."""
 
     rows: tuple[Row, ...]
-    told: tuple[Consulted, ...]
+    told: tuple[PlanStatus, ...]
     answers: int
     equal: int
 
@@ -105,7 +105,7 @@ async def _measure(tokens: int) -> Measured:
                 greedy = [f"dip-sd:length={length},plan=false" for length in LENGTHS]
                 policies = [*greedy, "dip-sd", "dip-sd"]
                 runs: list[list[Answer]] = []
-                told: list[Consulted] = []
+                told: list[PlanStatus] = []
                 for policy in policies:
                     answers, last = await _together(config, ports, policy, tokens)
                     runs.append(answers)
@@ -163,7 +163,7 @@ async def _drafts(config: Config, folder: Path) -> tuple[list[ChildNode], list[i
 
 async def _together(
     config: Config, ports: Sequence[int], policy: str, tokens: int
-) -> tuple[list[Answer], Consulted | None]:
+) -> tuple[list[Answer], PlanStatus | None]:
     """Every user asks at once; and what was planned for them."""
     name = config.cluster.name
     watch = Watch(name, ports[0])
@@ -218,7 +218,10 @@ def table(found: Measured) -> list[str]:
         forecasts = (("plan", told.planned), ("greedy batching", told.greedy))
         rates = [(f"forecast of {name} ({in_use} in use)", rate) for name, rate in forecasts]
         rates.append(
-            (f"brought, by the first stage's count of {told.measured:.0f} s", told.brought)
+            (
+                f"brought, by the first stage's count of {told.measured_seconds:.0f} s",
+                told.throughput,
+            )
         )
         lines += [f"| {name} | {rate:.1f} | {rate / greedy:.3f} |" for name, rate in rates]
     for told in found.told:

@@ -7,15 +7,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.cycle import simulate_plan
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
+from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.noise import Noise
-from asyncspec.dipsd.plan import Plan, plan_of
+from asyncspec.dipsd.model import Deployment, Plan, paper, plan_of
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.presets import paper
+from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 from asyncspec.dipsd.tables import Tables
 
 USERS = (4, 16, 64)
@@ -78,7 +74,7 @@ def _simulated(case: str, tables: Tables, plan: Plan, told: Tables, noise: Noise
     return Unsteady(
         tables.users,
         case,
-        evaluate_on(plan, tables).throughput,
+        evaluate(plan, tables).throughput,
         simulate_plan(plan, tables, ROUNDS, noise).throughput,
         single,
         simulate_greedy(tables, [length] * tables.users, ROUNDS, noise).throughput,

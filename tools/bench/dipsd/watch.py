@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncspec_nodes.client.client import Client
-from asyncspec_protocol.messages import Consulted
+from asyncspec_protocol.messages import PlanStatus
 
 WATCH_SECONDS = 0.25
 
@@ -15,14 +15,14 @@ class Watch:
 
     def __init__(self, cluster: str, port: int) -> None:
         self._cluster, self._port = cluster, port
-        self.told: Consulted | None = None
+        self.told: PlanStatus | None = None
 
     async def run(self, users: int) -> None:
         """Until it is cancelled; what was told last while all ``users`` took part stays."""
         client = await Client.connect("127.0.0.1", self._port, self._cluster)
         try:
             while True:
-                told = await client.consult()
+                told = await client.plan_status()
                 if told.used and len(told.sessions) == users:
                     self.told = told
                 await asyncio.sleep(WATCH_SECONDS)

@@ -10,15 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.baselines import BASELINES
-from asyncspec.dipsd.cycle import simulate_plan
-from asyncspec.dipsd.evaluate import evaluate_on
-from asyncspec.dipsd.greedy import best_greedy, simulate_greedy
-from asyncspec.dipsd.memory import check_memory
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.noise import Noise
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import Deployment, check_memory
+from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 from asyncspec.dipsd.tables import Tables
 from asyncspec_nodes.cli.plan import running as running_cluster
 from asyncspec_nodes.cli.plan.options import check_source, read_deployment, read_noise
@@ -68,7 +63,7 @@ def _report(deployment: Deployment, method: str, noise: Noise | None) -> Report:
         deployment=deployment,
         method=method,
         planned=planned,
-        evaluation=evaluate_on(planned.plan, tables),
+        evaluation=evaluate(planned.plan, tables),
         seconds=seconds,
         baselines={name: baseline(tables) for name, baseline in BASELINES.items()},
         greedy_length=length,

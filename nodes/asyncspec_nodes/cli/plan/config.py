@@ -9,8 +9,16 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.decide import measured
-from asyncspec.dipsd.model import Deployment, MemoryRule, Shape, Stage, User, Verifier, drafted_ms
+from asyncspec.dipsd.decide import measured_deployment
+from asyncspec.dipsd.model import (
+    Deployment,
+    MemoryRule,
+    ModelShape,
+    StageProfile,
+    User,
+    Verifier,
+    drafted_ms,
+)
 from asyncspec_nodes.cluster import toml_file
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]
@@ -119,14 +127,14 @@ def _by_rows(file: PlanFile) -> Deployment:
         stages.append((stage.fixed_ms, stage.row_ms))
     # Prefixes cost nothing where work is rows.
     users = [replace(user, prefix=0) for user in _users(file)]
-    found = measured(users, stages, file.plan.batch_rows)
+    found = measured_deployment(users, stages, file.plan.batch_rows)
     verifier = replace(found.verifier, hop_ms=table.hop_ms, memory=table.memory)
     return replace(found, verifier=verifier, longest=file.plan.longest)
 
 
 def _verifier(file: PlanFile) -> Verifier:
     table = file.verifier
-    shape = Shape(
+    shape = ModelShape(
         _given(table.layers, "layers", "verifier"),
         _given(table.hidden, "hidden", "verifier"),
         _given(table.ffn, "ffn", "verifier"),
@@ -138,8 +146,8 @@ def _verifier(file: PlanFile) -> Verifier:
     return Verifier(shape, stages, table.hop_ms, table.memory)
 
 
-def _stage(table: StageTable, where: str) -> Stage:
-    return Stage(
+def _stage(table: StageTable, where: str) -> StageProfile:
+    return StageProfile(
         _given(table.layers, "layers", where),
         1e-9 / _given(table.tflops, "tflops", where),
         table.fixed_ms,
@@ -181,5 +189,5 @@ def _token_ms(file: PlanFile, table: UserTable, i: int) -> float:
         raise UserError(f"give token_ms, or tflops and fixed_ms {where}")
     if file.draft is None:
         raise UserError(f"tflops needs the draft model's shape: a [draft] table {where}")
-    shape = Shape(file.draft.layers, file.draft.hidden, file.draft.ffn)
+    shape = ModelShape(file.draft.layers, file.draft.hidden, file.draft.ffn)
     return drafted_ms(shape, 1e-9 / table.tflops, table.fixed_ms or 0.0, table.prefix)

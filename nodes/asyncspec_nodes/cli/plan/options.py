@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd import presets
+from asyncspec.dipsd import model as presets
 from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.noise import Noise
+from asyncspec.dipsd.simulation import Noise
 from asyncspec_nodes.cli.plan import config
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.console import arguments as numbers

@@ -9,11 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.dipsd.evaluate import Evaluation
-from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.outcome import Planned
-from asyncspec.dipsd.picture import picture
+from asyncspec.dipsd.model import Deployment, PlanResult
 from asyncspec.dipsd.simulation import Simulated
 from asyncspec_nodes.cli.plan import running_output
+from asyncspec_nodes.cli.plan.picture import picture
 from asyncspec_nodes.cli.plan.running import Running
 
 PROVED = 1e-9
@@ -34,7 +33,7 @@ class Report(Struct, frozen=True):
 
     deployment: Deployment
     method: str
-    planned: Planned
+    planned: PlanResult
     evaluation: Evaluation
     # Of planning.
     seconds: float

@@ -11,20 +11,20 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.dipsd.decide import plan_request
 from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.noise import Noise
-from asyncspec.dipsd.told import question
+from asyncspec.dipsd.simulation import Noise
 from asyncspec_nodes.client import remote
 from asyncspec_nodes.client.remote import ClusterAddress
 from asyncspec_nodes.cluster.toml_file import table
 from asyncspec_protocol.ids import SessionId, draft_number, owner
-from asyncspec_protocol.messages import Consulted, Rates
+from asyncspec_protocol.messages import PlanStatus, Rates
 
 
 class Running(Struct, frozen=True):
     """The first stage's answer, and what it says of users and stages as what can be planned for."""
 
-    told: Consulted
+    told: PlanStatus
     deployment: Deployment
     noise: Noise
 
@@ -34,15 +34,15 @@ def ask(arguments: argparse.Namespace) -> Running:
     return running(asyncio.run(_ask(remote.read_arguments(arguments))))
 
 
-async def _ask(where: ClusterAddress) -> Consulted:
+async def _ask(where: ClusterAddress) -> PlanStatus:
     client = await remote.connect(where)
     try:
-        return await client.consult()
+        return await client.plan_status()
     finally:
         await client.close()
 
 
-def running(told: Consulted) -> Running:
+def running(told: PlanStatus) -> Running:
     """What can be planned for. Raises ``ClusterError`` where nobody takes part, or little is known
     of who does."""
     if not told.sessions and not told.unknown:
@@ -53,11 +53,11 @@ def running(told: Consulted) -> Running:
     if not told.sessions or not told.pass_seconds:
         users = f"{told.unknown + len(told.sessions)} answers with the policy dip-sd"
         raise ClusterError(f"too little is known yet of {users}; try again in a moment")
-    planning = question(rates(told), stages(told), names(told.sessions), told.batch_rows)
+    planning = plan_request(rates(told), stages(told), names(told.sessions), told.batch_rows)
     return Running(told, planning.deployment, planning.noise)
 
 
-def rates(told: Consulted) -> list[Rates]:
+def rates(told: PlanStatus) -> list[Rates]:
     """Of each user, as its draft node has told it."""
     columns = zip(
         *(told.sessions, told.rounds, told.lows, told.token_seconds, told.call_seconds),
@@ -67,7 +67,7 @@ def rates(told: Consulted) -> list[Rates]:
     return [Rates(*row) for row in columns]
 
 
-def stages(told: Consulted) -> list[tuple[float, float, float]]:
+def stages(told: PlanStatus) -> list[tuple[float, float, float]]:
     """Of each: (seconds of a pass, seconds of each row, relative deviation)."""
     return list(zip(told.pass_seconds, told.row_seconds, told.pass_jitters, strict=True))
 

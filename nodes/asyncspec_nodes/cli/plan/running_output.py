@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncspec_nodes.cli.plan.running import Running, rates, stages
-from asyncspec_protocol.messages import Consulted
+from asyncspec_protocol.messages import PlanStatus
 
 
 def as_dict(running: Running) -> dict[str, Any]:
@@ -25,13 +25,13 @@ def as_dict(running: Running) -> dict[str, Any]:
         "lengths": dict(zip(names, told.lengths, strict=True)),
         "period_ms": 1000 * told.period,
         "forecast": {"plan": told.planned, "greedy": told.greedy},
-        "brought": {"throughput": told.brought, "seconds": told.measured},
+        "brought": {"throughput": told.throughput, "seconds": told.measured_seconds},
         "of_greedy_forecast": {
             "plan": {"share": told.plan_share, "rounds": told.plan_rounds},
             "greedy": {"share": told.greedy_share, "rounds": told.greedy_rounds},
         },
         "unknown": told.unknown,
-        "aside": told.aside,
+        "aside": told.suspended,
         "measured_users": [
             {
                 "name": name,
@@ -52,7 +52,7 @@ def as_dict(running: Running) -> dict[str, Any]:
     }
 
 
-def why(told: Consulted) -> str:
+def why(told: PlanStatus) -> str:
     """What is in use and why, as a sentence."""
     if told.used == "plan":
         return "a plan is in use: it is forecast to bring more than greedy batching"
@@ -81,8 +81,8 @@ def measured_lines(running: Running) -> Iterator[str]:
         )
     if told.unknown:
         yield f"others of whom too little is known yet: {told.unknown}"
-    if told.aside:
-        yield f"put aside for being late: {told.aside}"
+    if told.suspended:
+        yield f"suspended for being late: {told.suspended}"
     yield "planned with caution, for the lower chances; simulated with the means and this jitter"
 
 
@@ -101,7 +101,8 @@ def use_lines(running: Running) -> Iterator[str]:
     if rest:
         yield f"whenever ready; user:draft length {rest}"
     yield f"forecast: plan {told.planned:.1f} tokens/s, greedy batching {told.greedy:.1f}"
-    yield f"brought: {told.brought:.1f} tokens/s, the last {told.measured:.1f} s counting most"
+    seconds = told.measured_seconds
+    yield f"brought: {told.throughput:.1f} tokens/s, the last {seconds:.1f} s counting most"
     for name, share, rounds in (
         ("plans", told.plan_share, told.plan_rounds),
         ("greedy batching", told.greedy_share, told.greedy_rounds),

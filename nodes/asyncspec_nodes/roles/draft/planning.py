@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Send
-from asyncspec.dipsd.accepted import Acceptance
-from asyncspec.dipsd.measured import ENOUGH, Measured
+from asyncspec.dipsd.measured import ENOUGH, AcceptanceCounts, DraftMeasurements
 from asyncspec.source.batch import Answers
 from asyncspec_nodes.roles.draft.speculation import Accepted
 from asyncspec_nodes.roles.draft.state import FIRST, DraftSession, DraftState, Effects
@@ -106,7 +105,9 @@ def pass_on(state: DraftState, message: PassTimes) -> Effects:
     return (Send(FIRST, message),)
 
 
-def rates_of(measured: Measured, session: DraftSession, everybody: Acceptance) -> Rates:
+def rates_of(
+    measured: DraftMeasurements, session: DraftSession, everybody: AcceptanceCounts
+) -> Rates:
     """What is told of a session; ``everybody``: all of the node's users together."""
     chance = measured.chance(session.session, everybody)
     if not measured.timed or chance.rounds < ENOUGH:

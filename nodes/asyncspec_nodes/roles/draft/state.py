@@ -14,7 +14,7 @@ from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.machine import Effect, Request
 from asyncspec.core.tree import TokenTree
-from asyncspec.dipsd.measured import Measured
+from asyncspec.dipsd.measured import DraftMeasurements
 from asyncspec.policy.base import Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.stats import Counters, SlotClock
@@ -305,7 +305,7 @@ class DraftState(Struct, frozen=True):
     # What passes take as the stages have reported, and the links' part in a round trip.
     costs: PipelineCosts = PipelineCosts()
     # What of this node plans are made of (DiP-SD).
-    measured: Measured = Measured()
+    measured: DraftMeasurements = DraftMeasurements()
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
     sent: int = 0

@@ -1,9 +1,9 @@
-"""Who is verified together, in which order: a plan at run time (DiP-SD), on the first stage.
+"""The batch schedule of a DiP-SD plan, as the first stage follows it.
 
-Batches go round and round. A batch's pass starts when every member of it has its segment here, or
-at a deadline; who is not here then is put aside and served as if there were no plan, until it has
-kept time for a while, and for twice as long after every further offence. So whoever vanishes,
-trickles or is slower than it says costs the others one bounded wait, and fewer and fewer of them.
+Batches are verified in cyclic order. A batch's pass starts when all its sessions have a segment
+here, or at its deadline. A session that misses the deadline is suspended: it is served as if there
+were no plan, until a number of its segments in a row have been in time; the number doubles with
+every further miss. So a late session costs the others one bounded wait, and ever fewer of them.
 """
 
 from __future__ import annotations
@@ -13,188 +13,189 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.dipsd.brought import Comparison
-from asyncspec.dipsd.decide import Decision, Planning
-from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec.dipsd.comparison import PlanComparison
+from asyncspec.dipsd.decide import Decision, PlanRequest
+from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Rates
 
-ROTA = "rota"
-"""The deadline of the batch whose turn it is."""
+BATCH_DEADLINE = "batch deadline"
+"""The timer of the current batch."""
 
-PATIENCE = 1.5
-"""Periods of the plan that a batch has from one of its passes to the next."""
+DEADLINE_PERIODS = 1.5
+"""From a batch's pass to its next deadline, in periods of the plan."""
 
-LEAST = 0.5
-"""Periods it has at least when its turn has come."""
+MIN_DEADLINE_PERIODS = 0.5
+"""From the moment a batch becomes the current one to its deadline, at least."""
 
-STANDS = 4.0
-"""Periods a plan stands at least: longer than any batch waits for its first pass."""
+MIN_PLAN_PERIODS = 4.0
+"""A plan is kept so long at least: longer than any batch waits for its first pass."""
 
-PROOF = 8
-"""Segments in time after which somebody who was put aside is planned with again."""
+PROBATION = 8
+"""Segments in time that end a first suspension."""
 
-MAX_PROOF = 1024
+MAX_PROBATION = 1024
 
 
-class Offence(Struct, frozen=True):
-    """Somebody was not in time. ``proof`` segments in a row, each within ``seconds`` of the one
-    before, make up for it."""
+class Suspension(Struct, frozen=True):
+    """A session has missed a deadline. ``required`` segments in a row, each within ``seconds`` of
+    the one before, end it."""
 
-    proof: int
+    required: int
     seconds: float
-    # When the last segment came, and how many were in time.
+    # When the last segment came, and how many in a row were in time.
     last: float
-    good: int = 0
-    aside: bool = True
+    in_time: int = 0
+    # False: it is over, and only the number of segments is remembered.
+    active: bool = True
 
 
-class Progress(Struct, frozen=True):
-    """When a session's last segment came, and how long its committed path was then."""
+class CommitProgress(Struct, frozen=True):
+    """When a session's last segment came, and how many tokens were committed by then."""
 
     at: float
     committed: int
 
 
-class Rota(Struct, frozen=True):
-    """What is planned and what a plan is made of. Mappings are never changed in place."""
+class BatchSchedule(Struct, frozen=True):
+    """The plan in use and what it was made from. Mappings are never changed in place."""
 
     # Sessions that take part, and what their draft nodes measure.
     members: Mapping[SessionId, Rates] = {}
-    # Of the later stages, by the draft node that passes it on.
-    tables: Mapping[Rank, Mapping[Rank, PassTimes]] = {}
-    offences: Mapping[SessionId, Offence] = {}
-    # Something that a plan is made of has changed since one was asked for.
+    # Of the later stages, by the draft node that passes them on.
+    pass_times: Mapping[Rank, Mapping[Rank, PassTimes]] = {}
+    suspensions: Mapping[SessionId, Suspension] = {}
+    # The planner's input has changed since a plan was last requested.
     stale: bool = False
-    # What is being decided, and what was decided last.
-    asked: Planning | None = None
-    basis: Planning | None = None
+    # The input of the planner that runs, and input and result of the one that ran last.
+    requested: PlanRequest | None = None
+    planned_for: PlanRequest | None = None
     decision: Decision | None = None
     version: int = 0
-    # Lengths of drafts that were told.
+    # Draft lengths that the draft nodes were told.
     lengths: Mapping[SessionId, int] = {}
-    # Empty: there is no plan, whoever is ready is verified.
+    # Empty: no plan is in use, and whoever is ready is verified (greedy batching).
     batches: tuple[tuple[SessionId, ...], ...] = ()
-    # When each batch's last pass started; whose turn it is; seconds of a cycle by the plan.
+    # When each batch's last pass started; the current batch; seconds of a cycle by the plan.
     started: tuple[float, ...] = ()
-    turn: int = 0
-    # Those of the current batch that have had their pass: not all of it fitted in one.
-    had: frozenset[SessionId] = frozenset()
+    index: int = 0
+    # Sessions of the current batch that have had their pass: not all of it fitted in one.
+    served: frozenset[SessionId] = frozenset()
     period: float = 0.0
-    # Until then a plan stands: whoever could have it changed at will would move every deadline.
-    stands: float = 0.0
-    # What plans bring next to greedy batching; for whom they have failed last, and from when on
-    # they may be tried; what greedy batching is forecast to bring each user, in tokens a second;
-    # how far everybody's committed path has come.
-    comparison: Comparison = Comparison()
-    failed: Planning | None = None
-    opens: float = 0.0
+    # No new plan before: a draft node that could cause one at will would move every deadline.
+    fixed_until: float = 0.0
+    # Plans against greedy batching as measured; the input for which plans failed last, and when
+    # they may be tried again; tokens a second that greedy batching is forecast to bring each
+    # session; progress of every member.
+    comparison: PlanComparison = PlanComparison()
+    failed_for: PlanRequest | None = None
+    retry_at: float = 0.0
     forecast: Mapping[SessionId, float] = {}
-    progress: Mapping[SessionId, Progress] = {}
+    progress: Mapping[SessionId, CommitProgress] = {}
 
     @property
     def current(self) -> tuple[SessionId, ...]:
-        """The batch whose turn it is; nobody where there is no plan."""
-        return self.batches[self.turn] if self.batches else ()
+        """The batch to be verified next; empty where no plan is in use."""
+        return self.batches[self.index] if self.batches else ()
 
     @property
-    def deadline_from(self) -> float:
-        """From when on the current batch's patience runs."""
-        return self.started[self.turn] + PATIENCE * self.period
+    def due(self) -> float:
+        """The current batch's deadline, had it been the current one all the time."""
+        return self.started[self.index] + DEADLINE_PERIODS * self.period
 
-    def standing(self, now: float) -> bool:
-        """Whether the last decision stands: a plan, or greedy batching for the same users."""
-        if now >= self.stands or self.basis is None:
+    @property
+    def eligible(self) -> tuple[SessionId, ...]:
+        """Members of whom enough is measured and that are not suspended."""
+        suspended = {session for session, one in self.suspensions.items() if one.active}
+        measured = (session for session in sorted(self.members) if self.members[session].rounds)
+        return tuple(session for session in measured if session not in suspended)
+
+    def fixed(self, now: float) -> bool:
+        """Whether the last decision stands: a plan, or greedy batching for the same sessions."""
+        if now >= self.fixed_until or self.planned_for is None:
             return False
-        return bool(self.batches) or self.basis.sessions == planned_with(self)
+        return bool(self.batches) or self.planned_for.sessions == self.eligible
 
-    def rested(self, now: float) -> bool:
-        """Whether a plan is kept from use that may be tried now."""
+    def retry_due(self, now: float) -> bool:
+        """Whether there is a plan that is out of use after a failure and may be tried again."""
         decision = self.decision
         if decision is None or not decision.groups or self.batches or not self.forecast:
             return False
-        return self.comparison.tried is None and now >= self.opens
+        return self.comparison.tried is None and now >= self.retry_at
 
     def held(self, waiting: Collection[SessionId]) -> Collection[SessionId]:
-        """Of the sessions with a segment here those whose turn is not yet."""
+        """Sessions whose batch is not the current one or not complete, given those that have a
+        segment here."""
         if not self.batches:
             return ()
         current = self.current
-        ready = all(session in waiting or session in self.had for session in current)
+        ready = all(session in waiting or session in self.served for session in current)
         return {s for batch in self.batches if not (ready and batch is current) for s in batch}
 
 
-def planned_with(rota: Rota) -> tuple[SessionId, ...]:
-    """Those of whom enough is known and who keep time."""
-    aside = {session for session, offence in rota.offences.items() if offence.aside}
-    return tuple(s for s in sorted(rota.members) if rota.members[s].rounds and s not in aside)
-
-
-def without(rota: Rota, gone: Collection[SessionId]) -> Rota:
-    """The rota when some are not waited for any more. The turn stays with its batch, or goes to the
-    next one where nobody of it is left to be served."""
-    had = rota.had.difference(gone)
-    served = bool(had) and had.issuperset(s for s in rota.current if s not in gone)
+def without(schedule: BatchSchedule, gone: Collection[SessionId]) -> BatchSchedule:
+    """The schedule without some sessions. The current batch remains the current one, unless nobody
+    of it is left to be served."""
+    served = schedule.served.difference(gone)
+    complete = bool(served) and served.issuperset(s for s in schedule.current if s not in gone)
     batches: list[tuple[SessionId, ...]] = []
     started: list[float] = []
-    turn = 0
-    for n, batch in enumerate(rota.batches):
+    index = 0
+    for n, batch in enumerate(schedule.batches):
         left = tuple(session for session in batch if session not in gone)
-        if n == rota.turn:
-            turn = len(batches) + served
+        if n == schedule.index:
+            index = len(batches) + complete
         if left:
             batches.append(left)
-            started.append(rota.started[n])
+            started.append(schedule.started[n])
     return replace(
-        rota,
+        schedule,
         batches=tuple(batches),
         started=tuple(started),
-        turn=turn % len(batches) if batches else 0,
-        had=frozenset() if served else had,
+        index=index % len(batches) if batches else 0,
+        served=frozenset() if complete else served,
     )
 
 
-def passed(rota: Rota, now: float) -> Rota:
-    """The current batch is in a pass that starts now: the next one's turn."""
-    started = tuple(now if n == rota.turn else at for n, at in enumerate(rota.started))
-    turn = (rota.turn + 1) % len(rota.batches)
-    return replace(rota, started=started, turn=turn, had=frozenset())
+def advance(schedule: BatchSchedule, now: float) -> BatchSchedule:
+    """The current batch's pass starts: the next batch becomes the current one."""
+    started = tuple(now if n == schedule.index else at for n, at in enumerate(schedule.started))
+    index = (schedule.index + 1) % len(schedule.batches)
+    return replace(schedule, started=started, index=index, served=frozenset())
 
 
-def late(rota: Rota, absent: Collection[SessionId], now: float) -> Rota:
-    """The deadline has come and some are not here."""
-    offences = dict(rota.offences)
-    for session in absent:
-        old = offences.get(session)
-        proof = PROOF if old is None else min(MAX_PROOF, 2 * old.proof)
-        offences[session] = Offence(proof, PATIENCE * rota.period, now)
-    return replace(without(rota, absent), offences=offences, stale=True)
+def suspend(schedule: BatchSchedule, late: Collection[SessionId], now: float) -> BatchSchedule:
+    """Suspend the sessions that have missed the deadline."""
+    suspensions = dict(schedule.suspensions)
+    for session in late:
+        old = suspensions.get(session)
+        required = PROBATION if old is None else min(MAX_PROBATION, 2 * old.required)
+        suspensions[session] = Suspension(required, DEADLINE_PERIODS * schedule.period, now)
+    return replace(without(schedule, late), suspensions=suspensions, stale=True)
 
 
-def came(rota: Rota, session: SessionId, now: float) -> Rota:
-    """A segment of somebody has come, maybe of one who was put aside."""
-    offence = rota.offences.get(session)
-    if offence is None or not offence.aside:
-        return rota
-    good = offence.good + 1 if now - offence.last <= offence.seconds else 0
-    aside = good < offence.proof
-    offence = replace(offence, last=now, good=good, aside=aside)
-    offences = {**rota.offences, session: offence}
-    return replace(rota, offences=offences, stale=rota.stale or not aside)
+def count_segment(schedule: BatchSchedule, session: SessionId, now: float) -> BatchSchedule:
+    """A segment has come: where its session is suspended, one in time or the first of a new row."""
+    one = schedule.suspensions.get(session)
+    if one is None or not one.active:
+        return schedule
+    in_time = one.in_time + 1 if now - one.last <= one.seconds else 0
+    active = in_time < one.required
+    one = replace(one, last=now, in_time=in_time, active=active)
+    suspensions = {**schedule.suspensions, session: one}
+    return replace(schedule, suspensions=suspensions, stale=schedule.stale or not active)
 
 
-def forget(rota: Rota, gone: Sequence[SessionId]) -> Rota:
-    """Sessions are over."""
-    left = {k: v for k, v in rota.members.items() if k not in gone}
-    offences = {k: v for k, v in rota.offences.items() if k not in gone}
-    forecast = {k: v for k, v in rota.forecast.items() if k not in gone}
-    progress = {k: v for k, v in rota.progress.items() if k not in gone}
-    lengths = {k: v for k, v in rota.lengths.items() if k not in gone}
+def drop(schedule: BatchSchedule, gone: Sequence[SessionId]) -> BatchSchedule:
+    """The schedule when sessions are over."""
+    members = {k: v for k, v in schedule.members.items() if k not in gone}
+    owners = set(map(owner, members))
     return replace(
-        without(rota, gone),
-        members=left,
-        offences=offences,
-        forecast=forecast,
-        progress=progress,
-        lengths=lengths,
+        without(schedule, gone),
+        members=members,
+        pass_times={k: v for k, v in schedule.pass_times.items() if k in owners},
+        suspensions={k: v for k, v in schedule.suspensions.items() if k not in gone},
+        forecast={k: v for k, v in schedule.forecast.items() if k not in gone},
+        progress={k: v for k, v in schedule.progress.items() if k not in gone},
+        lengths={k: v for k, v in schedule.lengths.items() if k not in gone},
         stale=True,
     )

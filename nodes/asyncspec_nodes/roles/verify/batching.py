@@ -156,7 +156,7 @@ def fair_share(state: VerifyState) -> Share | None:
     those, and it should not take them in small passes. A group that is too large is a fair one
     after a few times round.
     """
-    config, exempt = state.config, state.rota.members
+    config, exempt = state.config, state.schedule.members
     if config.rank != 1:
         return None
     sessions = {name: one for name, one in state.sessions.items() if name not in exempt}

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Abandon, Compute, Send
 from asyncspec_nodes.roles.verify.session import Waiting, astray, prune, survivors, thin
-from asyncspec_nodes.roles.verify.state import Effects, Inflow, VerifyState, check_known
+from asyncspec_nodes.roles.verify.state import Effects, Inflow, VerifyState, check_was_opened
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import Credit, PassTimes, PruneIndices, Segment
@@ -113,7 +113,7 @@ def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effe
     that takes a waiting node's parent away and leaves the node."""
     session = state.sessions.get(message.session)
     if session is None:
-        check_known(state, message.session, owner(message.session))
+        check_was_opened(state, message.session, owner(message.session))
         return state, ()
     session, job = prune(session, message)
     state = replace(state, sessions={**state.sessions, message.session: session})

@@ -17,7 +17,7 @@ from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Compute, RunNext, Send
 from asyncspec_nodes.roles.verify.batching import fair_share, gather
 from asyncspec_nodes.roles.verify.flow_control import give_back
-from asyncspec_nodes.roles.verify.planning import taken
+from asyncspec_nodes.roles.verify.planning import pass_started
 from asyncspec_nodes.roles.verify.session import (
     Part,
     Running,
@@ -86,7 +86,7 @@ def _basis(state: VerifyState) -> tuple[object, ...]:
         state.queue,
         state.sessions,
         state.inflows,
-        state.rota,
+        state.schedule,
         state.allowed,
         state.sent,
         state.onward_row_seconds,
@@ -96,12 +96,13 @@ def _basis(state: VerifyState) -> tuple[object, ...]:
 def _held(state: VerifyState) -> Collection[SessionId]:
     """Waiting sessions some of whose link's segments are still to come: these belong in one pass.
     Nobody but they waits for them. And those whose batch has not its turn, or is not complete."""
-    rota, late = state.rota, [peer for peer, inflow in state.inflows.items() if inflow.expected]
-    if not late and not rota.batches:
+    schedule = state.schedule
+    late = [peer for peer, inflow in state.inflows.items() if inflow.expected]
+    if not late and not schedule.batches:
         return ()
     way = state.config.way_of
     here = {waiting.session for waiting in state.queue}
-    return {session for session in here if way(session) in late}.union(rota.held(here))
+    return {session for session in here if way(session) in late}.union(schedule.held(here))
 
 
 def _crowded(state: VerifyState) -> bool:
@@ -165,7 +166,7 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     )
     started = [part.waiting.session for part in parts]
     state, granted = give_back(state, started)
-    state, armed = taken(state, started, now) if state.rota.batches else (state, ())
+    state, armed = pass_started(state, started, now) if state.schedule.batches else (state, ())
     return state, (Compute(begun.running.job), *granted, *armed)
 
 

@@ -24,13 +24,13 @@ from asyncspec.core.machine import (
 )
 from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_nodes.roles.verify import planning
-from asyncspec_nodes.roles.verify.batch_schedule import ROTA
+from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.flow_control import grant, lengthen, pruned, put
 from asyncspec_nodes.roles.verify.lifecycle import closed, joined, lost, opened, raise_floor, ready
 from asyncspec_nodes.roles.verify.lookahead import send_parked, serve
 from asyncspec_nodes.roles.verify.results import computed
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting, astray, taps, thin
-from asyncspec_nodes.roles.verify.state import Effects, VerifyConfig, VerifyState, check_known
+from asyncspec_nodes.roles.verify.state import Effects, VerifyConfig, VerifyState, check_was_opened
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, is_draft, owner
 from asyncspec_protocol.messages import (
@@ -58,7 +58,7 @@ def arrived(
     if message.tokens and max(message.tokens) >= state.config.vocab:
         raise RemoteProtocolError("segment with a token that is not in the vocabulary", peer=peer)
     if session is None:
-        check_known(state, message.session, peer)
+        check_was_opened(state, message.session, peer)
         return grant(state, (peer,))
     if message.taps != taps(session, state.config.first_layer):
         raise RemoteProtocolError(f"segment with {message.taps} taps a row", peer=peer)
@@ -74,7 +74,7 @@ def arrived(
             hidden=None if first else TensorRows(tensor, tuple(range(len(ids)))),
             since=now,
             spent=message.stage_seconds,
-            timed=message.stage_seconds > 0 or message.session in state.rota.members,
+            timed=message.stage_seconds > 0 or message.session in state.schedule.members,
             turn=message.pass_number,
         ),
     )
@@ -85,7 +85,7 @@ def arrived(
         return _led_astray(state, peer, message, wrong)
     if first and (wrong := _too_large(session, before, waiting)):
         raise RemoteProtocolError(wrong, peer=peer)
-    state = lengthen(planning.arrived(state, message.session, now), peer, message)
+    state = lengthen(planning.segment_arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, waiting)), (peer,))
 
 
@@ -179,14 +179,14 @@ class VerifyMachine:
                 state, effects = lost(state, peer)
             case TaskDone():
                 state, effects = planning.planned(state, event, now)
-            case TimerFired(timer) if timer == ROTA:
-                state, effects = planning.fired(state, now)
+            case TimerFired(timer) if timer == BATCH_DEADLINE:
+                state, effects = planning.deadline_passed(state, now)
             case TimerFired() | Submitted() | Cancelled() | Stopped():
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
             case _:
                 assert_never(event)
-        if state.rota.members:
-            state, more = planning.tend(state, now)
+        if state.schedule.members:
+            state, more = planning.update_plan(state, now)
             effects += more
         state, more = serve(state, now)
         return state, effects + more
@@ -219,8 +219,8 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return state, (*effects, ready(state, peer))
         case Rates(session) if config.rank == 1 and is_draft(peer):
             check_owner(session, peer)
-            return planning.told(state, message), ()
+            return planning.rates_received(state, message), ()
         case PassTimes(rank) if config.rank == 1 and is_draft(peer) and 1 < rank <= config.stages:
-            return planning.told_times(state, peer, message), ()
+            return planning.pass_times_received(state, peer, message), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)

@@ -1,5 +1,9 @@
-"""What users are brought while a plan is in use and while none is, by what the first stage sees:
-how far a session's committed path has come when its next segment is here."""
+"""DiP-SD at run time, on the first stage: when a plan is requested, and how it is followed.
+
+One request is under way at a time, and none while its input has not changed noticeably. A plan is
+kept as long as it brings what greedy batching would (``asyncspec.dipsd.comparison``). Nothing here
+runs where no session has reported its ``Rates``.
+"""
 
 from __future__ import annotations
 
@@ -9,133 +13,292 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.machine import RunTask, Send, SetTimer, TaskDone
-from asyncspec.dipsd.brought import Account
-from asyncspec.dipsd.decide import LONGEST_MS, MAX_JITTER, Decision, Planning
-from asyncspec.dipsd.drift import drifted
-from asyncspec.dipsd.told import Stages
-from asyncspec.dipsd.told import question as planning
+from asyncspec.dipsd.comparison import Throughput
+from asyncspec.dipsd.decide import MAX_JITTER, MAX_MS, Decision, PlanRequest, StageCosts, drifted
+from asyncspec.dipsd.decide import plan_request as request_of
 from asyncspec_nodes.roles.verify.batch_schedule import (
-    LEAST,
-    ROTA,
-    STANDS,
-    Progress,
-    Rota,
-    came,
-    forget,
-    late,
-    passed,
-    planned_with,
+    BATCH_DEADLINE,
+    MIN_DEADLINE_PERIODS,
+    MIN_PLAN_PERIODS,
+    BatchSchedule,
+    CommitProgress,
+    advance,
+    count_segment,
+    drop,
+    suspend,
 )
-from asyncspec_nodes.roles.verify.state import Effects, VerifyState, check_known
+from asyncspec_nodes.roles.verify.state import Effects, VerifyState, check_was_opened
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
-from asyncspec_protocol.messages import Consulted, PassTimes, Rates, Schedule
+from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
+from asyncspec_protocol.messages import PassTimes, PlanStatus, Rates, Schedule
 
 PLAN_TASK = "dipsd.plan"
-"""The task that makes a ``Decision`` of a ``Planning``."""
+"""The task that makes a ``Decision`` of a ``PlanRequest``."""
 
-AWAY = 8.0
-"""A round of so many periods is none: its user was away."""
+MAX_ROUND_PERIODS = 8.0
+"""A round that takes longer is not counted: its user was away."""
 
+MAX_PASS_SECONDS = MAX_MS / 1000
+"""Of any pass, and of any row of it."""
 
-def count(rota: Rota, session: SessionId, committed: int, now: float) -> Rota:
-    """A segment of a member has come: what the round before it has brought, and how long it took.
-
-    Rounds count where they are complete, so neither who begins nor who ends nor who is not waited
-    for makes a difference.
-    """
-    before = rota.progress.get(session)
-    rota = replace(rota, progress={**rota.progress, session: Progress(now, committed)})
-    rate, offence = rota.forecast.get(session), rota.offences.get(session)
-    if before is None or rate is None or (offence is not None and offence.aside):
-        return rota
-    seconds, tokens = now - before.at, committed - before.committed
-    if tokens <= 0 or seconds > AWAY * rota.period:
-        return rota
-    comparison = rota.comparison.brought(tokens, seconds, rate, len(rota.forecast))
-    return replace(rota, comparison=comparison)
+MAX_PASS_ROWS = 1e6
 
 
-# --- What a plan is made of: what draft nodes tell of their users, and what stages take.
-
-MAX_ROWS_EACH = 21
-"""Rows of the longest draft and its root: what larger passes take does not matter for a plan."""
+# --- The planner's input: what draft nodes report of their sessions, and what passes take.
 
 
-LONGEST = LONGEST_MS / 1000
-"""Seconds of any pass, and of any row of it."""
-
-MAX_ROWS = 1e6
-
-
-def told(state: VerifyState, message: Rates) -> VerifyState:
-    """A draft node has told what it measures. Raises ``RemoteProtocolError`` for a session that
-    was never opened."""
+def rates_received(state: VerifyState, message: Rates) -> VerifyState:
+    """A draft node reports what it measures. Raises ``RemoteProtocolError`` for a session that was
+    never opened."""
     session = message.session
     if session not in state.sessions:
-        check_known(state, session, owner(session))
+        check_was_opened(state, session, owner(session))
         return state
-    members = {**state.rota.members, session: message}
-    return replace(state, rota=replace(state.rota, members=members, stale=True))
+    members = {**state.schedule.members, session: message}
+    return replace(state, schedule=replace(state.schedule, members=members, stale=True))
 
 
-def told_times(state: VerifyState, peer: Rank, message: PassTimes) -> VerifyState:
+def pass_times_received(state: VerifyState, peer: Rank, message: PassTimes) -> VerifyState:
     """A draft node passes on what a later stage's passes take."""
-    theirs = {**state.rota.tables.get(peer, {}), message.rank: message}
-    tables = {**state.rota.tables, peer: theirs}
-    return replace(state, rota=replace(state.rota, tables=tables, stale=True))
+    reported = state.schedule.pass_times
+    reported = {**reported, peer: {**reported.get(peer, {}), message.rank: message}}
+    return replace(state, schedule=replace(state.schedule, pass_times=reported, stale=True))
 
 
-def question(state: VerifyState) -> Planning | None:
-    """What there is to plan; None where nobody takes part, or some stage's passes are unknown."""
-    rota = state.rota
-    sessions = planned_with(rota)
-    known = passes(state, len(sessions))
-    if not sessions or known is None:
+def plan_request(state: VerifyState) -> PlanRequest | None:
+    """The planner's input as things are now; None where no session is eligible, or some stage's
+    passes are unknown."""
+    schedule = state.schedule
+    sessions = schedule.eligible
+    stages = stage_costs(state, len(sessions))
+    if not sessions or stages is None:
         return None
-    rates = [rota.members[session] for session in sessions]
-    return planning(rates, known, batch_rows=state.config.batch_rows)
+    rates = [schedule.members[session] for session in sessions]
+    return request_of(rates, stages, batch_rows=state.config.batch_rows)
 
 
-def passes(state: VerifyState, users: int) -> Stages | None:
-    """What passes take, over as many rows as so many users may have; None where some stage's are
-    unknown."""
-    most = max(1, users) * MAX_ROWS_EACH
+def stage_costs(state: VerifyState, users: int) -> StageCosts | None:
+    """The affine cost of every stage's passes, over as many rows as so many users may have; None
+    where some stage's is unknown."""
+    most = max(1, users) * (MAX_DRAFT_LENGTH + 1)
     own = state.cost.averages()
-    later = [_believed(state.rota, Rank(n), most) for n in range(2, state.config.stages + 1)]
+    later = [_reported(state.schedule, Rank(n), most) for n in range(2, state.config.stages + 1)]
     if not own[0] or None in later:
         return None
     return ((*fit_affine(*own, most), state.cost.deviation.relative), *filter(None, later))
 
 
-def _believed(rota: Rota, rank: Rank, most: int) -> tuple[float, float, float] | None:
-    """The line of a later stage's passes. All draft nodes were told the same by that stage, so of
-    what they pass on the middle is taken: one alone cannot make it longer."""
-    tables = [theirs[rank] for theirs in rota.tables.values() if rank in theirs]
-    lines = sorted(
-        (_line(table, most) for table in tables), key=lambda line: line[0] + most / 2 * line[1]
+def _reported(schedule: BatchSchedule, rank: Rank, most: int) -> tuple[float, float, float] | None:
+    """The cost of a later stage's passes. It reports the same to all draft nodes, so the median of
+    what they pass on is taken: one alone cannot change it."""
+    tables = [reported[rank] for reported in schedule.pass_times.values() if rank in reported]
+    costs = sorted(
+        (_affine(table, most) for table in tables), key=lambda cost: cost[0] + most / 2 * cost[1]
     )
-    return lines[(len(lines) - 1) // 2] if lines else None
+    return costs[(len(costs) - 1) // 2] if costs else None
 
 
-def _line(table: PassTimes, most: int) -> tuple[float, float, float]:
-    """What is said, as far as it can be so: sums of what was said may be no numbers at all."""
-    seconds = [min(LONGEST, told) for told in table.seconds]
-    fixed, row = fit_affine([min(MAX_ROWS, told) for told in table.rows], seconds, most)
-    return min(LONGEST, fixed), min(LONGEST, row), min(MAX_JITTER, table.jitter)
+def _affine(table: PassTimes, most: int) -> tuple[float, float, float]:
+    """Bounded: sums of what a peer reports may be no finite numbers."""
+    seconds = [min(MAX_PASS_SECONDS, value) for value in table.seconds]
+    fixed, row = fit_affine([min(MAX_PASS_ROWS, rows) for rows in table.rows], seconds, most)
+    return min(MAX_PASS_SECONDS, fixed), min(MAX_PASS_SECONDS, row), min(MAX_JITTER, table.jitter)
 
 
-# --- What the first stage answers to whoever asks what it plans for, and how.
+# --- How a plan is followed: passes, deadlines, and what rounds bring.
 
 
-def consulted(state: VerifyState, question: int) -> Consulted:
-    """The answer to a question, as things are now."""
-    rota = state.rota
-    known = [session for session in sorted(rota.members) if rota.members[session].rounds]
-    told = [rota.members[session] for session in known]
-    allocate = {s: n for n, batch in enumerate(rota.batches, start=1) for s in batch}
-    stages = passes(state, len(known)) or ()
-    answer = Consulted(
+def segment_arrived(state: VerifyState, session: SessionId, now: float) -> VerifyState:
+    """A session's segment has come."""
+    schedule = state.schedule
+    if schedule.suspensions:
+        schedule = count_segment(schedule, session, now)
+    if session in schedule.members:
+        committed = state.sessions[session].slots.committed
+        schedule = record_round(schedule, session, committed, now)
+    return state if schedule is state.schedule else replace(state, schedule=schedule)
+
+
+def record_round(
+    schedule: BatchSchedule, session: SessionId, committed: int, now: float
+) -> BatchSchedule:
+    """A member's segment has come: count the tokens and the seconds of the round before it.
+
+    Only complete rounds of sessions that are not suspended count.
+    """
+    before = schedule.progress.get(session)
+    progress = {**schedule.progress, session: CommitProgress(now, committed)}
+    schedule = replace(schedule, progress=progress)
+    rate, suspension = schedule.forecast.get(session), schedule.suspensions.get(session)
+    if before is None or rate is None or (suspension is not None and suspension.active):
+        return schedule
+    seconds, tokens = now - before.at, committed - before.committed
+    if tokens <= 0 or seconds > MAX_ROUND_PERIODS * schedule.period:
+        return schedule
+    users = len(schedule.forecast)
+    return replace(
+        schedule, comparison=schedule.comparison.with_round(tokens, seconds, rate, users)
+    )
+
+
+def pass_started(
+    state: VerifyState, sessions: Sequence[SessionId], now: float
+) -> tuple[VerifyState, Effects]:
+    """A pass of some sessions starts. Where not all of the current batch fits, its next pass
+    follows, with a deadline of its own."""
+    schedule = state.schedule
+    part = set(schedule.current).intersection(sessions)
+    if not part:
+        return state, ()
+    served = schedule.served | part
+    here = {waiting.session for waiting in state.queue}
+    left = any(s in here and s not in served for s in schedule.current)
+    schedule = replace(schedule, served=served) if left else advance(schedule, now)
+    return replace(state, schedule=schedule), (_deadline(schedule, now),)
+
+
+def deadline_passed(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    """Suspend the sessions of the current batch that are not here. Those that are wait for the
+    device alone, with a deadline all the same: some may still go."""
+    schedule = state.schedule
+    here = {waiting.session for waiting in state.queue} | schedule.served
+    late = [session for session in schedule.current if session not in here]
+    schedule = suspend(schedule, late, now) if late else schedule
+    return replace(state, schedule=schedule), (_deadline(schedule, now),)
+
+
+def _deadline(schedule: BatchSchedule, now: float) -> SetTimer:
+    """The current batch's, which is the current one from now on."""
+    if not schedule.batches:
+        return SetTimer(BATCH_DEADLINE, None)
+    return SetTimer(BATCH_DEADLINE, max(schedule.due, now + MIN_DEADLINE_PERIODS * schedule.period))
+
+
+# --- When a plan is requested, and what becomes of it.
+
+
+def update_plan(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    """After every input: drop sessions that are over, stop using a plan that fails, and request a
+    new one where that is due."""
+    state, dropped = _drop_closed(state, now)
+    state, stopped = _stop_failing(state, now)
+    state, requested = _request(state, now)
+    return state, (*dropped, *stopped, *requested)
+
+
+def _drop_closed(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    schedule = state.schedule
+    gone = [session for session in schedule.members if session not in state.sessions]
+    if not gone:
+        return state, ()
+    before = schedule.current
+    schedule = drop(schedule, gone)
+    if not schedule.batches:
+        # Time without eligible sessions is no time in which a plan is tried.
+        schedule = replace(schedule, comparison=schedule.comparison.greedy_used())
+    state = replace(state, schedule=schedule)
+    if before and not set(before) & set(schedule.current):
+        return state, (_deadline(schedule, now),)
+    return state, ()
+
+
+def _stop_failing(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    """Use greedy batching where the plan brings less, or for a probe of what greedy batching
+    brings."""
+    schedule = state.schedule
+    comparison, request, decision = schedule.comparison, schedule.planned_for, schedule.decision
+    if not schedule.batches or request is None or decision is None:
+        return state, ()
+    users = len(schedule.forecast)
+    if comparison.plans_failed(users):
+        comparison = comparison.after_failure(now, users)
+        schedule = replace(schedule, comparison=comparison, failed_for=request)
+    elif comparison.probe_due(now, schedule.period):
+        schedule = replace(schedule, comparison=comparison.probe_started(now))
+    else:
+        return state, ()
+    return _apply(replace(state, schedule=schedule), request, decision, now)
+
+
+def _request(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    schedule = state.schedule
+    retry = schedule.retry_due(now)
+    if not (schedule.stale or retry) or schedule.requested is not None or schedule.fixed(now):
+        return state, ()
+    request, before = plan_request(state), schedule.planned_for
+    schedule = replace(schedule, stale=False)
+    if request is None or not (retry or before is None or drifted(before, request)):
+        return replace(state, schedule=schedule), ()
+    schedule = replace(schedule, requested=request)
+    return replace(state, schedule=schedule), (RunTask(PLAN_TASK, request),)
+
+
+def planned(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState, Effects]:
+    """The planner has decided. Sessions that are over by now are left out. Raises
+    ``LocalProtocolError`` where nothing of this kind was requested."""
+    schedule, request, decision = state.schedule, done.argument, done.result
+    if done.task != PLAN_TASK or schedule.requested is None or schedule.requested != request:
+        raise LocalProtocolError(f"no task {done.task} was asked for")
+    assert isinstance(request, PlanRequest)
+    assert isinstance(decision, Decision)
+    schedule = replace(schedule, requested=None, planned_for=request, decision=decision)
+    here = frozenset(schedule.eligible) & frozenset(state.sessions)
+    rates = zip(request.sessions, decision.greedy_by_user, strict=True)
+    forecast = {session: rate for session, rate in rates if session in here}
+    schedule = replace(schedule, forecast=forecast)
+    return _apply(replace(state, schedule=schedule), request, decision, now)
+
+
+def _apply(
+    state: VerifyState, request: PlanRequest, decision: Decision, now: float
+) -> tuple[VerifyState, Effects]:
+    """Use the plan that was decided on, or greedy batching where there is none or it has failed;
+    and tell the draft nodes."""
+    schedule = state.schedule
+    comparison = schedule.comparison
+    changed = schedule.failed_for is not None and drifted(schedule.failed_for, request)
+    retry_at = comparison.retry_at(changed=changed)
+    use_plan = bool(decision.groups) and now >= retry_at
+    here = frozenset(schedule.eligible) & frozenset(state.sessions)
+    groups = decision.groups if use_plan else ()
+    members = (tuple(request.sessions[user] for user in group) for group in groups)
+    batches = tuple(filter(None, (tuple(s for s in batch if s in here) for batch in members)))
+    schedule = replace(
+        schedule,
+        version=schedule.version + 1,
+        comparison=comparison.plans_used(now) if batches else comparison.greedy_used(),
+        retry_at=retry_at,
+        period=decision.period_ms / 1000,
+        fixed_until=now + MIN_PLAN_PERIODS * decision.period_ms / 1000,
+    )
+    armed: Effects = ()
+    if batches != schedule.batches:
+        started = (now,) * len(batches)
+        schedule = replace(schedule, batches=batches, started=started, index=0, served=frozenset())
+        armed = (_deadline(schedule, now),)
+    lengths = decision.lengths if use_plan else decision.greedy_lengths
+    place = {session: n for n, batch in enumerate(batches) for session in batch}
+    used = {s: n for s, n in zip(request.sessions, lengths, strict=True) if s in here}
+    schedules = tuple(
+        Send(owner(s), Schedule(s, schedule.version, place.get(s, 0), len(batches), length))
+        for s, length in used.items()
+    )
+    schedule = replace(schedule, lengths={**schedule.lengths, **used})
+    return replace(state, schedule=schedule), (*armed, *schedules)
+
+
+# --- The plan's status, as an operator asks for it.
+
+
+def plan_status(state: VerifyState, question: int) -> PlanStatus:
+    """The answer to a ``PlanStatusRequest``."""
+    schedule = state.schedule
+    known = [session for session in sorted(schedule.members) if schedule.members[session].rounds]
+    told = [schedule.members[session] for session in known]
+    place = {s: n for n, batch in enumerate(schedule.batches, start=1) for s in batch}
+    stages = stage_costs(state, len(known)) or ()
+    status = PlanStatus(
         question=question,
         sessions=tuple(known),
         rounds=tuple([rates.rounds for rates in told]),
@@ -150,29 +313,29 @@ def consulted(state: VerifyState, question: int) -> Consulted:
         pass_seconds=tuple([fixed for fixed, _, _ in stages]),
         row_seconds=tuple([row for _, row, _ in stages]),
         pass_jitters=tuple([jitter for _, _, jitter in stages]),
-        unknown=len(rota.members) - len(known),
-        aside=sum(offence.aside for offence in rota.offences.values()),
-        batches=tuple([allocate.get(session, 0) for session in known]),
-        lengths=tuple([rota.lengths.get(session, 0) for session in known]),
+        unknown=len(schedule.members) - len(known),
+        suspended=sum(one.active for one in schedule.suspensions.values()),
+        batches=tuple([place.get(session, 0) for session in known]),
+        lengths=tuple([schedule.lengths.get(session, 0) for session in known]),
         batch_rows=state.config.batch_rows,
     )
-    return _in_use(answer, rota)
+    return _with_decision(status, schedule)
 
 
-def _in_use(answer: Consulted, rota: Rota) -> Consulted:
-    decision, comparison = rota.decision, rota.comparison
+def _with_decision(status: PlanStatus, schedule: BatchSchedule) -> PlanStatus:
+    decision, comparison = schedule.decision, schedule.comparison
     if decision is None:
-        return answer
+        return status
     account = comparison.greedy if comparison.tried is None else comparison.plans
     return replace(
-        answer,
-        used=used(rota),
-        version=rota.version,
-        period=rota.period if rota.batches else 0.0,
+        status,
+        used=_in_use(schedule, decision),
+        version=schedule.version,
+        period=schedule.period if schedule.batches else 0.0,
         planned=decision.planned,
         greedy=decision.greedy,
-        brought=account.rate * len(rota.forecast),
-        measured=account.seconds / max(1, len(rota.forecast)),
+        throughput=account.rate * len(schedule.forecast),
+        measured_seconds=account.seconds / max(1, len(schedule.forecast)),
         plan_share=_share(comparison.plans),
         plan_rounds=comparison.plans.rounds,
         greedy_share=_share(comparison.greedy),
@@ -180,174 +343,14 @@ def _in_use(answer: Consulted, rota: Rota) -> Consulted:
     )
 
 
-def used(rota: Rota) -> str:
-    """What is in use, as ``Consulted`` says it."""
-    if rota.decision is None:
-        return ""
-    if rota.batches:
+def _in_use(schedule: BatchSchedule, decision: Decision) -> str:
+    """As in ``PlanStatus.used``."""
+    if schedule.batches:
         return "plan"
-    if not rota.decision.groups:
+    if not decision.groups:
         return "greedy"
-    return "look" if rota.comparison.looking else "dropped"
+    return "look" if schedule.comparison.probing else "dropped"
 
 
-def _share(account: Account) -> float:
+def _share(account: Throughput) -> float:
     return account.share if account.rounds else 0.0
-
-
-# --- How a plan is followed: turns, deadlines, and what members' segments bring.
-
-
-def arrived(state: VerifyState, session: SessionId, now: float) -> VerifyState:
-    """A segment has come."""
-    rota = came(state.rota, session, now) if state.rota.offences else state.rota
-    if session in rota.members:
-        rota = count(rota, session, state.sessions[session].slots.committed, now)
-    return state if rota is state.rota else replace(state, rota=rota)
-
-
-def taken(
-    state: VerifyState, chosen: Sequence[SessionId], now: float
-) -> tuple[VerifyState, Effects]:
-    """A pass of some sessions starts. Where not all of the current batch fit, it has the next one
-    too, and its time anew."""
-    rota = state.rota
-    part = set(rota.current).intersection(chosen)
-    if not part:
-        return state, ()
-    had = rota.had | part
-    here = {waiting.session for waiting in state.queue}
-    left = any(s in here and s not in had for s in rota.current)
-    rota = replace(rota, had=had) if left else passed(rota, now)
-    return replace(state, rota=rota), (deadline(rota, now),)
-
-
-def fired(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """The current batch has had its time: who is not here is not waited for any more. Who is, waits
-    for the device alone; but that may change, and nobody is held without a deadline."""
-    rota = state.rota
-    here = {waiting.session for waiting in state.queue} | rota.had
-    absent = [session for session in rota.current if session not in here]
-    rota = late(rota, absent, now) if absent else rota
-    return replace(state, rota=rota), (deadline(rota, now),)
-
-
-def deadline(rota: Rota, now: float) -> SetTimer:
-    """Of the batch whose turn it is from now on."""
-    if not rota.batches:
-        return SetTimer(ROTA, None)
-    return SetTimer(ROTA, max(rota.deadline_from, now + LEAST * rota.period))
-
-
-# --- When the first stage asks for a plan, and what becomes of the answer (DiP-SD at run time).
-# One question at a time, and none while nothing has changed noticeably. A plan is kept as long as
-# it brings what greedy batching would (``asyncspec.dipsd.brought``). Nothing here runs where no
-# session has told its ``Rates``.
-
-
-def tend(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """After every input: sessions that are over leave, what has changed is planned for, and a plan
-    that brings too little is dropped."""
-    state, effects = _leave(state, now)
-    state, dropped = _judge(state, now)
-    state, asked = _ask(state, now)
-    return state, (*effects, *dropped, *asked)
-
-
-def _leave(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    rota = state.rota
-    gone = [session for session in rota.members if session not in state.sessions]
-    if not gone:
-        return state, ()
-    before = rota.current
-    rota = forget(rota, gone)
-    owners = set(map(owner, rota.members))
-    rota = replace(rota, tables={k: v for k, v in rota.tables.items() if k in owners})
-    if not rota.batches:
-        # Nobody is planned for: time until somebody is again is no trial.
-        rota = replace(rota, comparison=rota.comparison.ended())
-    state = replace(state, rota=rota)
-    if before and not set(before) & set(rota.current):
-        return state, (deadline(rota, now),)
-    return state, ()
-
-
-def _judge(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """Greedy batching takes a plan's place that brings less, or to see what it would bring."""
-    rota = state.rota
-    comparison, basis, decision = rota.comparison, rota.basis, rota.decision
-    if not rota.batches or basis is None or decision is None:
-        return state, ()
-    if comparison.disappointing(len(rota.forecast)):
-        comparison = comparison.dropped(now, len(rota.forecast))
-        rota = replace(rota, comparison=comparison, failed=basis)
-    elif comparison.due(now, rota.period):
-        rota = replace(rota, comparison=comparison.looked(now))
-    else:
-        return state, ()
-    return _use(replace(state, rota=rota), basis, decision, now)
-
-
-def _ask(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    rota = state.rota
-    rested = rota.rested(now)
-    if not (rota.stale or rested) or rota.asked is not None or rota.standing(now):
-        return state, ()
-    found = question(state)
-    rota = replace(rota, stale=False)
-    if found is not None and (rested or rota.basis is None or drifted(rota.basis, found)):
-        rota = replace(rota, asked=found)
-        return replace(state, rota=rota), (RunTask(PLAN_TASK, found),)
-    return replace(state, rota=rota), ()
-
-
-def planned(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState, Effects]:
-    """The planner has answered; sessions that are over by now are left out."""
-    rota, planning, decision = state.rota, done.argument, done.result
-    if done.task != PLAN_TASK or rota.asked is None or rota.asked != planning:
-        raise LocalProtocolError(f"no task {done.task} was asked for")
-    assert isinstance(planning, Planning)
-    assert isinstance(decision, Decision)
-    rota = replace(rota, asked=None, basis=planning, decision=decision)
-    here = frozenset(planned_with(rota)) & frozenset(state.sessions)
-    rates = zip(planning.sessions, decision.greedy_by_user, strict=True)
-    forecast = {session: rate for session, rate in rates if session in here}
-    return _use(replace(state, rota=replace(rota, forecast=forecast)), planning, decision, now)
-
-
-def _use(
-    state: VerifyState, planning: Planning, decision: Decision, now: float
-) -> tuple[VerifyState, Effects]:
-    """Use the plan that was decided on, or greedy batching where there is none or plans rest."""
-    rota = state.rota
-    comparison = rota.comparison
-    changed = rota.failed is not None and drifted(rota.failed, planning)
-    opens = comparison.opens(changed=changed)
-    pays = bool(decision.groups) and now >= opens
-    here = frozenset(planned_with(rota)) & frozenset(state.sessions)
-    groups = [[planning.sessions[m] for m in group] for group in decision.groups] if pays else []
-    batches = tuple(filter(None, (tuple(s for s in g if s in here) for g in groups)))
-    rota = replace(
-        rota,
-        version=rota.version + 1,
-        comparison=comparison.begun(now) if batches else comparison.ended(),
-        opens=opens,
-        period=decision.period_ms / 1000,
-        stands=now + STANDS * decision.period_ms / 1000,
-    )
-    armed: Effects = ()
-    if batches != rota.batches:
-        started = (now,) * len(batches)
-        rota = replace(rota, batches=batches, started=started, turn=0, had=frozenset())
-        armed = (deadline(rota, now),)
-    lengths = decision.lengths if pays else decision.greedy_lengths
-    allocate = {session: n for n, batch in enumerate(batches) for session in batch}
-    used = {s: n for s, n in zip(planning.sessions, lengths, strict=True) if s in here}
-    schedules = tuple(
-        Send(owner(s), Schedule(s, rota.version, allocate.get(s, 0), len(batches), length))
-        for s, length in used.items()
-    )
-    return replace(state, rota=replace(rota, lengths={**rota.lengths, **used})), (
-        *armed,
-        *schedules,
-    )

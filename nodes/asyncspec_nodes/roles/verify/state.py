@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.machine import Effect
-from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.session import Running, StageSession, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
@@ -132,7 +132,7 @@ class VerifyState(Struct, frozen=True):
     sent: int = 0
     onward_row_seconds: float = 0.0
     # First stage only: who is verified together.
-    rota: Rota = Rota()
+    schedule: BatchSchedule = BatchSchedule()
 
     @property
     def drafts(self) -> tuple[Rank, ...]:
@@ -140,7 +140,7 @@ class VerifyState(Struct, frozen=True):
         return tuple(sorted(filter(is_draft, self.peers)))
 
 
-def check_known(state: VerifyState, session: SessionId, peer: Rank) -> None:
+def check_was_opened(state: VerifyState, session: SessionId, peer: Rank) -> None:
     """A session that is over may still be spoken of; one that never was may not."""
     known = state.known.get(owner(session), UNKNOWN)
     if session > known.opened and session not in known.closed_early:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Computed, Input, LinkUp, Received, Send, SetTimer, TimerFired
-from asyncspec_nodes.roles.verify.batch_schedule import ROTA
+from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
@@ -38,13 +38,13 @@ class Stage:
             self.feed(Received(DRAFT, Rates(name, 9, 0.5, 0.01, 0.0, 0.01)))
         plan = tuple(tuple(map(SessionId, batch)) for batch in batches)
         started = (0.0,) * len(plan)
-        rota = replace(self.state.rota, batches=plan, started=started, period=1.0)
-        self.state = replace(self.state, rota=replace(rota, stale=False, asked=None))
+        schedule = replace(self.state.schedule, batches=plan, started=started, period=1.0)
+        self.state = replace(self.state, schedule=replace(schedule, stale=False, requested=None))
 
     def feed(self, event: Input) -> None:
         self.state, effects = self.machine.step(self.state, event, self.now)
         for effect in effects:
-            if isinstance(effect, SetTimer) and effect.timer == ROTA:
+            if isinstance(effect, SetTimer) and effect.timer == BATCH_DEADLINE:
                 self.armed = effect.at is not None
             if isinstance(effect, Send) and isinstance(effect.message, Credit):
                 self.credit = effect.message.limit
@@ -73,7 +73,7 @@ class Stage:
         """The deadline, if there is one."""
         if self.armed:
             self.armed = False
-            self.feed(TimerFired(ROTA))
+            self.feed(TimerFired(BATCH_DEADLINE))
 
     @property
     def running(self) -> list[int]:
@@ -96,7 +96,7 @@ def test_what_does_not_fit_has_the_next_pass_and_is_not_late() -> None:
     stage.over()
     stage.now = 1.5
     stage.fires()
-    assert stage.state.rota.offences.keys() == {2}
+    assert stage.state.schedule.suspensions.keys() == {2}
 
 
 def test_a_batch_of_which_only_served_ones_are_left_has_had_its_turn() -> None:
@@ -105,9 +105,9 @@ def test_a_batch_of_which_only_served_ones_are_left_has_had_its_turn() -> None:
         stage.comes(session)
     stage.over()
     assert (stage.running, stage.waiting) == ([1], [2])
-    rota = stage.state.rota
-    assert sorted(rota.had) == [0, 1]
-    assert list(rota.current) == [0, 1, 2]
+    schedule = stage.state.schedule
+    assert sorted(schedule.served) == [0, 1]
+    assert list(schedule.current) == [0, 1, 2]
     stage.over()
     assert stage.running == [2]
     stage.over()
@@ -135,14 +135,14 @@ def test_nobody_is_held_for_ever(
     stage = Stage(batches, most, also=1)
     for what, who in happens:
         stage.now += 0.1
-        here = {*stage.waiting, *stage.state.rota.had}
-        aside = set(stage.state.rota.offences)
+        here = {*stage.waiting, *stage.state.schedule.served}
+        aside = set(stage.state.schedule.suspensions)
         if what == "comes":
             stage.comes(who)
         elif what == "over":
             stage.over()
         else:
             stage.fires()
-            assert not (stage.state.rota.offences.keys() - aside) & here
+            assert not (stage.state.schedule.suspensions.keys() - aside) & here
         assert stage.running or not stage.waiting or stage.armed
-        assert stage.state.rota.had <= set(stage.state.rota.current)
+        assert stage.state.schedule.served <= set(stage.state.schedule.current)

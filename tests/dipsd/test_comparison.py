@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core.rng import uniform
-from asyncspec.dipsd.brought import FAILURES, REST, Account, Comparison
+from asyncspec.dipsd.comparison import MAX_DOUBLINGS, REST_FACTOR, PlanComparison, Throughput
 
 MEAN = 3.0
 """Tokens of a round."""
@@ -22,7 +22,7 @@ class Run:
     def __init__(self, users: int, plan: float, greedy: float, seed: int) -> None:
         self.users, self.seed = users, seed
         self.true = {True: plan, False: greedy}
-        self.state = Comparison()
+        self.state = PlanComparison()
         self.now, self.drawn = 0.0, 0
         self.tokens, self.spent = 0.0, {True: 0, False: 0}
         self.drops: list[float] = []
@@ -35,14 +35,14 @@ class Run:
         for _ in range(self.users):
             tokens = self.round(MEAN * self.true[planned])
             self.tokens += tokens
-            self.state = self.state.brought(tokens, 1.0, MEAN, self.users)
-        if self.state.disappointing(self.users):
-            self.state = self.state.dropped(self.now, self.users)
+            self.state = self.state.with_round(tokens, 1.0, MEAN, self.users)
+        if self.state.plans_failed(self.users):
+            self.state = self.state.after_failure(self.now, self.users)
             self.drops.append(self.now)
-        elif self.state.due(self.now, 1.0):
-            self.state = self.state.looked(self.now)
-        elif self.state.tried is None and self.now >= self.state.opens(changed=changed):
-            self.state = self.state.begun(self.now)
+        elif self.state.probe_due(self.now, 1.0):
+            self.state = self.state.probe_started(self.now)
+        elif self.state.tried is None and self.now >= self.state.retry_at(changed=changed):
+            self.state = self.state.plans_used(self.now)
 
     def round(self, mean: float) -> int:
         """Geometric, of that mean, at most 20."""
@@ -100,30 +100,30 @@ def test_who_has_everything_change_all_the_time_has_plans_tried_no_more_often_th
     run = Run(6, 0.7, 1.0, 1)
     for _ in range(5_000):
         run.cycle(changed=True)
-    assert run.spent[True] < 1.3 * run.spent[False] / REST
+    assert run.spent[True] < 1.3 * run.spent[False] / REST_FACTOR
     assert run.brought > 0.95
 
 
-def test_a_change_ends_a_rest_but_not_a_look() -> None:
-    failed = Comparison(tried=0.0, failures=3).dropped(10.0, 6)
-    assert failed.opens(changed=True) == 10 + REST * 10
-    assert failed.opens(changed=False) == 10 + 8 * REST * 10
-    look = Comparison(tried=0.0).looked(64.0)
-    assert look.opens(changed=True) == look.opens(changed=False) == 64 + 4
+def test_a_change_ends_a_rest_but_not_a_probe() -> None:
+    failed = PlanComparison(tried=0.0, failures=3).after_failure(10.0, 6)
+    assert failed.retry_at(changed=True) == 10 + REST_FACTOR * 10
+    assert failed.retry_at(changed=False) == 10 + 8 * REST_FACTOR * 10
+    probe = PlanComparison(tried=0.0).probe_started(64.0)
+    assert probe.retry_at(changed=True) == probe.retry_at(changed=False) == 64 + 4
 
 
 def test_the_rest_is_bounded() -> None:
-    state = Comparison()
-    for _ in range(FAILURES + 9):
-        state = state.begun(state.until if math.isfinite(state.until) else 0.0)
+    state = PlanComparison()
+    for _ in range(MAX_DOUBLINGS + 9):
+        state = state.plans_used(state.rest_until if math.isfinite(state.rest_until) else 0.0)
         assert state.tried is not None
-        state = state.dropped(state.tried + 1.0, 6)
+        state = state.after_failure(state.tried + 1.0, 6)
     assert state.tried is None
-    assert state.until - state.floor < REST * 2**FAILURES
+    assert state.rest_until - state.rest_floor < REST_FACTOR * 2**MAX_DOUBLINGS
 
 
 def test_an_account_forgets() -> None:
-    account = Account()
+    account = Throughput()
     for _ in range(5000):
         account = account.with_round(3, 1.0, 6.0, 2)
     assert account.share == pytest.approx(0.5, rel=0.01)
@@ -135,5 +135,5 @@ def test_an_account_forgets() -> None:
 
 
 def test_what_is_not_known_is_as_forecast() -> None:
-    assert Account().believed == Account().share == 1.0
-    assert not Comparison(tried=0.0).disappointing(6)
+    assert Throughput().prior_share == Throughput().share == 1.0
+    assert not PlanComparison(tried=0.0).plans_failed(6)

@@ -20,12 +20,12 @@ from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.node import inspector
 from asyncspec_nodes.node.inspector import Inspector, NodeCounts
-from asyncspec_nodes.roles.verify.batch_schedule import Rota
-from asyncspec_nodes.roles.verify.planning import consulted
+from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
+from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
 from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank
-from asyncspec_protocol.messages import Consult, Consulted, PassTimes, Rates
+from asyncspec_protocol.messages import PassTimes, PlanStatus, PlanStatusRequest, Rates
 from cluster import ask
 
 SECOND = draft_rank(1)
@@ -35,11 +35,11 @@ ROWS = VerifyConfig(Rank(1), 1).batch_rows
 class Other(Inspector):
     """A first stage that does something else with a question."""
 
-    def consult(self, link: Link, message: Consult) -> None:
+    def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
         answer(link, message)
 
 
-answer: Callable[[Link, Consult], object]
+answer: Callable[[Link, PlanStatusRequest], object]
 
 
 def inspected(cluster: LocalCluster, first: type[Inspector] = Inspector) -> None:
@@ -58,10 +58,10 @@ def test_users_of_one_draft_node_are_seen_through_the_other() -> None:
             inspected(cluster)
             client = await connect(cluster, SECOND)
             await cluster.ask(ask(0, max_new_tokens=4))  # the pipeline stands
-            assert await client.consult() == Consulted(0, batch_rows=ROWS)
+            assert await client.plan_status() == PlanStatus(0, batch_rows=ROWS)
             request = ask(1, max_new_tokens=4000, policy="dip-sd")
             cluster.nodes[0].feed(Submitted(request))
-            while not (told := await client.consult()).used:
+            while not (told := await client.plan_status()).used:
                 assert not told.missing
             end = cluster.shells[0].end(1)
             assert not end.done()
@@ -71,14 +71,14 @@ def test_users_of_one_draft_node_are_seen_through_the_other() -> None:
             assert told.lengths[0] > 0
             assert told.greedy > 0
             await end
-            while (await client.consult()).sessions:
+            while (await client.plan_status()).sessions:
                 pass
             await client.close()
 
     asyncio.run(main())
 
 
-def consult_with(first: Callable[[Link, Consult], object]) -> str:
+def ask_with(first: Callable[[Link, PlanStatusRequest], object]) -> str:
     """What a client is told where the first stage does that."""
     global answer
     answer = first
@@ -89,7 +89,7 @@ def consult_with(first: Callable[[Link, Consult], object]) -> str:
             await cluster.ask(ask(0, max_new_tokens=4))
             client = await connect(cluster, 0)
             with pytest.raises(ClusterError) as caught:
-                await client.consult()
+                await client.plan_status()
             await client.close()
             return str(caught.value)
 
@@ -98,17 +98,17 @@ def consult_with(first: Callable[[Link, Consult], object]) -> str:
 
 def test_a_first_stage_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspector, "ANSWER_SECONDS", 0.05)
-    said = consult_with(lambda link, message: None)
+    said = ask_with(lambda link, message: None)
     assert said == "verify stage 1, which plans, does not answer within 0.05 s"
 
 
 def test_a_first_stage_that_goes_is_named() -> None:
-    said = consult_with(lambda link, message: link.close("enough"))
+    said = ask_with(lambda link, message: link.close("enough"))
     assert said == "verify stage 1, which plans, is gone"
 
 
 def test_a_first_stage_that_talks_nonsense_is_cut_off() -> None:
-    said = consult_with(lambda link, message: link.send(Consulted(message.question, "", (7,))))  # type: ignore[arg-type]
+    said = ask_with(lambda link, message: link.send(PlanStatus(message.question, "", (7,))))  # type: ignore[arg-type]
     assert said == "verify stage 1, which plans, is gone"
 
 
@@ -120,17 +120,17 @@ def test_a_first_stage_that_is_not_there_is_named() -> None:
             await cluster.stop(1)
             client = await connect(cluster, 0)
             with pytest.raises(ClusterError, match="stage 1, which plans, is not linked"):
-                await client.consult()
+                await client.plan_status()
             await client.close()
 
     asyncio.run(main())
 
 
 def test_a_draft_node_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "CONSULT_SECONDS", 0.05)
+    monkeypatch.setattr(clients, "PLAN_STATUS_SECONDS", 0.05)
 
     class Deaf(Inspector):
-        def consult(self, link: Link, message: Consult) -> None:
+        def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
             pass
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_a_draft_node_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch
             Deaf(cluster.nodes[0], hello(0, 1), lambda state: NodeCounts())
             client = await connect(cluster, 0)
             with pytest.raises(ClusterError, match=r"127\.0\.0\.1:\d+ does not say within 0\.05 s"):
-                await client.consult()
+                await client.plan_status()
             await client.close()
 
     asyncio.run(main())
@@ -153,7 +153,7 @@ def test_only_the_first_stage_is_asked() -> None:
             inspected(cluster)
             await cluster.ask(ask(0, max_new_tokens=4))
             gone = cluster.nodes[0].links[2].gone  # type: ignore[index]
-            cluster.nodes[0].links[2].send(Consult(0))  # type: ignore[index]
+            cluster.nodes[0].links[2].send(PlanStatusRequest(0))  # type: ignore[index]
             assert "only the first stage" in await gone
 
     asyncio.run(main())
@@ -174,10 +174,10 @@ def test_whatever_a_draft_node_says_the_answer_can_be_read(
     times = PassTimes(Rank(2), rows, tuple(s for _, s in table[: len(rows)]), sum(said[:1]))
     first, second, third = (*said, 1.0, 1.0, 1.0)[:3]
     rates = Rates(SessionId(7), 9, 0.5, first, second, third, third, 0.2, 0.1, second)
-    rota = Rota(members={rates.session: rates}, tables={DRAFT: {Rank(2): times}})
+    schedule = BatchSchedule(members={rates.session: rates}, pass_times={DRAFT: {Rank(2): times}})
     cost = PassCost().observe(4, 0.1)
-    state = VerifyState(config=VerifyConfig(Rank(1), 2), rota=rota, cost=cost)
-    told = consulted(state, 3)
+    state = VerifyState(config=VerifyConfig(Rank(1), 2), schedule=schedule, cost=cost)
+    told = plan_status(state, 3)
     assert decode(encode(told)).message == told
     assert told.sessions == (7,)
     found = running(told)

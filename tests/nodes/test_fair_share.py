@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.kv_slots import CacheSlot, SlotTable
 from asyncspec.core.liveness import Liveness
-from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.batching import Share, fair_share
 from asyncspec_nodes.roles.verify.session import StageSession, Waiting
 from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
@@ -67,6 +67,6 @@ def test_who_is_verified_together_may_be_decided_elsewhere() -> None:
 def test_others_share_as_if_there_were_no_plan() -> None:
     name = SessionId(0)
     planned = replace(
-        stage(2, [(4, [3]), (0, [2]), (6, [])]), rota=Rota(members={name: Rates(name)})
+        stage(2, [(4, [3]), (0, [2]), (6, [])]), schedule=BatchSchedule(members={name: Rates(name)})
     )
     assert fair_share(planned) == Share(4, {name: None}.keys())

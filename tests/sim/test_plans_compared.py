@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import Deviation
 from asyncspec.core.machine import Input, Received
-from asyncspec.dipsd import brought
-from asyncspec.dipsd.brought import Comparison
-from asyncspec_nodes.roles.verify.batch_schedule import Rota
+from asyncspec.dipsd import comparison
+from asyncspec.dipsd.comparison import PlanComparison
+from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import Effects, VerifyState
 from asyncspec_protocol.ids import Rank
@@ -23,11 +23,11 @@ class Watched(VerifyMachine):
 
     def __init__(self, machine: VerifyMachine) -> None:
         super().__init__(machine.config)
-        self.seen: list[tuple[float, Rota]] = []
+        self.seen: list[tuple[float, BatchSchedule]] = []
 
     def step(self, state: VerifyState, event: Input, now: float) -> tuple[VerifyState, Effects]:
         state, effects = super().step(state, event, now)
-        self.seen.append((now, state.rota))
+        self.seen.append((now, state.schedule))
         return state, effects
 
 
@@ -53,13 +53,15 @@ def test_the_first_stage_counts_what_users_are_brought() -> None:
     trial = Trial(Bench(people(SPREAD)), tokens=200)
     machine = first_stage(trial)
     trial.run()
-    comparison = [rota.comparison for at, rota in machine.seen if at < trial.first_end()][-1]
+    comparison = [schedule.comparison for at, schedule in machine.seen if at < trial.first_end()][
+        -1
+    ]
     assert 6 * comparison.plans.rate == pytest.approx(trial.steady(), rel=0.1)
     assert comparison.failures == 0
-    assert comparison.plans.believed > 0.95
+    assert comparison.plans.prior_share > 0.95
     # When all have left no plan is on trial.
-    assert trial.rota.comparison.tried is None
-    assert trial.rota.comparison.plans.rounds > 0
+    assert trial.schedule.comparison.tried is None
+    assert trial.schedule.comparison.plans.rounds > 0
 
 
 def test_plans_for_wrong_estimates_are_dropped_and_cost_little() -> None:
@@ -81,25 +83,27 @@ def misled(seed: int) -> float:
     machine = first_stage(trial, Misled)
     trial.run()
     assert any(decision.groups for _, decision in trial.decided)
-    assert any(rota.comparison.failures for _, rota in machine.seen)
+    assert any(schedule.comparison.failures for _, schedule in machine.seen)
     end = min(trial.first_end(), greedy.first_end())
     return trial.throughput(0.1 * end, end) / greedy.throughput(0.1 * end, end)
 
 
 def test_greedy_batching_is_looked_at_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brought, "FIRST_LOOK", 12.0)
+    monkeypatch.setattr(comparison, "FIRST_PROBE", 12.0)
     trial = Trial(Bench(people(SPREAD)), tokens=200)
     machine = first_stage(trial)
     trial.run()
-    looks = [at for at, rota in machine.seen if rota.comparison.looking and rota.members]
+    looks = [
+        at for at, schedule in machine.seen if schedule.comparison.probing and schedule.members
+    ]
     assert looks
-    assert not any(rota.batches for at, rota in machine.seen if rota.comparison.looking)
-    after = [rota for at, rota in machine.seen if looks[0] < at < trial.first_end()]
-    assert any(rota.batches for rota in after)
+    assert not any(schedule.batches for at, schedule in machine.seen if schedule.comparison.probing)
+    after = [schedule for at, schedule in machine.seen if looks[0] < at < trial.first_end()]
+    assert any(schedule.batches for schedule in after)
     assert after[-1].comparison.greedy.rounds > 0
 
 
 def test_nothing_is_compared_where_nobody_takes_part() -> None:
     trial = Trial(Bench(people(SPREAD)), tokens=60, policy="dip-sd:length=3,plan=false")
     trial.run()
-    assert trial.rota.comparison == Comparison()
+    assert trial.schedule.comparison == PlanComparison()

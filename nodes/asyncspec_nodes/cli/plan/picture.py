@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from asyncspec.dipsd.evaluate import Evaluation
 from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.simulation import Line
+from asyncspec.dipsd.simulation import VerifierLine
 
 WARM = 20
 """Cycles before the picture: long enough that the pace has settled."""
@@ -49,7 +49,7 @@ def picture(evaluation: Evaluation, deployment: Deployment, columns: int = 72) -
 
 
 def _spans(evaluation: Evaluation, hop: float) -> Iterator[Span]:
-    line = Line(len(evaluation.busy), hop)
+    line = VerifierLine(len(evaluation.busy), hop)
     free = [0.0] * len(evaluation.batches)
     for _ in range(WARM + 4):
         for n, batch in enumerate(evaluation.batches):

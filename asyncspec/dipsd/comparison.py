@@ -1,0 +1,160 @@
+"""What plans bring, next to what greedy batching brings: measured while either is in use.
+
+A forecast may be wrong: it is made of estimates, and what else the verifier does is in none. Both
+are held against the same forecast, that of greedy batching, so its error is the same for both.
+Plans that bring less than greedy batching are not used for a while, which doubles with every
+further failure; from time to time greedy batching is used briefly to probe what it brings.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+MEMORY_ROUNDS = 1024
+"""Rounds after which a round counts a third; at least ``MEMORY_CYCLES`` rounds of each user."""
+
+MEMORY_CYCLES = 64
+
+PRIOR_ROUNDS = 64.0
+"""The weight of greedy batching's forecast next to what was measured of it, in rounds."""
+
+ROUND_DEVIATION = 0.7
+"""Relative deviation of the tokens of a round: rounds are close to geometric."""
+
+REST_FACTOR = 8.0
+"""A failed trial keeps plans out of use for so many times as long as it took."""
+
+MAX_DOUBLINGS = 12
+"""The rest doubles so often at most."""
+
+FIRST_PROBE = 64.0
+"""Periods of plans until greedy batching is probed for the first time."""
+
+PROBE_SHARE = 1 / 16
+"""Of the time before a probe: how long it takes."""
+
+
+class Throughput(Struct, frozen=True):
+    """Exponentially weighted sums over rounds: tokens, seconds, and the tokens that greedy batching
+    was forecast to bring the same users in that time."""
+
+    tokens: float = 0.0
+    rounds: float = 0.0
+    seconds: float = 0.0
+    forecast: float = 0.0
+
+    def with_round(self, tokens: int, seconds: float, rate: float, users: int) -> Throughput:
+        """One round more, of one of ``users`` users, whose forecast is ``rate`` tokens a second."""
+        keep = 1 - 1 / max(MEMORY_ROUNDS, MEMORY_CYCLES * users)
+        return Throughput(
+            keep * self.tokens + tokens,
+            keep * self.rounds + 1,
+            keep * self.seconds + seconds,
+            keep * self.forecast + seconds * rate,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the mean user."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the forecast; 1 before any round."""
+        return self.tokens / self.forecast if self.forecast > 0 else 1.0
+
+    @property
+    def prior_share(self) -> float:
+        """The share, with the forecast as a prior of ``PRIOR_ROUNDS`` rounds."""
+        if self.rounds <= 0 or self.forecast <= 0:
+            return 1.0
+        weight = self.rounds / (self.rounds + PRIOR_ROUNDS)
+        return weight * self.share + 1 - weight
+
+    def uncertainty(self, users: int) -> float:
+        """How far the share may be off: by chance, and by the cycle in which users fall in."""
+        rounds = max(1.0, self.rounds)
+        return ROUND_DEVIATION / math.sqrt(rounds) + users / rounds
+
+
+class PlanComparison(Struct, frozen=True):
+    """Plans against greedy batching. Times in seconds of any monotonic clock."""
+
+    plans: Throughput = Throughput()
+    greedy: Throughput = Throughput()
+    # Since when plans are in use; None: they are not.
+    tried: float | None = None
+    # Plans are not used before ``rest_until``; before ``rest_floor`` whatever changes.
+    rest_until: float = -math.inf
+    rest_floor: float = -math.inf
+    # Failed trials since the last that did not fail; whether the rest is a probe.
+    failures: int = 0
+    probing: bool = False
+    # Seconds that plans are in use before the next probe; 0: not known yet.
+    probe_after: float = 0.0
+
+    def with_round(self, tokens: int, seconds: float, rate: float, users: int) -> PlanComparison:
+        """A round has ended; as in ``Throughput``."""
+        if self.tried is None:
+            return replace(self, greedy=self.greedy.with_round(tokens, seconds, rate, users))
+        return replace(self, plans=self.plans.with_round(tokens, seconds, rate, users))
+
+    def plans_used(self, now: float) -> PlanComparison:
+        """Plans are in use from now on, unless they were already."""
+        if self.tried is not None:
+            return self
+        return replace(self, tried=now, rest_until=-math.inf, probing=False)
+
+    def greedy_used(self) -> PlanComparison:
+        """Greedy batching is in use, because it is forecast to be better."""
+        return self if self.tried is None else replace(self, tried=None)
+
+    def retry_at(self, *, changed: bool) -> float:
+        """From when on plans may be used. ``changed``: the planner's input differs noticeably from
+        the one for which plans have failed."""
+        return self.rest_floor if changed and not self.probing else self.rest_until
+
+    def plans_failed(self, users: int) -> bool:
+        """Whether plans surely bring less than greedy batching does or would."""
+        if self.tried is None or self.plans.rounds < 4 * users:
+            return False
+        return self.plans.share + self.plans.uncertainty(users) < self.greedy.prior_share
+
+    def after_failure(self, now: float, users: int) -> PlanComparison:
+        """Plans are out of use for a while, and measured anew after it."""
+        assert self.tried is not None
+        rest = REST_FACTOR * max(now - self.tried, self.plans.seconds / max(1, users))
+        return replace(
+            self,
+            plans=Throughput(),
+            tried=None,
+            rest_floor=now + rest,
+            rest_until=now + rest * 2.0**self.failures,
+            failures=min(MAX_DOUBLINGS, self.failures + 1),
+            probing=False,
+            probe_after=0.0,
+        )
+
+    def probe_due(self, now: float, period: float) -> bool:
+        """Whether it is time to probe greedy batching; ``period`` of the plan in seconds."""
+        if self.tried is None:
+            return False
+        return now - self.tried >= max(self.probe_after, FIRST_PROBE * period)
+
+    def probe_started(self, now: float) -> PlanComparison:
+        """Greedy batching is used for a probe. A trial as long as this has not failed."""
+        assert self.tried is not None
+        used = now - self.tried
+        until = now + PROBE_SHARE * used
+        return replace(
+            self,
+            tried=None,
+            rest_floor=until,
+            rest_until=until,
+            failures=0,
+            probing=True,
+            probe_after=2 * used,
+        )
