@@ -207,9 +207,8 @@ class SetTimer(Struct, frozen=True, array_like=True, tag="arm", gc=False):
 
 
 class RunTask(Struct, frozen=True):
-    """Call the function that the shell knows as ``task`` with ``argument``, beside the device and
-    the event loop. Comes back as ``TaskDone``. Of one name a single task is under way at a time.
-    """
+    """Call the host's function named ``task`` with ``argument``, beside the device and the event
+    loop. Comes back as ``TaskDone``. At most one task of a name is under way at a time."""
 
     task: str
     argument: object

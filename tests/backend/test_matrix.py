@@ -96,7 +96,7 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
 
 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
-    ("an ancestor is not seen", stage_session, "place", oldest_ancestor_unseen),
+    ("an ancestor is not seen", stage_session, "allocate", oldest_ancestor_unseen),
     ("draws are for other positions", hf_session, "draw", positions_of_a_chain),
     ("the cache is not compacted", prunes, "prune", compaction_forgotten),
     ("a guess is taken for a verdict", verdicts, "walk", bonus_taken_for_a_hit),
