@@ -315,7 +315,7 @@ def test_a_session_has_room_for_what_it_was_opened_for() -> None:
         only.feed(Received(DRAFT, segment(1, {4: 1}, session=1)))
 
 
-def test_a_later_stage_ends_an_astray_session_and_keeps_the_link() -> None:
+def test_a_later_stage_ends_an_orphan_session_and_keeps_the_link() -> None:
     last = stage(2, 2)
     wrong = segment(0, {1: 0}, tokens=False)
     effects = last.feed(Received(V1, wrong, object()))

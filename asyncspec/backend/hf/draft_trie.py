@@ -106,8 +106,8 @@ class Trie:
 
     def _below(self, top: NodeId) -> set[NodeId]:
         below: set[NodeId] = set()
-        for node, seat in self.slots.speculative.items():  # parents come first
-            if seat.parent in below or seat.parent == top:
+        for node, entry in self.slots.speculative.items():  # parents come first
+            if entry.parent in below or entry.parent == top:
                 below.add(node)
         return below
 

@@ -123,7 +123,7 @@ FLOW: tuple[Mutant, ...] = (
         "order-child-before-parent",
         "known = node not in here and (parent in here or parent in held)",
         "known = node not in here",
-        "test_a_later_stage_ends_an_astray_session_and_keeps_the_link",
+        "test_a_later_stage_ends_an_orphan_session_and_keeps_the_link",
     ),
     Mutant(
         "order-waiting-node-twice",

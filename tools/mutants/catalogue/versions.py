@@ -97,8 +97,8 @@ VERSIONS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "version-prune-leaves-orphans",
-        "if left and (wrong := astray(session, (), left)):",
-        "if not left and (wrong := astray(session, (), left)):",
+        "if left and (wrong := orphan_error(session, (), left)):",
+        "if not left and (wrong := orphan_error(session, (), left)):",
         "test_a_prune_must_not_leave_what_waits_without_its_parent",
     ),
 )

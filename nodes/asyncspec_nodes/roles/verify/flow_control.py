@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Abandon, Compute, Send
-from asyncspec_nodes.roles.verify.session import Waiting, astray, prune, survivors, thin
+from asyncspec_nodes.roles.verify.session import Waiting, orphan_error, prune, survivors, thin
 from asyncspec_nodes.roles.verify.state import Effects, Inflow, VerifyState, check_was_opened
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
@@ -69,7 +69,7 @@ def lengthen(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
     return put(state, peer, replace(inflow, longer=inflow.longer + 1))
 
 
-def give_back(state: VerifyState, started: Iterable[SessionId]) -> tuple[VerifyState, Effects]:
+def return_credit(state: VerifyState, started: Iterable[SessionId]) -> tuple[VerifyState, Effects]:
     """The credit of segments that have left the queue for their pass, which ``started`` are in,
     unless enough wait behind."""
     for peer in set(map(state.config.way_of, started)):
@@ -121,7 +121,7 @@ def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effe
     state, abandoned = abandon_dead(state)
     state, granted = thin_queue(state)
     left = [waiting for waiting in state.queue if waiting.session == message.session]
-    if left and (wrong := astray(session, (), left)):
+    if left and (wrong := orphan_error(session, (), left)):
         raise RemoteProtocolError(wrong, peer=owner(message.session))
     return state, abandoned + effects + granted
 

@@ -16,7 +16,7 @@ from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Compute, RunNext, Send
 from asyncspec_nodes.roles.verify.batching import fair_share, gather
-from asyncspec_nodes.roles.verify.flow_control import give_back
+from asyncspec_nodes.roles.verify.flow_control import return_credit
 from asyncspec_nodes.roles.verify.planning import pass_started
 from asyncspec_nodes.roles.verify.session import (
     Part,
@@ -165,7 +165,7 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
         fit=max(1, most // max([len(part.job.rows) for part in parts])),
     )
     started = [part.waiting.session for part in parts]
-    state, granted = give_back(state, started)
+    state, granted = return_credit(state, started)
     state, armed = pass_started(state, started, now) if state.schedule.batches else (state, ())
     return state, (Compute(begun.running.job), *granted, *armed)
 

@@ -29,7 +29,7 @@ from asyncspec_nodes.roles.verify.flow_control import grant, lengthen, pruned, p
 from asyncspec_nodes.roles.verify.lifecycle import closed, joined, lost, opened, raise_floor, ready
 from asyncspec_nodes.roles.verify.lookahead import send_parked, serve
 from asyncspec_nodes.roles.verify.results import computed
-from asyncspec_nodes.roles.verify.session import StageSession, Waiting, astray, taps, thin
+from asyncspec_nodes.roles.verify.session import StageSession, Waiting, orphan_error, taps, thin
 from asyncspec_nodes.roles.verify.state import Effects, VerifyConfig, VerifyState, check_was_opened
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, is_draft, owner
@@ -81,8 +81,8 @@ def arrived(
     if waiting is None:
         return grant(state, (peer,))
     before = [w for w in state.queue if w.session == message.session]
-    if wrong := astray(session, before, (waiting,)):
-        return _led_astray(state, peer, message, wrong)
+    if wrong := orphan_error(session, before, (waiting,)):
+        return _refuse_orphan(state, peer, message, wrong)
     if first and (wrong := _too_large(session, before, waiting)):
         raise RemoteProtocolError(wrong, peer=peer)
     state = lengthen(planning.segment_arrived(state, message.session, now), peer, message)
@@ -128,7 +128,7 @@ def _too_large(session: StageSession, before: Iterable[Waiting], new: Waiting) -
     )
 
 
-def _led_astray(
+def _refuse_orphan(
     state: VerifyState, peer: Rank, message: Segment, wrong: str
 ) -> tuple[VerifyState, Effects]:
     """A node follows its parent on every link, so a live node's parent is here, and it is not.

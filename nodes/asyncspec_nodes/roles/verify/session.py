@@ -201,7 +201,7 @@ def applied(session: StageSession, waiting: Waiting) -> Version:
 # --- Whether waiting nodes can be computed in their order: each has its parent before it.
 
 
-def astray(
+def orphan_error(
     session: StageSession, before: Iterable[Waiting], segments: Iterable[Waiting]
 ) -> str | None:
     """What is wrong with the first node of ``segments`` that has no parent here, is here already,
