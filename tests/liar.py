@@ -53,8 +53,8 @@ class Court(World):
     # What was answered to whom.
     refused: list[tuple[Rank, str]]
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.refused = []
 
     def feed(self, rank: Rank, event: Input) -> None:

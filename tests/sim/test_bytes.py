@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,10 +44,14 @@ class Weighed(World):
     """A world with scales."""
 
     def __init__(
-        self, actors: Mapping[Rank, Actor], costs: Costs, trace_hooks: Mapping[Rank, TraceHook]
+        self,
+        actors: Mapping[Rank, Actor],
+        costs: Costs,
+        trace_hooks: Mapping[Rank, TraceHook],
+        **options: Any,
     ) -> None:
         self.scales = Scales()
-        super().__init__(actors, costs, trace_hooks, self.scales)
+        super().__init__(actors, costs, trace_hooks, self.scales, **options)
 
 
 @settings(max_examples=150)
