@@ -86,7 +86,7 @@ def test_the_command_writes_a_report_and_resumes_it(tmp_path: Path) -> None:
     argv += ["--only", "flowspec-figure5", "--stages", "2", "--max-new-tokens", "6"]
     assert main(argv) == 0
     lines = (out / "results.jsonl").read_bytes().splitlines()
-    assert len(lines) == 2 + 2 * 4 * 4  # texts; methods at bandwidths; half of the prompts
+    assert len(lines) == 2 + 2 * 3 * 4  # texts; methods at bandwidths; half of the prompts
     page, report = (out / "report.md").read_text(), json.loads((out / "report.json").read_text())
     (found,) = report["exhibits"]["flowspec-figure5"]["tables"]
     assert found["columns"] == ["1000", "500", "250", "125"]
