@@ -63,6 +63,8 @@ def identifiers(file: Path) -> Iterator[str]:
                 yield name
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name
+            case _:
+                pass
 
 
 def test_private_words_are_not_names() -> None:
