@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 # Python put this folder first on the path; the package is to be found under its full name.
@@ -27,6 +30,7 @@ from tools.bench import (  # noqa: E402
     policies,
     quantised,
     record_language,
+    recording,
     stage_time,
     tracing,
 )
@@ -69,16 +73,31 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark that was asked for. Exit code: 0 done, 2 a user's mistake, 1 anything
     else."""
     parser = Parser(prog="bench", description=__doc__)
+    parser.add_argument(
+        "--record",
+        metavar="FILE#TABLE[:KEY]",
+        help="write what KIND prints with --json to docs/results/FILE.json, as that table",
+    )
     kinds = parser.add_subparsers(dest="kind", required=True)
     for name, (module, text) in KINDS.items():
         module.add_arguments(kinds.add_parser(name, help=text, description=module.__doc__))
     options = parser.parse_args(argv)
     try:
-        code: int = KINDS[options.kind][0].run(options)
+        code: int = _run(options, sys.argv[1:] if argv is None else argv)
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2 if isinstance(error, UserError) else 1
     return code
+
+
+def _run(options: argparse.Namespace, argv: list[str]) -> int:
+    measure: Callable[[], int] = partial(KINDS[options.kind][0].run, options)
+    if options.record is None:
+        return measure()
+    if not hasattr(options, "json"):
+        raise UserError(f"--record: {options.kind} prints no JSON")
+    options.json = True
+    return recording.record(options.record, argv, measure)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "docs" / "results"
 UNKNOWN = "unknown"
 
 
-class Column(Struct, frozen=True, forbid_unknown_fields=True):
+class Column(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A column's heading; ``decimals`` of its numbers, where its cells are numbers."""
 
     name: str
@@ -28,7 +28,7 @@ class Column(Struct, frozen=True, forbid_unknown_fields=True):
     right: bool = False
 
 
-class Table(Struct, frozen=True, forbid_unknown_fields=True):
+class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of cells, and where they were measured as far as that differs from the file's."""
 
     columns: tuple[Column, ...]
