@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from asyncspec.core.jobs import DraftResult, FeatureJob, SourceJob, StageJob, TensorRows
-from asyncspec.source.hybrid import Part
+from asyncspec.core.jobs import StageJob, TensorRows
+from asyncspec.source.base import TokenSource
 
 DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
 """What to compute in; "auto" is the checkpoint's own type."""
@@ -64,29 +64,6 @@ class StageBackend(Tensors, Protocol):
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the cache violates its invariants (tests, idle time)."""
-
-
-class TokenSource(Protocol):
-    """Proposes tokens."""
-
-    def run(self, job: SourceJob) -> DraftResult | None:
-        """Grow a tree (``Expand``) or several (``DraftBatch``: a tuple, in order), or forget a
-        session (``Release``)."""
-
-    def abandon(self, job: SourceJob) -> None:
-        """Stop growing and return early with the nodes there are. Trees of a batch are abandoned
-        one by one. The only method called from another thread."""
-
-
-class FeatureSource(Tensors, Protocol):
-    """Proposes tokens from what the target computed for earlier ones."""
-
-    def run(self, job: FeatureJob) -> DraftResult | None:
-        """As ``TokenSource``, and store features (``Feed``). Raises ``ValueError`` where features
-        are missing."""
-
-    def abandon(self, job: FeatureJob) -> None:
-        """See ``TokenSource``."""
 
 
 # --- What is loaded.
@@ -163,7 +140,7 @@ class SourceSpec(Struct, frozen=True):
 class LoadedSource(Struct, frozen=True):
     """A token source with its weights in memory."""
 
-    part: Part
+    source: TokenSource
     # Memory per committed token of a session and per tree node, in bytes.
     token_bytes: int
     # Target hidden states it reads, as in ``Open.features``, and how they are unpacked.

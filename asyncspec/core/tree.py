@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.source.expand import TIP, Grown, Start
+from asyncspec.core.growth import TIP, Grown, Start
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from asyncspec.core.growth import Shape
 from asyncspec.core.tree import by_level, by_score
 from asyncspec.policy.base import Growth, Policy, Positive, View
 from asyncspec.policy.chunked import next_piece
-from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from asyncspec.core.growth import Shape
 from asyncspec.policy.base import Growth, Policy, Positive, View
-from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
 

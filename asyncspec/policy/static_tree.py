@@ -7,8 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from asyncspec.core.growth import Shape
 from asyncspec.policy.base import Growth, Policy, Positive, View
-from asyncspec.source.expand import Shape
 from asyncspec_protocol.ids import NodeId
 
 

@@ -13,23 +13,20 @@ from asyncspec.core.jobs import (
     Admit,
     Batch,
     Compact,
-    DraftBatch,
-    DraftResult,
     Forward,
     Release,
     Row,
     SamplerOutput,
-    SourceJob,
     StageJob,
     TensorRows,
     Trim,
 )
 from asyncspec.core.rng import mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
-from asyncspec.source.batch import one_by_one
-from asyncspec.source.expand import TIP, Grower, Proposal, answer
+from asyncspec.source.base import StateSource
+from asyncspec.source.expand import Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expand
 
 _MASK = (1 << 64) - 1
 
@@ -135,71 +132,28 @@ def _seen(row: Row, committed: int, cache: list[int]) -> int:
     return cache[committed - 1] if committed else EMPTY
 
 
-class LanguageSource:
-    """A simulated draft as a ``TokenSource``."""
+class LanguageSource(StateSource[int]):
+    """A simulated draft: a session's state is the path of its text."""
 
     def __init__(self, language: Language) -> None:
+        super().__init__()
         self._language = language
-        # Committed tokens and their path.
-        self._sessions: dict[SessionId, tuple[int, int]] = {}
 
-    def run(self, job: SourceJob) -> DraftResult | None:
-        """See ``TokenSource``."""
-        if isinstance(job, Release):
-            self._sessions.pop(job.session, None)
-            return None
-        if isinstance(job, DraftBatch):
-            return one_by_one(self._answer, job)
-        return self._answer(job)
+    def start(self) -> int:
+        return EMPTY
 
-    def _answer(self, job: Expand) -> Expanded:
-        length = self.begin(job)
-        return answer(self.grower(job), job, length)
-
-    def begin(self, job: Expand) -> int:
-        """See ``Part``."""
-        length, path = self._sessions.get(job.session, (0, EMPTY))
-        if length != job.base:
-            raise ValueError(f"the source knows {length} tokens, not {job.base}")
-        for token in job.committed:
-            path = follow(path, token)
-        length += len(job.committed)
-        self._sessions[job.session] = (length, path)
-        return length
+    def extend(self, state: int, token: int) -> int:
+        return follow(state, token)
 
     def grower(self, job: Expand) -> Grower:
-        """See ``Part``."""
-        return _LanguageGrower(self._language, *self._sessions[job.session])
+        length, tip = self._sessions[job.session]
 
-    def abandon(self, job: SourceJob) -> None:
-        """See ``TokenSource``. A tree is grown before it could be stopped."""
+        def extend(place: tuple[int, int], token: int) -> tuple[int, int]:
+            path, depth = place
+            return follow(path, token), depth + 1
 
+        def propose(place: tuple[int, int], width: int) -> Proposal:
+            path, depth = place
+            return self._language.propose(path, length + depth, depth, width)
 
-class _LanguageGrower:
-    """See ``Grower``: a candidate is its parent and its token. Its path and its depth below the tip
-    are only made where the tree goes on from it, as it does from few."""
-
-    def __init__(self, language: Language, length: int, tip: int) -> None:
-        self._language = language
-        self._length = length
-        self._places = {TIP: (tip, 0)}
-        self._candidates: list[tuple[int, int]] = []
-
-    def add_child(self, parent: int, token: int) -> None:
-        self._candidates.append((parent, token))
-
-    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        return [self._propose(node, width) for node in nodes]
-
-    def _propose(self, node: int, width: int) -> Proposal:
-        path, depth = self._place(node)
-        return self._language.propose(path, self._length + depth, depth, width)
-
-    def _place(self, node: int) -> tuple[int, int]:
-        """A candidate's path and depth."""
-        place = self._places.get(node)
-        if place is None:
-            parent, token = self._candidates[node]
-            path, depth = self._place(parent)
-            place = self._places[node] = follow(path, token), depth + 1
-        return place
+        return StateGrower((tip, 0), extend, propose)

@@ -1,8 +1,8 @@
-"""Which trees a token source grows together: the one rule of draft nodes and source nodes. Pure.
+"""Which trees a token source grows together: the one rule of draft nodes and source nodes.
 
-A source works on one batch at a time, and whoever asks waits until it is free: the later a question
-is put, the newer is the tree it is about. A batch lasts as long as its longest member, so nobody
-may be long: prompts are read in pieces of ``READ`` tokens, between which others have their turn.
+A source works on one batch at a time, and requests wait until it is free: the later one is made,
+the newer is its tree. A batch lasts as long as its longest member, so prompts are read in chunks of
+``max_draft_tokens``, between which other sessions are served.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import DraftBatch, Job, draft_jobs
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
-
-READ = 256
-"""Most committed tokens a source is told of in one question: four passes of a draft model, about
-as many as a tree has levels."""
-
-ROWS = 512
-"""Most rows of a batch: tokens it takes in, and nodes of a level."""
 
 
 def rows(job: Expand) -> int:
@@ -30,20 +24,20 @@ def rows(job: Expand) -> int:
 
 
 def admitted(jobs: Iterable[Expand]) -> tuple[Expand, ...]:
-    """As many of the first ``jobs`` as make a batch: always one, and no more than ``ROWS`` rows.
-    Takes nothing more from ``jobs`` once one does not fit."""
+    """As many of the first ``jobs`` as make a batch: always one, and no more than
+    ``max_draft_rows`` rows. Takes nothing more from ``jobs`` once one does not fit."""
     batch: list[Expand] = []
     total = 0
     for job in jobs:
         total += rows(job)
-        if batch and total > ROWS:
+        if batch and total > PARAMETERS.max_draft_rows:
             break
         batch.append(job)
     return tuple(batch)
 
 
 def batched(jobs: tuple[Expand, ...]) -> Expand | DraftBatch:
-    """The job for a device. Who is alone is asked as if there were no batches."""
+    """The job for a device."""
     return jobs[0] if len(jobs) == 1 else DraftBatch(jobs)
 
 
@@ -61,29 +55,19 @@ def answers(job: Expand | DraftBatch, result: object) -> Answers:
     return tuple(zip(asked, grown, strict=True))
 
 
-def one_by_one(answer: Callable[[Expand], Expanded], batch: DraftBatch) -> tuple[Expanded, ...]:
-    """A batch for a source that gains nothing by growing trees together."""
-    return tuple(map(answer, batch.jobs))
-
-
-# --- The work of several sessions in step: what all of them need next is computed in one pass.
-# Pure.
-# A course is the work of one session, written down as if it were alone: a generator that yields
-# what must be computed for it before it can go on.
-
 W = TypeVar("W")
 R = TypeVar("R")
 
 Coroutine = Generator[W, None, R]
-"""Yields needs, ends with a result."""
+"""The work of one session: yields what must be computed before it goes on, ends with a result."""
 
 
 def run_cobatched(
     coroutines: Sequence[Coroutine[W, R]], compute: Callable[[list[W]], None]
 ) -> tuple[R, ...]:
-    """Run courses to their ends and return their results in that order. ``compute`` is called once
-    a step with the next need of every course that has one, so it is called as often as the longest
-    of them alone would call it."""
+    """Run coroutines to their ends; their results in that order. ``compute`` is called once a step
+    with the next need of every coroutine that has one: as often as for the longest of them alone.
+    """
     results: dict[int, R] = {}
     going = dict(enumerate(coroutines))
     while going:
@@ -99,18 +83,9 @@ def run_cobatched(
     return tuple(results[number] for number in range(len(coroutines)))
 
 
-def run_single(coroutine: Coroutine[W, R]) -> R:
-    """The result of a course that can do without anybody: what it yields is passed over."""
-    (result,) = run_cobatched([coroutine], lambda _: None)
-    return result
-
-
-# --- Which trees nobody waits for any more.
-
-
 class AbandonedJobs:
-    """The last tree of each session that was given up. Noted by one thread while another asks:
-    every step is a single operation on a dictionary."""
+    """The last abandoned tree of each session. Written by one thread while another reads: every
+    step is a single operation on a dictionary."""
 
     def __init__(self) -> None:
         self._jobs: dict[SessionId, Expand] = {}
@@ -121,7 +96,7 @@ class AbandonedJobs:
             self._jobs[draft.session] = draft
 
     def has(self, job: Expand) -> bool:
-        """Whether it was given up."""
+        """Whether it was abandoned."""
         return self._jobs.get(job.session) is job
 
     def forget(self, session: SessionId) -> None:

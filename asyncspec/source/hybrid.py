@@ -1,207 +1,142 @@
-"""Token sources that others are made of: those that answer at once, and models with passes."""
+"""Several token sources in one tree, with scores that can be compared (SpecPipe 3.4).
+
+The first source is the base, whose passes the sessions of a batch share. The others are auxiliary:
+lookups, and further models, which cost a pass of their own per level and session. At every node
+their proposals are mixed (``mixture.py``), so a path may begin with a copied phrase and go on with
+the draft model's words. Below the requested levels the lookups go on alone: a long copy costs no
+draft pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release
+from asyncspec.core.growth import TIP, Grown, Shape, Start
+from asyncspec.core.jobs import FeatureJob, Feed
+from asyncspec.source.base import TokenSource
 from asyncspec.source.batch import Coroutine, run_cobatched
-from asyncspec.source.expand import (
-    NOTHING,
-    TIP,
-    Grower,
-    Grown,
-    Prepare,
-    Proposal,
-    Shape,
-    Start,
-    beam,
-    growing,
-    nothing,
-    shape_of,
-    start_of,
+from asyncspec.source.expand import NO_PROPOSAL, Grower, Proposal, beam
+from asyncspec.source.mixture import (
+    MIN_SUCCESSORS,
+    MixtureWeight,
+    OnlineWeights,
+    Path,
+    Proposals,
 )
-from asyncspec.source.mixture import LOOK, Learned, Path, Said, Trust
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
-
-class Part(Protocol):
-    """A token source that can be asked node by node, for ``LOOK`` successors or more."""
-
-    def begin(self, job: Expand) -> int:
-        """Bring the session up to date; the length of its path. Raises ``ValueError`` where
-        ``job.base`` is not what the source knows."""
-
-    def grower(self, job: Expand) -> Grower:
-        """Grows a tree from the tip on. ``begin`` came before."""
-
-    def run(self, job: Any) -> DraftResult | None:
-        """See ``TokenSource`` (or ``FeatureSource``)."""
-
-    def abandon(self, job: Any) -> None:
-        """See ``TokenSource``."""
+EXTRA_LEVELS = 12
+"""Most levels of a copy below the requested ones."""
 
 
-@runtime_checkable
-class Model(Part, Protocol):
-    """A part whose passes several sessions can share: what it would compute for one of them it
-    names first, as a value only it understands."""
-
-    def reading(self, job: Expand) -> Coroutine[Any, int]:
-        """``begin``, with a pause for every pass."""
-
-    def levels(self, job: Expand) -> tuple[Grower, Prepare[Any]]:
-        """``grower``, and the passes it needs before it is asked about some nodes."""
-
-    def compute(self, passes: Sequence[Any]) -> None:
-        """One forward pass, for what several sessions have named."""
-
-
-class _AtOnce:
-    """A part as a model that never needs a pass."""
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self.begin, self.grower = part.begin, part.grower
-        self.run, self.abandon = part.run, part.abandon
-
-    def reading(self, job: Expand) -> Coroutine[Any, int]:
-        """See ``Model``."""
-        yield from ()
-        return self._part.begin(job)
-
-    def levels(self, job: Expand) -> tuple[Grower, Prepare[Any]]:
-        """See ``Model``."""
-        return self._part.grower(job), nothing
-
-    def compute(self, passes: Sequence[Any]) -> None:
-        """See ``Model``."""
-        raise AssertionError("there is nothing to compute")
-
-
-def model_of(part: Part) -> Model:
-    """The part as a model, whichever it is."""
-    return part if isinstance(part, Model) else _AtOnce(part)
-
-
-# --- Several token sources in one tree, with scores that can be compared (SpecPipe 3.4).
-# The first source is the base and pays a draft pass per level; the others are asides that answer
-# at once (n-gram lookup). At every node their proposals are mixed (``mixture.py``), so a path may
-# begin with a copied phrase and go on with the draft model's words. Below the levels that were
-# asked for, the asides go on alone: a long copy costs no draft pass.
-
-FURTHER = 12
-"""Most levels that asides go on alone."""
-
-
-class HybridSource:
-    """A ``TokenSource`` over several others.
-
-    The first of ``models`` is the base, whose passes the sessions of a batch share; further models
-    (which cost a pass of their own per level and session) and ``lookups`` are asides. ``reader`` is
-    the one that reads the target's features, if any.
-    """
-
-    def __init__(
-        self, models: Sequence[Part], lookups: Sequence[Part], reader: Part | None = None
-    ) -> None:
-        self._base = model_of(models[0])
-        self._lookups = tuple(lookups)
-        # Lookups first: ``_further`` uses the trusts of those.
-        self._asides = (*lookups, *models[1:])
-        self._reader = reader
-        self._sessions: dict[SessionId, Learned] = {}
-
-    def run(self, job: FeatureJob) -> DraftResult | None:
-        """See ``TokenSource`` and ``FeatureSource``."""
-        if isinstance(job, Feed):
-            assert self._reader is not None, "features that nobody reads"
-            return self._reader.run(job)
-        if isinstance(job, Release):
-            self._sessions.pop(job.session, None)
-            for part in (self._base, *self._asides):
-                part.run(job)
-            return None
-        if isinstance(job, DraftBatch):
-            return run_cobatched([self._draft(draft) for draft in job.jobs], self._base.compute)
-        (answer,) = run_cobatched([self._draft(job)], self._base.compute)
-        return answer
-
-    def learned(self, session: SessionId) -> Learned:
-        """What a session knows by now; at its start nothing."""
-        return self._sessions.get(session) or Learned((Trust(),) * len(self._asides))
-
-    def _draft(self, job: Expand) -> Coroutine[Any, Expanded]:
-        """A tree, with a pause for every pass of the base."""
-        self._sessions[job.session] = self.learned(job.session).advance(job.committed)
-        length = yield from self._base.reading(job)
-        for part in self._asides:
-            assert part.begin(job) == length, "two parts of a mix know different texts"
-        if not job.count:
-            return Expanded(job.session, job.version, length, (), (), ())
-        base, prepare = self._base.levels(job)
-        asides = [part.grower(job) for part in self._asides]
-        mixer = _Mixer(self._sessions, job.session, asides, base)
-        grown = yield from growing(mixer, shape_of(job), start_of(job), prepare)
-        # Where nodes to grow from are named, a tree gets the levels it was asked for and no more.
-        if not (job.fixed_width or job.frontier):
-            grown = self._further(job, grown)
-        return Expanded(job.session, job.version, length, *grown)
-
-    def abandon(self, job: FeatureJob) -> None:
-        """See ``TokenSource``."""
-        for part in (self._base, *self._asides):
-            part.abandon(job)
-
-    def _further(self, job: Expand, grown: Grown) -> Grown:
-        """Go on below the leaves with the lookups alone; the best of both stay."""
-        lookups = [part.grower(job) for part in self._lookups]
-        leaves = set(range(len(grown[0]))).difference(grown[0])
-        if not lookups or not leaves:
-            return grown
-        start = Start(grown, tuple(sorted(leaves)), compete=True)
-        mixer = _Mixer(self._sessions, job.session, lookups)
-        return beam(mixer, Shape(FURTHER, job.width, job.count), start)
-
-
-class _Mixer:
-    """See ``Grower``: asks all parts and mixes what they say. Without a base nothing that costs a
-    pass is asked, and nothing is remembered."""
+class HybridSource(TokenSource):
+    """A ``TokenSource`` over several others."""
 
     def __init__(
         self,
-        sessions: dict[SessionId, Learned],
-        session: SessionId,
-        asides: Sequence[Grower],
+        models: Sequence[TokenSource],
+        lookups: Sequence[TokenSource],
+        reader: TokenSource | None = None,
+    ) -> None:
+        """The first of ``models`` is the base. ``reader``: the one that reads features, if any."""
+        self._base = models[0]
+        self._lookups = tuple(lookups)
+        # Lookups first: without a base only theirs of the weights are used.
+        self._auxiliary = (*lookups, *models[1:])
+        self._reader = reader
+        self._weights: dict[SessionId, OnlineWeights] = {}
+
+    def weights(self, session: SessionId) -> OnlineWeights:
+        """The session's present weights."""
+        initial = OnlineWeights((MixtureWeight(),) * len(self._auxiliary))
+        return self._weights.get(session, initial)
+
+    def feed(self, job: Feed) -> None:
+        assert self._reader is not None, "features that no source reads"
+        self._reader.feed(job)
+
+    def release(self, session: SessionId) -> None:
+        self._weights.pop(session, None)
+        for source in (self._base, *self._auxiliary):
+            source.release(session)
+
+    def commit(self, job: Expand) -> Coroutine[Any, int]:
+        self._weights[job.session] = self.weights(job.session).advance(job.committed)
+        length = yield from self._base.commit(job)
+        for source in self._auxiliary:
+            (known,) = run_cobatched([source.commit(job)], source.compute)
+            assert known == length, "two sources of a mixture know different texts"
+        return length
+
+    def grower(self, job: Expand) -> Grower:
+        return _Mixer(self._weights, job, self._auxiliary, self._base.grower(job))
+
+    def compute(self, passes: Sequence[Any]) -> None:
+        self._base.compute(passes)
+
+    def draft(self, job: Expand) -> Coroutine[Any, Expanded]:
+        expanded = yield from super().draft(job)
+        # Where nodes to grow from are named, a tree gets the requested levels and no more.
+        if not job.count or job.fixed_width or job.frontier:
+            return expanded
+        grown = self._with_copies(job, (expanded.parents, expanded.tokens, expanded.scores))
+        return Expanded(job.session, job.version, expanded.base, *grown)
+
+    def abandon(self, job: FeatureJob) -> None:
+        for source in (self._base, *self._auxiliary):
+            source.abandon(job)
+
+    def _with_copies(self, job: Expand, grown: Grown) -> Grown:
+        """Go on below the leaves with the lookups alone; the best of both stay."""
+        leaves = set(range(len(grown[0]))).difference(grown[0])
+        if not self._lookups or not leaves:
+            return grown
+        start = Start(grown, tuple(sorted(leaves)), compete=True)
+        mixer = _Mixer(self._weights, job, self._lookups)
+        return beam(mixer, Shape(EXTRA_LEVELS, job.width, job.count), start)
+
+
+class _Mixer:
+    """A ``Grower`` that mixes the proposals of several. Without a base it needs no pass and
+    remembers nothing."""
+
+    def __init__(
+        self,
+        weights: dict[SessionId, OnlineWeights],
+        job: Expand,
+        auxiliary: Sequence[TokenSource],
         base: Grower | None = None,
     ) -> None:
-        self._sessions = sessions
-        self._session = session
-        self._asides = asides
+        self._weights = weights
+        self._session = job.session
+        self._auxiliary = [(source, source.grower(job)) for source in auxiliary]
         self._base = base
         self._paths: dict[int, Path] = {TIP: ()}
 
     def add_child(self, parent: int, token: int) -> None:
-        """See ``Grower``."""
-        for part in self._asides:
-            part.add_child(parent, token)
+        for _, grower in self._auxiliary:
+            grower.add_child(parent, token)
         if self._base is not None:
             self._base.add_child(parent, token)
         self._paths[len(self._paths) - 1] = (*self._paths[parent], token)
 
+    def prepare(self, nodes: Sequence[int]) -> Iterable[Any]:
+        for source, grower in self._auxiliary:
+            for one in grower.prepare(nodes):
+                source.compute([one])
+        return () if self._base is None else self._base.prepare(nodes)
+
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        """See ``Grower``."""
-        learned, look = self._sessions[self._session], max(width, LOOK)
-        asides = zip(*(aside.propose(nodes, look) for aside in self._asides), strict=True)
+        online, count = self._weights[self._session], max(width, MIN_SUCCESSORS)
+        auxiliary = zip(*(part.propose(nodes, count) for _, part in self._auxiliary), strict=True)
         if self._base is None:
-            return [learned.mix(Said(NOTHING, said), width) for said in asides]
-        bases = self._base.propose(nodes, look)
-        said = [Said(*both) for both in zip(bases, asides, strict=True)]
-        news = {self._paths[node]: what for node, what in zip(nodes, said, strict=True)}
-        memory = learned.memory.remember(news)
-        self._sessions[self._session] = replace(learned, memory=memory)
-        return [learned.mix(what, width) for what in said]
+            return [online.mix(Proposals(NO_PROPOSAL, found), width) for found in auxiliary]
+        bases = self._base.propose(nodes, count)
+        proposals = [Proposals(*both) for both in zip(bases, auxiliary, strict=True)]
+        news = {self._paths[node]: one for node, one in zip(nodes, proposals, strict=True)}
+        self._weights[self._session] = replace(online, pending={**online.pending, **news})
+        return [online.mix(one, width) for one in proposals]

@@ -1,163 +1,127 @@
-"""What was proposed below the tip, until it is known what came true. Pure.
+"""Mixing what several sources propose for one node, with weights learned online.
 
-A tree is grown in many steps (level by level, again from a new tip), and a verdict comes after
-several of them. So what was said stays, by its path, as long as the path may come true.
+For one node a *base* (a draft model) gives a distribution, and an *auxiliary* source (n-gram
+lookup) a few tokens with chances. Initially the base weighs twice as much. Then it is counted how
+many of the auxiliary's tokens came true, and how many were expected to: once for those that repeat
+the base's first choice and once for the others, because a source that is right where both agree may
+be wrong wherever they differ. The odds of its tokens are corrected by these counts. So are those of
+the base's first choice where the auxiliary is silent, or a timid draft would lose its place to
+lookups that know how good they are; but upwards alone, since the base's order is its own business.
+Scores thus are chances, and may be compared over the whole tree: what a mixture pushes out was less
+likely than what it puts there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.source.expand import NOTHING, Proposal
+from asyncspec.source.expand import NO_PROPOSAL, Proposal
 
-Proposed = TypeVar("Proposed")
+PRIOR = 4.0
+"""Weight, in proposals, of the belief that as many come true as are expected to."""
+
+INITIAL_WEIGHT = 1 / 3
+"""Of an auxiliary source: it proposes few tokens, the base all. With a half, mixtures were right as
+often in greedy text, and at temperature 1 less often (docs/results/papers.md)."""
+
+MAX_CHANCE = 0.999
+"""Odds stay finite, and some of the base's probability is left."""
+
+MIN_SUCCESSORS = 16
+"""Asked of every source, however few are wanted: the base's probability of an auxiliary's token is
+known only where the base lists it."""
+
+T = TypeVar("T")
 
 Path = tuple[int, ...]
 """Tokens below the tip."""
 
 
-class Memory(Struct, Generic[Proposed], frozen=True):
-    """What was last said of the token after each path."""
-
-    said: Mapping[Path, Proposed] = {}
-
-    def remember(self, news: Mapping[Path, Proposed]) -> Memory[Proposed]:
-        """With what is said now."""
-        return Memory({**self.said, **news})
-
-    def advance(
-        self, committed: Sequence[int]
-    ) -> tuple[Memory[Proposed], list[tuple[Proposed, int]]]:
-        """The tip moves along ``committed``: what stays, and what was said of these tokens, each
-        with the token that came true."""
-        if not committed:
-            return self, []
-        walked = tuple(committed)
-        steps = ((self.said.get(walked[:i]), token) for i, token in enumerate(walked))
-        heard = [(said, token) for said, token in steps if said is not None]
-        depth = len(walked)
-        left = {p[depth:]: said for p, said in self.said.items() if p[:depth] == walked}
-        return Memory(left), heard
-
-
-# --- What two opinions on the next token come to: a mixture whose errors are learned. Pure.
-# For one node a *base* (a draft model) gives a distribution, and an *aside* (n-gram lookup) a few
-# tokens with the probabilities it gives them. Before anything is known the aside is one voice
-# against the base's two. From then on it is counted how many of its tokens came true, and how
-# many were expected to: once for those that repeat the base's first choice and once for the
-# others, because an aside that is right where both say the same may well be wrong wherever they
-# differ. The odds of what is said are corrected by what was counted. So are those of the base's
-# first choice where the aside is silent, or a timid draft would lose its place to lookups that
-# know how good they are; but upwards alone, since which token it prefers is its own business.
-# Scores thus are chances, and may be compared over the whole tree: what a mixture pushes out was
-# less likely than what it puts there.
-
-PRIOR = 4.0
-"""Proposals' worth of belief that as many come true as are expected to."""
-
-VOICE = 1 / 3
-"""An aside's weight before anything is known of it: it speaks of few tokens, the base of all. With
-a half, mixes were right as often in greedy text, and at temperature 1 less often
-(docs/results/papers.md).
-"""
-
-CERTAIN = 0.999
-"""No guess is surer: odds stay finite, and of what the base says something is left."""
-
-
-class Record(Struct, frozen=True):
-    """What became of an aside's tokens: how many there were, came true, and were expected to."""
+class Calibration(Struct, frozen=True):
+    """How many tokens of one kind were proposed, came true, and were expected to."""
 
     seen: float = 0.0
     true: float = 0.0
     expected: float = 0.0
 
     def corrected(self, chance: float) -> float:
-        """A token's ``chance`` in the light of what was counted."""
-        chance = min(chance, CERTAIN)
+        """A token's ``chance``, its odds corrected by the counts."""
+        chance = min(chance, MAX_CHANCE)
         half = PRIOR / 2
         odds = chance / (1 - chance)
         odds *= (self.true + half) / (self.expected + half)
         odds *= (self.seen - self.expected + half) / (self.seen - self.true + half)
         return odds / (1 + odds)
 
-    def counted(self, chance: float, *, true: bool) -> Record:
-        """With one token more, whose chance was thought to be ``chance``."""
-        return Record(self.seen + 1, self.true + true, self.expected + min(chance, CERTAIN))
+    def counted(self, chance: float, *, true: bool) -> Calibration:
+        """With one token more, whose uncorrected chance was ``chance``."""
+        return Calibration(self.seen + 1, self.true + true, self.expected + min(chance, MAX_CHANCE))
 
 
-class Trust(Struct, frozen=True):
-    """What is known of one aside. Frozen: learning gives another."""
+class MixtureWeight(Struct, frozen=True):
+    """The counts of one auxiliary source."""
 
     # Of its tokens that are the base's first choice too.
-    same: Record = Record()
+    agreeing: Calibration = Calibration()
     # Of all others.
-    other: Record = Record()
-    # Of the base's first choices where the aside was silent.
-    run_single: Record = Record()
+    differing: Calibration = Calibration()
+    # Of the base's first choices where the auxiliary was silent.
+    base_alone: Calibration = Calibration()
 
-    @property
-    def heard(self) -> bool:
-        """Whether the aside has ever said anything. Until then the base is left as it is."""
-        return bool(self.same.seen or self.other.seen)
-
-    def learn(self, base: Proposal, aside: Proposal, token: int) -> Trust:
-        """After ``token`` became certain where both could have had their say."""
+    def learn(self, base: Proposal, auxiliary: Proposal, token: int) -> MixtureWeight:
+        """After ``token`` came true where these were proposed."""
         if not len(base[0]):
             return self
-        if not len(aside[0]):
+        if not len(auxiliary[0]):
             first, chance = base[0][0], math.exp(base[1][0])
-            return replace(self, run_single=self.run_single.counted(chance, true=first == token))
-        same, other = self.same, self.other
-        for proposed, chance, agreed in _chances(base, aside):
-            if agreed:
-                same = same.counted(chance, true=proposed == token)
+            return replace(self, base_alone=self.base_alone.counted(chance, true=first == token))
+        agreeing, differing = self.agreeing, self.differing
+        for proposed, chance, agrees in _chances(base, auxiliary):
+            if agrees:
+                agreeing = agreeing.counted(chance, true=proposed == token)
             else:
-                other = other.counted(chance, true=proposed == token)
-        return replace(self, same=same, other=other)
+                differing = differing.counted(chance, true=proposed == token)
+        return replace(self, agreeing=agreeing, differing=differing)
 
 
-def mix(base: Proposal, aside: Proposal, trust: Trust, width: int) -> Proposal:
+def mix(base: Proposal, auxiliary: Proposal, weight: MixtureWeight, width: int) -> Proposal:
     """The ``width`` likeliest tokens of both, best first; of one where the other is silent."""
     if not len(base[0]):
-        return aside[0][:width], aside[1][:width]
-    if len(aside[0]):
-        told = {
-            token: (trust.same if agreed else trust.other).corrected(chance)
-            for token, chance, agreed in _chances(base, aside)
+        return auxiliary[0][:width], auxiliary[1][:width]
+    if len(auxiliary[0]):
+        corrected = {
+            token: (weight.agreeing if agrees else weight.differing).corrected(chance)
+            for token, chance, agrees in _chances(base, auxiliary)
         }
-    elif trust.heard:
+    elif weight.agreeing.seen or weight.differing.seen:
         chance = math.exp(base[1][0])
-        told = {base[0][0]: max(chance, trust.run_single.corrected(chance))}
-    else:
+        corrected = {base[0][0]: max(chance, weight.base_alone.corrected(chance))}
+    else:  # the auxiliary has never proposed anything
         return base[0][:width], base[1][:width]
-    return _ranked(_settled(probabilities(base), told), width)
-
-
-def _settled(base: dict[int, float], told: dict[int, float]) -> dict[int, float]:
-    """``base`` with the chances of some tokens ``told``; the others share what that leaves."""
-    total = sum(told.values())
-    scale = min(1.0, CERTAIN / total) if total else 1.0
-    known = sum(base.get(token, 0.0) for token in told)
-    left = (1 - total * scale) / max(1 - known, 1 - CERTAIN)
-    settled = {token: chance * left for token, chance in base.items()}
-    return settled | {token: chance * scale for token, chance in told.items()}
-
-
-def _ranked(chances: dict[int, float], width: int) -> Proposal:
-    """The likeliest tokens first; of equal ones, in the order given."""
+    chances = _renormalized(probabilities(base), corrected)
+    # Of equal ones, in the order given.
     best = sorted((t for t in chances if chances[t]), key=chances.__getitem__, reverse=True)
-    chosen = best[:width]
-    return (chosen, [min(0.0, math.log(chances[t])) for t in chosen]) if chosen else NOTHING
+    best = best[:width]
+    return (best, [min(0.0, math.log(chances[t])) for t in best]) if best else NO_PROPOSAL
+
+
+def _renormalized(base: dict[int, float], corrected: dict[int, float]) -> dict[int, float]:
+    """``base`` with the chances ``corrected`` of some tokens; the others share what is left."""
+    total = sum(corrected.values())
+    scale = min(1.0, MAX_CHANCE / total) if total else 1.0
+    known = sum(base.get(token, 0.0) for token in corrected)
+    left = (1 - total * scale) / max(1 - known, 1 - MAX_CHANCE)
+    others = {token: chance * left for token, chance in base.items()}
+    return others | {token: chance * scale for token, chance in corrected.items()}
 
 
 def probabilities(proposal: Proposal) -> dict[int, float]:
-    """By token; what cannot come is left out."""
+    """By token; those with none are left out."""
     return {
         token: math.exp(log_prob)
         for token, log_prob in zip(*proposal, strict=True)
@@ -165,57 +129,63 @@ def probabilities(proposal: Proposal) -> dict[int, float]:
     }
 
 
-def _chances(base: Proposal, aside: Proposal) -> Iterator[tuple[int, float, bool]]:
-    """The aside's tokens, each with its chance before it is corrected, and whether it is the base's
-    first choice. What the aside leaves open it leaves to the base."""
-    kept, said = probabilities(base), probabilities(aside)
-    unsure = max(0.0, 1 - sum(said.values()))
-    for token, chance in said.items():
-        own = kept.get(token, 0.0)
-        yield token, (1 - VOICE) * own + VOICE * (chance + unsure * own), token == base[0][0]
+def _chances(base: Proposal, auxiliary: Proposal) -> Iterator[tuple[int, float, bool]]:
+    """The auxiliary's tokens, each with its chance before it is corrected, and whether it is the
+    base's first choice. What the auxiliary leaves open it leaves to the base."""
+    own, proposed = probabilities(base), probabilities(auxiliary)
+    unsure = max(0.0, 1 - sum(proposed.values()))
+    for token, chance in proposed.items():
+        by_base = own.get(token, 0.0)
+        mixed = (1 - INITIAL_WEIGHT) * by_base + INITIAL_WEIGHT * (chance + unsure * by_base)
+        yield token, mixed, token == base[0][0]
 
 
-# --- What a session knows of its asides, and how verdicts teach it. Pure.
-# Said is what all parts proposed for a node; it stays, by its path, until the target has spoken.
-
-LOOK = 16
-"""Successors that parts are asked for at least, however few are wanted: what the base thinks of an
-aside's token is known only where the base lists it."""
-
-
-class Said(Struct, frozen=True):
-    """What was proposed for a node: by the base, and by every aside."""
+class Proposals(Struct, frozen=True):
+    """What was proposed for a node: by the base, and by every auxiliary source."""
 
     base: Proposal
-    asides: tuple[Proposal, ...]
+    auxiliary: tuple[Proposal, ...]
 
 
-class Learned(Struct, frozen=True):
-    """What a session knows of its asides, and what it has yet to learn from."""
+class OnlineWeights(Struct, frozen=True):
+    """A session's mixture weights, and the proposals that will change them.
 
-    trusts: tuple[Trust, ...]
-    memory: Memory[Said] = Memory()
+    A tree is grown in many steps (level by level, again from a new tip), and a verdict comes after
+    several of them, so proposals are kept by path as long as the path may come true."""
 
-    def mix(self, said: Said, width: int) -> Proposal:
-        """What all of them come to; asides beyond those that spoke are not asked."""
-        mixed = said.base
-        for trust, aside in zip(self.trusts, said.asides, strict=False):
-            mixed = mix(mixed, aside, trust, max(width, LOOK))
+    weights: tuple[MixtureWeight, ...]
+    pending: Mapping[Path, Proposals] = {}
+
+    def mix(self, proposals: Proposals, width: int) -> Proposal:
+        """The mixture of all of them; there may be fewer auxiliary proposals than weights."""
+        mixed = proposals.base
+        for weight, auxiliary in zip(self.weights, proposals.auxiliary, strict=False):
+            mixed = mix(mixed, auxiliary, weight, max(width, MIN_SUCCESSORS))
         return mixed[0][:width], mixed[1][:width]
 
-    def advance(self, committed: Sequence[int]) -> Learned:
-        """After some tokens became certain."""
-        memory, heard = self.memory.advance(committed)
-        trusts = self.trusts
-        for said, token in heard:
-            trusts = _learn(trusts, said, token)
-        return Learned(trusts, memory)
+    def advance(self, committed: Sequence[int]) -> OnlineWeights:
+        """After some tokens were committed. Every auxiliary is compared with the mixture of the
+        base and those before it."""
+        pending, settled = settle(self.pending, committed)
+        weights = self.weights
+        for proposals, token in settled:
+            mixed, learned = proposals.base, []
+            for weight, auxiliary in zip(weights, proposals.auxiliary, strict=True):
+                learned.append(weight.learn(mixed, auxiliary, token))
+                mixed = mix(mixed, auxiliary, weight, MIN_SUCCESSORS)
+            weights = tuple(learned)
+        return OnlineWeights(weights, pending)
 
 
-def _learn(trusts: tuple[Trust, ...], said: Said, token: int) -> tuple[Trust, ...]:
-    """Every aside is compared with what those before it have made of the base."""
-    mixed, learned = said.base, []
-    for trust, aside in zip(trusts, said.asides, strict=True):
-        learned.append(trust.learn(mixed, aside, token))
-        mixed = mix(mixed, aside, trust, LOOK)
-    return tuple(learned)
+def settle(
+    pending: Mapping[Path, T], committed: Sequence[int]
+) -> tuple[Mapping[Path, T], list[tuple[T, int]]]:
+    """The tip moves along ``committed``: what stays pending, and what was proposed for these
+    tokens, each with the token that came true."""
+    if not committed:
+        return pending, []
+    walked = tuple(committed)
+    depth = len(walked)
+    steps = ((pending.get(walked[:i]), token) for i, token in enumerate(walked))
+    settled = [(proposed, token) for proposed, token in steps if proposed is not None]
+    return {p[depth:]: one for p, one in pending.items() if p[:depth] == walked}, settled

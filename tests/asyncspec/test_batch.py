@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.growth import FROM_TIP, Shape
 from asyncspec.core.jobs import DraftBatch
 from asyncspec.source.batch import (
-    ROWS,
     AbandonedJobs,
     Coroutine,
     admitted,
@@ -21,10 +22,12 @@ from asyncspec.source.batch import (
     rows,
     run_cobatched,
 )
-from asyncspec.source.expand import PathGrower, Shape, Start, beam, growing
+from asyncspec.source.expand import StateGrower, beam, growing, path_grower
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.messages import Expand, Expanded
+
+MAX_ROWS = PARAMETERS.max_draft_rows
 
 
 def expand(session: int, committed: tuple[int, ...] = (1,), **changes: Any) -> Expand:
@@ -36,7 +39,7 @@ jobs = st.lists(
         lambda news, width, count, frontier: expand(
             0, (1,) * news, width=width, count=count, frontier=(-1,) * frontier
         ),
-        st.integers(0, ROWS),
+        st.integers(0, MAX_ROWS),
         st.integers(1, 64),
         st.sampled_from([0, 9]),
         st.integers(0, 80),
@@ -51,11 +54,11 @@ def test_a_batch_takes_as_many_of_the_first_as_fit(waiting: list[Expand]) -> Non
     batch = admitted(waiting)
     total = sum(map(rows, batch))
     assert batch == tuple(waiting[: len(batch)])
-    assert len(batch) == 1 or total <= ROWS
-    assert len(batch) == len(waiting) or total + rows(waiting[len(batch)]) > ROWS
+    assert len(batch) == 1 or total <= MAX_ROWS
+    assert len(batch) == len(waiting) or total + rows(waiting[len(batch)]) > MAX_ROWS
 
 
-@given(st.lists(st.integers(1, ROWS), min_size=1, max_size=20))
+@given(st.lists(st.integers(1, MAX_ROWS), min_size=1, max_size=20))
 def test_whoever_waits_has_a_turn_after_those_before_it(sizes: list[int]) -> None:
     waiting = [expand(i, (1,) * n, count=0) for i, n in enumerate(sizes)]
     served: list[Expand] = []
@@ -122,22 +125,22 @@ def test_trees_grown_together_are_those_grown_alone(
         depth, width, count, seed = shapes[number]
         known: set[tuple[int, int]] = set()
 
-        def prepare(nodes: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-            yield number, nodes
-            known.update((number, node) for node in nodes)
+        class Strict(StateGrower[tuple[int, ...]]):
+            def prepare(self, nodes: Sequence[int]) -> Iterator[Any]:  # type: ignore[override]
+                yield number, nodes
+                known.update((number, node) for node in nodes)
 
-        class Strict(PathGrower):
             def propose(self, nodes: Sequence[int], width: int) -> list[Any]:
                 assert {(number, node) for node in nodes} <= known
                 return super().propose(nodes, width)
 
-        grower = Strict(partial(children, seed))
-        return growing(grower, Shape(depth, width, count), Start(), prepare)
+        grower = Strict((), lambda path, token: (*path, token), partial(children, seed))
+        return growing(grower, Shape(depth, width, count), FROM_TIP)
 
     passes: list[Any] = []
     found = run_cobatched([coroutine(i) for i in range(len(shapes))], passes.append)
     for (depth, width, count, seed), grown in zip(shapes, found, strict=True):
-        alone = PathGrower(partial(children, seed))
+        alone = path_grower(partial(children, seed))
         assert grown == beam(alone, Shape(depth, width, count))
     assert len(passes) == max(shape[0] for shape in shapes)
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.core.growth import TIP, Grown, Shape, Start
 from asyncspec.core.rng import mix
-from asyncspec.source.expand import TIP, Grown, PathGrower, Proposal, Shape, Start, beam
+from asyncspec.source.expand import Grower, Proposal, beam, path_grower
 
 Path = tuple[int, ...]
 Scored = list[tuple[Path, float]]
@@ -47,8 +48,8 @@ def naive(shape: Shape, seed: int, level: Scored | None = None) -> Scored:
     return sorted(born, key=lambda item: -item[1])[: shape.count]
 
 
-def grower(seed: int) -> PathGrower:
-    return PathGrower(lambda path, width: children(path, width, seed))
+def grower(seed: int) -> Grower:
+    return path_grower(lambda path, width: children(path, width, seed))
 
 
 def paths(grown: Grown) -> list[Path]:
@@ -114,5 +115,5 @@ def test_nothing_is_asked_where_nothing_is_wanted() -> None:
 
 
 def test_impossible_tokens_are_no_candidates() -> None:
-    grower = PathGrower(lambda path, width: ([1, 2], [-0.5, -math.inf]))
+    grower = path_grower(lambda path, width: ([1, 2], [-0.5, -math.inf]))
     assert beam(grower, Shape(1, 2, 9)) == ((TIP,), (1,), (-0.5,))

@@ -12,9 +12,16 @@ from msgspec.structs import replace
 
 from asyncspec.backend.toy.model import ToyModel, ToySource
 from asyncspec.core.jobs import Release
-from asyncspec.source.expand import NOTHING
+from asyncspec.source.expand import NO_PROPOSAL
 from asyncspec.source.hybrid import HybridSource
-from asyncspec.source.mixture import CERTAIN, VOICE, Record, Trust, mix, probabilities
+from asyncspec.source.mixture import (
+    INITIAL_WEIGHT,
+    MAX_CHANCE,
+    Calibration,
+    MixtureWeight,
+    mix,
+    probabilities,
+)
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -33,94 +40,98 @@ def proposals(mass: float) -> st.SearchStrategy[Any]:
     return tokens.map(make)
 
 
-def trusts() -> st.SearchStrategy[Trust]:
+def weights() -> st.SearchStrategy[MixtureWeight]:
     """Whatever may have been counted: no more came true than there were."""
     shares = st.tuples(st.floats(0, 50), st.floats(0, 1), st.floats(0, 1))
-    records = shares.map(lambda s: Record(s[0], s[0] * s[1], s[0] * s[2]))
-    return st.builds(Trust, records, records, records)
+    calibrations = shares.map(lambda s: Calibration(s[0], s[0] * s[1], s[0] * s[2]))
+    return st.builds(MixtureWeight, calibrations, calibrations, calibrations)
 
 
-@given(proposals(1.0), proposals(0.7), trusts(), st.integers(1, 6))
-def test_a_mixture_is_a_distribution(base: Any, aside: Any, trust: Trust, width: int) -> None:
-    tokens, log_probs = mix(base, aside, trust, width)
+@given(proposals(1.0), proposals(0.7), weights(), st.integers(1, 6))
+def test_a_mixture_is_a_distribution(
+    base: Any, auxiliary: Any, weight: MixtureWeight, width: int
+) -> None:
+    tokens, log_probs = mix(base, auxiliary, weight, width)
     assert len(set(tokens)) == len(tokens) == len(log_probs) <= width
     assert sum(map(math.exp, log_probs)) <= 1 + 1e-6
     assert list(log_probs) == sorted(log_probs, reverse=True)
-    assert set(tokens) <= {*base[0], *aside[0]}
+    assert set(tokens) <= {*base[0], *auxiliary[0]}
 
 
 @given(proposals(1.0), st.integers(1, 6))
 def test_a_silent_part_changes_nothing(said: Any, width: int) -> None:
     cut = (said[0][:width], said[1][:width])
-    silent = Trust()
+    silent = MixtureWeight()
     for _ in range(20):
-        silent = silent.learn(said, NOTHING, 0)
-    for alone in (mix(said, NOTHING, silent, width), mix(NOTHING, said, silent, width)):
+        silent = silent.learn(said, NO_PROPOSAL, 0)
+    for alone in (mix(said, NO_PROPOSAL, silent, width), mix(NO_PROPOSAL, said, silent, width)):
         assert (list(alone[0]), list(alone[1])) == cut
 
 
-@given(proposals(0.9), trusts())
-def test_a_mixture_with_itself_ranks_as_it_does(said: Any, trust: Trust) -> None:
-    tokens = mix(said, said, Trust(), 9)[0]
+@given(proposals(0.9), weights())
+def test_a_mixture_with_itself_ranks_as_it_does(said: Any, weight: MixtureWeight) -> None:
+    tokens = mix(said, said, MixtureWeight(), 9)[0]
     order = dict(zip(*said, strict=True))
     assert [order[token] for token in tokens] == sorted(order.values(), reverse=True)
     if said[0]:
-        same = Trust(trust.same, trust.same)
+        same = MixtureWeight(weight.agreeing, weight.agreeing)
         assert mix(said, said, same, 9)[0][0] in [t for t in order if order[t] == said[1][0]]
 
 
-@given(trusts(), st.floats(0, 1), st.floats(0, 1))
-def test_a_correction_keeps_order_and_stays_a_chance(trust: Trust, one: float, two: float) -> None:
+@given(weights(), st.floats(0, 1), st.floats(0, 1))
+def test_a_correction_keeps_order_and_stays_a_chance(
+    weight: MixtureWeight, one: float, two: float
+) -> None:
     low, high = sorted((one, two))
-    record = trust.same
-    assert 0 <= record.corrected(low) <= record.corrected(high) + 1e-12 <= 1 + 1e-12
-    assert Record().corrected(low) == pytest.approx(min(low, CERTAIN))
-    right, wrong = record.counted(one, true=True), record.counted(one, true=False)
+    calibration = weight.agreeing
+    assert 0 <= calibration.corrected(low) <= calibration.corrected(high) + 1e-12 <= 1 + 1e-12
+    assert Calibration().corrected(low) == pytest.approx(min(low, MAX_CHANCE))
+    right, wrong = calibration.counted(one, true=True), calibration.counted(one, true=False)
     assert right.corrected(two) >= wrong.corrected(two) - 1e-12
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_trust_follows_what_happens(right: bool) -> None:
+def test_weight_follows_what_happens(right: bool) -> None:
     base = ([1, 2], [math.log(0.5), math.log(0.3)])
-    aside = ([5], [math.log(0.6)])
-    trust = Trust()
+    auxiliary = ([5], [math.log(0.6)])
+    weight = MixtureWeight()
 
     def chance() -> float:
-        return probabilities(mix(base, aside, trust, 3))[5]
+        return probabilities(mix(base, auxiliary, weight, 3))[5]
 
-    assert chance() == pytest.approx(0.6 * VOICE)
+    assert chance() == pytest.approx(0.6 * INITIAL_WEIGHT)
     for _ in range(100):
-        trust = trust.learn(base, aside, 5 if right else 1)
+        weight = weight.learn(base, auxiliary, 5 if right else 1)
     assert chance() > 0.9 if right else chance() < 0.05
-    assert trust.same == Record(), "what both say alike has taught nothing"
+    assert weight.agreeing == Calibration(), "what both say alike has taught nothing"
 
 
 def test_right_where_both_agree_is_no_merit_where_they_differ() -> None:
     base = ([1, 2], [math.log(0.6), math.log(0.3)])
-    trust = Trust()
+    weight = MixtureWeight()
     for _ in range(50):
-        trust = trust.learn(base, ([1], [math.log(0.9)]), 1)
-        trust = trust.learn(base, ([7], [math.log(0.9)]), 1)
-    assert mix(base, ([1], [math.log(0.9)]), trust, 1)[0] == [1]
-    assert mix(base, ([7], [math.log(0.9)]), trust, 1)[0] == [1]
+        weight = weight.learn(base, ([1], [math.log(0.9)]), 1)
+        weight = weight.learn(base, ([7], [math.log(0.9)]), 1)
+    assert mix(base, ([1], [math.log(0.9)]), weight, 1)[0] == [1]
+    assert mix(base, ([7], [math.log(0.9)]), weight, 1)[0] == [1]
 
 
-@given(proposals(1.0), trusts(), st.integers(1, 6))
-def test_where_an_aside_is_silent_the_base_keeps_its_order(
-    base: Any, trust: Trust, width: int
+@given(proposals(1.0), weights(), st.integers(1, 6))
+def test_where_an_auxiliary_is_silent_the_base_keeps_its_order(
+    base: Any, weight: MixtureWeight, width: int
 ) -> None:
-    tokens, log_probs = mix(base, NOTHING, trust, width)
+    tokens, log_probs = mix(base, NO_PROPOSAL, weight, width)
     assert list(tokens) == list(base[0][:width])
     if base[0]:
-        assert log_probs[0] >= base[1][0] - 1e-9 or base[1][0] > math.log(CERTAIN)
+        assert log_probs[0] >= base[1][0] - 1e-9 or base[1][0] > math.log(MAX_CHANCE)
 
 
 def test_a_timid_base_is_corrected_where_it_speaks_alone() -> None:
     base = ([1, 2], [math.log(0.4), math.log(0.3)])
-    trust = Trust().learn(base, ([7], [math.log(0.5)]), 1)
+    weight = MixtureWeight().learn(base, ([7], [math.log(0.5)]), 1)
     for _ in range(50):
-        trust = trust.learn(base, NOTHING, 1)
-    tokens, log_probs = mix(base, NOTHING, trust, 2)
+        weight = weight.learn(base, NO_PROPOSAL, 1)
+    tokens, log_probs = mix(base, NO_PROPOSAL, weight, 2)
     assert tokens == [1, 2]
     assert math.exp(log_probs[0]) > 0.9
 

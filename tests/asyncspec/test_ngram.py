@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Release
-from asyncspec.source.ngram import NGramSource, Rate
+from asyncspec.source.ngram import MatchRate, NGramSource
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -69,8 +69,8 @@ def test_a_text_that_copies_is_trusted_more_than_one_that_misleads() -> None:
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_a_rate_is_a_chance_and_follows_what_was_seen(seen: list[bool]) -> None:
-    rate = Rate()
+    rate = MatchRate()
     for right in seen:
         more, less = rate.counted(right=True), rate.counted(right=False)
-        assert 0 < less.trust(3) < more.trust(3) < 1
+        assert 0 < less.chance(3) < more.chance(3) < 1
         rate = more if right else less

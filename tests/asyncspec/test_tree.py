@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncspec.core import tree as trees
+from asyncspec.core.growth import TIP, Grown
 from asyncspec.core.tree import TokenTree, new_tree
-from asyncspec.source.expand import TIP, Grown
 from asyncspec_protocol.ids import NodeId
 from laws import add_child
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear, silu
 
-from asyncspec.source.expand import Grown, PathGrower, Proposal, Shape, beam
+from asyncspec.core.growth import Grown, Shape
+from asyncspec.source.expand import Proposal, beam, path_grower
 from backend.eagle_heads import Sizes, State
 
 
@@ -66,7 +67,7 @@ class PlainHead:
             best = self.log_probs(features, tokens, list(path)).topk(width)
             return self.ids[best.indices].tolist(), best.values.tolist()
 
-        return beam(PathGrower(successors), Shape(depth, width, count))
+        return beam(path_grower(successors), Shape(depth, width, count))
 
     def guesses(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """One full causal pass."""

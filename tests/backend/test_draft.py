@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import DraftModel, load_draft
+from asyncspec.core.growth import Shape
 from asyncspec.core.jobs import Release
-from asyncspec.source.expand import PathGrower, Proposal, Shape, beam
+from asyncspec.source.expand import Proposal, beam, path_grower
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend.tiny import VOCAB
@@ -59,7 +60,7 @@ class Plain:
             best = logits.log_softmax(-1).topk(width)
             return best.indices.tolist(), best.values.tolist()
 
-        parents, tokens, _ = beam(PathGrower(successors), Shape(depth, width, count))
+        parents, tokens, _ = beam(path_grower(successors), Shape(depth, width, count))
         return paths(parents, tokens)
 
 

@@ -18,6 +18,7 @@ from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.head import load_head
 from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.core.errors import CheckpointError, UserError
+from backend.eagle_growth import extend, grow
 from backend.eagle_heads import HIDDEN, TARGET, Sizes, State, eagle, eagle3, save, save_pickled
 from backend.tiny import VOCAB
 
@@ -106,8 +107,8 @@ def test_dtypes(target: Checkpoint, opened: Opened, tiny: MakeTiny) -> None:
 def test_a_target_with_one_matrix_for_both_ends(tiny: MakeTiny, tmp_path: Path) -> None:
     tied = open_checkpoint(tiny("llama-tied", **TARGET))
     source = load_eagle(save(tmp_path / "head", eagle(embed=False)), tied)
-    source.extend(1, torch.ones(2, HIDDEN), [1, 2])
-    assert source.grow(1, 2, 2, 2)[1]
+    extend(source, torch.ones(2, HIDDEN), [1, 2])
+    assert grow(source, 2, 2, 2)[1]
 
 
 def test_without_the_targets_matrices(target: Checkpoint, opened: Opened) -> None:

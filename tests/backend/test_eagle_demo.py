@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import asyncspec
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
-from asyncspec_protocol.ids import SessionId
+from backend.eagle_growth import ONE, extend, grow
 
 pytestmark = pytest.mark.torch
 
@@ -23,7 +23,6 @@ PROMPTS = (
     "Question: Tom has 3 apples and buys 5 more. How many apples does he have now?\nAnswer:",
 )
 NEW = 48
-ONE = SessionId(1)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +51,13 @@ def agreement(
 ) -> float:
     """How often the best path of ``depth`` is what the target wrote, from ``start`` on."""
     source.release(ONE)
-    source.extend(ONE, features[: start - 1], text[1:start])
+    extend(source, features[: start - 1], text[1:start])
     right = total = 0
     for end in range(start, len(text) - depth + 1):
-        grown = source.grow(ONE, depth, 1, depth)
+        grown = grow(source, depth, 1, depth)
         right += list(grown[1]) == text[end : end + depth]
         total += 1
-        source.extend(ONE, features[end - 1 : end], text[end : end + 1])
+        extend(source, features[end - 1 : end], text[end : end + 1])
     return right / total
 
 

@@ -14,18 +14,18 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
+from asyncspec.core.growth import Grown
 from asyncspec.core.jobs import Feed, Release, TensorRows
-from asyncspec.source.expand import Grown
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads
+from backend.eagle_growth import ONE, extend, grow
 from backend.eagle_heads import HIDDEN, TARGET, Sizes, State
 from backend.eagle_plain import PlainHead
 from backend.tiny import VOCAB
 
 pytestmark = pytest.mark.torch
 
-ONE = SessionId(1)
 PROPOSES = sorted(Random(5).sample(range(VOCAB), 90))
 WIDE = Sizes(hidden=48, heads=6, kv_heads=2, head_dim=24)
 """Narrower than its target, with heads wider than hidden_size / heads."""
@@ -109,13 +109,13 @@ class Twin:
     tokens: list[int]
 
     def extend(self, start: int, end: int, session: SessionId = ONE) -> None:
-        self.source.extend(session, self.features[start:end], self.tokens[start:end])
+        extend(self.source, self.features[start:end], self.tokens[start:end], session)
         self.source.check()
 
     def grow(
         self, depth: int = 4, width: int = 4, count: int = 14, session: SessionId = ONE
     ) -> Grown:
-        grown = self.source.grow(session, depth, width, count)
+        grown = grow(self.source, depth, width, count, session)
         self.source.check()
         return grown
 
@@ -265,8 +265,7 @@ def test_sessions_are_apart(eagle: Twin) -> None:
     eagle.source.release(SessionId(1))
     same(eagle.grow(session=SessionId(2)), eagle.want(20))
     assert (eagle.source.known(SessionId(1)), eagle.source.known(SessionId(2))) == (0, 21)
-    with pytest.raises(ValueError, match="never extended"):
-        eagle.grow(session=SessionId(1))
+    assert eagle.grow(session=SessionId(1)) == ((), (), ())
 
 
 def test_a_wider_question_than_before(eagle: Twin) -> None:
@@ -302,10 +301,10 @@ def test_before_the_second_token_there_is_nothing(eagle: Twin) -> None:
 def test_rows_that_do_not_fit(eagle: Twin) -> None:
     for features in (torch.zeros(3, HIDDEN), torch.zeros(2, HIDDEN + 1), torch.zeros(HIDDEN)):
         with pytest.raises(ValueError, match="features of shape"):
-            eagle.source.extend(ONE, features, [1, 2])
+            extend(eagle.source, features, [1, 2])
     for token in (-1, VOCAB):
         with pytest.raises(ValueError, match="vocabulary"):
-            eagle.source.extend(ONE, torch.zeros(1, HIDDEN), [token])
+            extend(eagle.source, torch.zeros(1, HIDDEN), [token])
     assert eagle.source.known(ONE) == 0
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
+from asyncspec.core.growth import FROM_TIP, Grown, Shape, Start
 from asyncspec.core.jobs import Row
-from asyncspec.source.expand import FROM_TIP, Grown, PathGrower, Proposal, Shape, Start, beam
+from asyncspec.source.expand import Proposal, beam, path_grower
 
 VOCAB = 6
 WIDTH = 3
@@ -47,7 +48,7 @@ class Model:
         for node, row in zip(ids, rows, strict=True):
             self.trie.learn(node, successors(self.cache[row.slot]))
 
-    def grower(self) -> TrieGrower:
+    def grower(self) -> TrieGrower[None]:
         return TrieGrower(self.trie, 100, VOCAB, self.compute)
 
     def _compute(self, committed: int, rows: tuple[Row, ...], tokens: object) -> None:
@@ -122,4 +123,4 @@ def _without_memory(text: tuple[int, ...], shape: Shape, start: Start = FROM_TIP
         tokens, scores = successors((*text, *path))
         return tokens[:width], scores[:width]
 
-    return beam(PathGrower(below), shape, start)
+    return beam(path_grower(below), shape, start)

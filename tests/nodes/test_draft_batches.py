@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import DraftBatch, Release, draft_jobs
 from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
-from asyncspec.source.batch import READ, ROWS
 from asyncspec_protocol.messages import Expand, Expanded, Segment
 from cluster import ask
 from nodes.drive import Driven, abandoned, draft, sent
 from nodes.test_draft import verdict
 
 TREE: dict[str, Any] = {"parents": (-1,), "tokens": (7,), "scores": (-0.1,)}
+
+MAX_TOKENS = PARAMETERS.max_draft_tokens
 
 
 def jobs(effects: list[Any]) -> list[Any]:
@@ -95,37 +97,40 @@ def test_a_session_that_opens_while_the_last_ones_tree_still_grows_waits_for_the
 
 def test_a_long_prompt_is_read_in_pieces_and_others_have_their_turn_in_between() -> None:
     driven = draft()
-    long = tuple(range(2 * READ + 3))
+    long = tuple(range(2 * MAX_TOKENS + 3))
     (piece,) = jobs(submit(driven, 0, long))
-    assert (piece.base, piece.committed, piece.count) == (0, long[:READ], 0)
+    assert (piece.base, piece.committed, piece.count) == (0, long[:MAX_TOKENS], 0)
     submit(driven, 1, (8, 9))
     (both,) = jobs(done(driven, piece))
-    assert [(job.base, len(job.committed)) for job in both.jobs] == [(0, 2), (READ, READ)]
+    assert [(job.base, len(job.committed)) for job in both.jobs] == [
+        (0, 2),
+        (MAX_TOKENS, MAX_TOKENS),
+    ]
     (rest,) = jobs(done(driven, both))
-    assert (rest.session, rest.base, rest.committed) == (0, 2 * READ, long[2 * READ :])
+    assert (rest.session, rest.base, rest.committed) == (0, 2 * MAX_TOKENS, long[2 * MAX_TOKENS :])
     assert jobs(done(driven, rest)) == []
 
 
 def test_no_tree_is_asked_for_before_the_prompt_is_read() -> None:
     driven = draft()
-    long = tuple(range(READ + 1))
+    long = tuple(range(MAX_TOKENS + 1))
     (piece,) = jobs(submit(driven, 0, long))
     last = driven.state.sessions[0].next_segment - 1
-    driven.feed(verdict(last, {READ: 5}))
+    driven.feed(verdict(last, {MAX_TOKENS: 5}))
     (rest,) = jobs(done(driven, piece))
-    assert (rest.base, rest.committed, rest.count > 0) == (READ, (READ, 5), True)
+    assert (rest.base, rest.committed, rest.count > 0) == (MAX_TOKENS, (MAX_TOKENS, 5), True)
 
 
 def test_a_batch_is_bounded_in_rows_and_nobody_is_left_out_twice() -> None:
-    count = ROWS // READ + 1
+    count = PARAMETERS.max_draft_rows // MAX_TOKENS + 1
     driven = draft()
     (first,) = jobs(submit(driven, 0, (1,)))
     for number in range(1, count + 2):
-        submit(driven, number, tuple(range(2 * READ)))
+        submit(driven, number, tuple(range(2 * MAX_TOKENS)))
     turns: list[list[int]] = []
     (job,) = jobs(done(driven, first))
     while job is not None:
-        assert sum(len(one.committed) for one in draft_jobs(job)) <= ROWS
+        assert sum(len(one.committed) for one in draft_jobs(job)) <= PARAMETERS.max_draft_rows
         turns.append([one.session for one in draft_jobs(job)])
         job = next(iter(jobs(done(driven, job))), None)
     # All have read the first half before anybody goes on with the second.

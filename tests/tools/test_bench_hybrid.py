@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.source.expand import NOTHING
+from asyncspec.source.expand import NO_PROPOSAL
 from tools.bench import explain, hybrid
 from tools.bench.__main__ import main
 from tools.bench.paired import Gain, Pair, compare
@@ -79,7 +79,7 @@ def test_what_was_put_before_a_token_is_what_only_the_mixture_ranks_higher() -> 
     found = explain.place(2, base, ([9], [-0.3]), mixed)
     assert (found.base.rank, found.mix.rank, found.before) == (1, 2, (9,))
     assert found.lookup == explain.Opinion(None, 0.0)
-    assert explain.place(5, base, NOTHING, base).before == ()
+    assert explain.place(5, base, NO_PROPOSAL, base).before == ()
 
 
 @pytest.mark.torch

@@ -24,7 +24,7 @@ from asyncspec.core.jobs import DraftResult
 from asyncspec.core.sampling import Sampling
 from asyncspec.source.expand import Proposal
 from asyncspec.source.hybrid import HybridSource
-from asyncspec.source.mixture import LOOK
+from asyncspec.source.mixture import MIN_SUCCESSORS, settle
 from asyncspec_nodes.console.arguments import COUNT
 from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.messages import Expand
@@ -66,10 +66,10 @@ class Listener:
     def run(self, job: Any) -> DraftResult | None:
         """See ``TokenSource``."""
         if isinstance(job, Expand):
-            learned = self._source.learned(job.session)
-            for said, token in learned.memory.advance(job.committed)[1]:
-                mixed = learned.mix(said, LOOK)
-                self.places.append(place(token, said.base, said.asides[0], mixed))
+            online = self._source.weights(job.session)
+            for one, token in settle(online.pending, job.committed)[1]:
+                mixed = online.mix(one, MIN_SUCCESSORS)
+                self.places.append(place(token, one.base, one.auxiliary[0], mixed))
         return self._source.run(job)
 
 

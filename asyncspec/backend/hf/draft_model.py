@@ -10,16 +10,16 @@ import torch
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
-from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted, passes
+from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.core.jobs import DraftBatch, DraftResult, Release, Row, SourceJob
-from asyncspec.source.batch import AbandonedJobs, Coroutine, run_cobatched
-from asyncspec.source.expand import Prepare, answering
+from asyncspec.core.jobs import FeatureJob, Row
+from asyncspec.source.base import TokenSource
+from asyncspec.source.batch import AbandonedJobs, Coroutine
 from asyncspec_protocol.ids import NodeId, SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ModelPass(DraftPass):
     session: _Session
 
 
-class DraftModel:
+class DraftModel(TokenSource):
     """A whole small model with a tree cache per session. One thread only."""
 
     def __init__(self, shard: Shard, vocab: int | None = None) -> None:
@@ -97,43 +97,21 @@ class DraftModel:
         """Bytes held for each token of a session, and for each node of its tree."""
         return self._shape.max_slot_bytes()
 
-    def run(self, job: SourceJob) -> DraftResult | None:
-        """See ``TokenSource``. Raises ``ValueError`` where ``base`` is not what the source
-        knows."""
-        match job:
-            case Release(session):
-                self._sessions.pop(session, None)
-                self._given_up.forget(session)
-                return None
-            case DraftBatch(jobs):
-                return run_cobatched([self._draft(draft) for draft in jobs], self.compute)
-            case _:
-                (answer,) = run_cobatched([self._draft(job)], self.compute)
-                return answer
+    def release(self, session: SessionId) -> None:
+        self._sessions.pop(session, None)
+        self._given_up.forget(session)
 
-    def begin(self, job: Expand) -> int:
-        """See ``Part``."""
-        (length,) = run_cobatched([self.reading(job)], self.compute)
-        return length
-
-    def grower(self, job: Expand) -> TrieGrower:
-        """See ``Part``."""
+    def grower(self, job: Expand) -> TrieGrower[ModelPass]:
         session = self._sessions[job.session]
         return TrieGrower(
             session.trie,
             self._context - session.length,
             self.vocab,
-            lambda wanted: self.compute([_hang(session, wanted)]),
+            lambda wanted: _tree_pass(session, wanted),
             lambda: self._given_up.has(job),
         )
 
-    def levels(self, job: Expand) -> tuple[TrieGrower, Prepare[ModelPass]]:
-        """See ``Model``."""
-        session, grower = self._sessions[job.session], self.grower(job)
-        return grower, passes(grower, lambda wanted: _hang(session, wanted))
-
-    def abandon(self, job: SourceJob) -> None:
-        """See ``TokenSource``."""
+    def abandon(self, job: FeatureJob) -> None:
         self._given_up.note(job)
 
     def check(self) -> None:
@@ -142,13 +120,8 @@ class DraftModel:
             session.trie.check()
             session.cache.check(session.trie.length)
 
-    def _draft(self, job: Expand) -> Coroutine[ModelPass, Expanded]:
-        length = yield from self.reading(job)
-        grower, prepare = self.levels(job)
-        return (yield from answering(grower, job, length, prepare))
-
-    def reading(self, job: Expand) -> Coroutine[ModelPass, int]:
-        """See ``Model``. The tip's successors are known after."""
+    def commit(self, job: Expand) -> Coroutine[ModelPass, int]:
+        """See ``TokenSource``. The tip's successors are known after."""
         known = self._sessions.get(job.session)
         length = 0 if known is None else known.length
         if length != job.base:
@@ -169,7 +142,7 @@ class DraftModel:
         return session.length
 
     def compute(self, passes: Sequence[ModelPass]) -> None:
-        """See ``Model``: what was wanted is in the sessions' tries after."""
+        """See ``TokenSource``: what was wanted is in the sessions' tries after."""
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
         known = self.shard.info.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]
@@ -226,7 +199,7 @@ def _part(
     return ModelPass(session.cache, committed, rows, tokens, nodes, session)
 
 
-def _hang(session: _Session, wanted: Wanted) -> ModelPass:
+def _tree_pass(session: _Session, wanted: Wanted) -> ModelPass:
     committed = session.trie.length
     ids, rows = session.trie.add_child(wanted)
     return _part(session, committed, rows, [token for _, token in wanted], ids)

@@ -8,11 +8,12 @@ below its end stays; what the path leaves behind is forgotten. Node ids here are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+from asyncspec.core.growth import TIP
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
-from asyncspec.source.expand import NOTHING, TIP, Proposal
+from asyncspec.source.expand import NO_PROPOSAL, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Wanted = Sequence[tuple[NodeId, int]]
@@ -120,53 +121,46 @@ class Trie:
         return stay
 
 
-Compute = Callable[[Wanted], None]
-"""Hangs the wanted nodes in the trie and lets it learn their successors."""
+P = TypeVar("P")
 
 
-class TrieGrower:
-    """A ``Grower`` over a trie: nothing is computed twice. ``room``: levels below the tip that the
-    model's context has place for; ``most``: successors a node can have at all;
-    ``stop`` says that nobody waits for more."""
+class TrieGrower(Generic[P]):
+    """A ``Grower`` over a trie: nothing is computed twice."""
 
     def __init__(
         self,
         trie: Trie,
         room: int,
         most: int,
-        compute: Compute,
+        tree_pass: Callable[[Wanted], P],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``room``: levels below the tip that the model's context has place for. ``most``:
+        successors a node can have at all. ``tree_pass``: adds nodes to the trie; the pass
+        that computes them. ``stop``: the tree is abandoned."""
         self._trie = trie
         self._stop = stop
         self._most = most
         self._room = room if trie.tip != NO_PARENT else -1
-        self._compute = compute
+        self._tree_pass = tree_pass
         # By candidate: parent, token, level below the tip.
         self._candidates: list[tuple[int, int, int]] = []
         self._nodes: dict[int, NodeId] = {TIP: trie.tip}
 
     def add_child(self, parent: int, token: int) -> None:
-        """See ``Grower``."""
         self._candidates.append((parent, token, self._level(parent) + 1))
 
+    def prepare(self, nodes: Sequence[int]) -> Iterator[P]:
+        while (missing := self._missing(self._fitting(nodes))) and not self._stop():
+            candidates = [self._candidates[candidate] for candidate in missing]
+            yield self._tree_pass([(self._nodes[parent], token) for parent, token, _ in candidates])
+
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        """See ``Grower``."""
-        while wanted := self.lacking(nodes):
-            self._compute(wanted)
         known = self._fitting(nodes)
         if self._missing(known):
-            return [NOTHING] * len(nodes)  # stopped before it was computed
+            return [NO_PROPOSAL] * len(nodes)  # stopped before it was computed
         fitting = set(known)
-        return [self._proposal(node, width) if node in fitting else NOTHING for node in nodes]
-
-    def lacking(self, nodes: Sequence[int]) -> Wanted:
-        """What the next pass has to compute before ``propose`` can speak of ``nodes``. Nothing, if
-        all of it is known or nobody waits for it."""
-        missing = self._missing(self._fitting(nodes))
-        if not missing or self._stop():
-            return ()
-        return [(self._nodes[self._candidates[c][0]], self._candidates[c][1]) for c in missing]
+        return [self._proposal(node, width) if node in fitting else NO_PROPOSAL for node in nodes]
 
     def _fitting(self, nodes: Sequence[int]) -> list[int]:
         return [node for node in nodes if self._level(node) < self._room]
@@ -201,19 +195,3 @@ class TrieGrower:
         proposal = self._trie.proposal(self._nodes[candidate], min(width, self._most))
         assert proposal is not None, "more successors are asked for than were learned"
         return proposal
-
-
-P = TypeVar("P")
-
-
-def passes(
-    grower: TrieGrower, pending: Callable[[Wanted], P]
-) -> Callable[[Sequence[int]], Iterator[P]]:
-    """The passes that ``grower`` needs before it is asked about some nodes, one after another.
-    ``pending`` hangs what a pass computes in the trie and gives it a form."""
-
-    def prepare(nodes: Sequence[int]) -> Iterator[P]:
-        while wanted := grower.lacking(nodes):
-            yield pending(wanted)
-
-    return prepare

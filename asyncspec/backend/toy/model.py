@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, cast
 
 from msgspec import Struct
@@ -19,22 +19,19 @@ from asyncspec.core.jobs import (
     Admit,
     Batch,
     Compact,
-    DraftBatch,
-    DraftResult,
     Forward,
     Release,
     SamplerOutput,
-    SourceJob,
     StageJob,
     TensorRows,
     Trim,
 )
 from asyncspec.core.rng import mix, uniform, uniforms
 from asyncspec.core.sampling import NOTHING, Sampling, Seen, choose, seen
-from asyncspec.source.batch import one_by_one
-from asyncspec.source.expand import TIP, Grower, Proposal, answer
+from asyncspec.source.base import StateSource
+from asyncspec.source.expand import Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import FINAL, Expand, Expanded
+from asyncspec_protocol.messages import FINAL, Expand
 
 _MASK = (1 << 64) - 1
 
@@ -276,7 +273,7 @@ def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, .
     return [(*captured, h) for captured, h in zip(taps, hidden, strict=True)]
 
 
-class ToySource:
+class ToySource(StateSource[ToyState]):
     """A token source of tunable quality: it knows the toy target and guesses with noise.
 
     ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
@@ -284,46 +281,21 @@ class ToySource:
     """
 
     def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
+        super().__init__()
         self._model = model
         self._top = top
         self._seed = seed
-        self._states: dict[SessionId, tuple[int, ToyState]] = {}
 
-    def run(self, job: SourceJob) -> DraftResult | None:
-        """See ``TokenSource``."""
-        if isinstance(job, Release):
-            self._states.pop(job.session, None)
-            return None
-        if isinstance(job, DraftBatch):
-            return one_by_one(self._answer, job)
-        return self._answer(job)
+    def start(self) -> ToyState:
+        return self._model.start()
 
-    def _answer(self, job: Expand) -> Expanded:
-        length = self.begin(job)
-        return answer(self.grower(job), job, length)
-
-    def begin(self, job: Expand) -> int:
-        """See ``Part``."""
-        length, state = self._states.get(job.session, (0, self._model.start()))
-        if length != job.base:
-            raise ValueError(f"the source knows {length} tokens, not {job.base}")
-        for token in job.committed:
-            state = self._read(job.session, length, state, token)
-            length += 1
-        self._states[job.session] = (length, state)
-        return length
+    def extend(self, state: ToyState, token: int) -> ToyState:
+        return self._model.extend(state, token)
 
     def grower(self, job: Expand) -> Grower:
-        """See ``Part``."""
+        _, tip = self._sessions[job.session]
         noise = self._noise(job.session)
-        tip = self._states[job.session][1]
-        return _ToyGrower(tip, self._model, lambda state, w: self._propose(state, w, noise))
-
-    def abandon(self, job: SourceJob) -> None:
-        """See ``TokenSource``. A tree is grown before it could be stopped."""
-
-    def _read(self, session: SessionId, position: int, state: ToyState, token: int) -> ToyState:
-        return self._model.extend(state, token)
+        return StateGrower(tip, self.extend, lambda state, w: self._propose(state, w, noise))
 
     def _noise(self, session: SessionId) -> int:
         """What the guesses depend on beside the tokens."""
@@ -342,30 +314,6 @@ class ToySource:
         rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
         order = [*others[:rank], truth, *others[rank:]][:width]
         return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
-
-
-class _ToyGrower:
-    """See ``Grower``: a candidate is the model's state after its path, made when it is needed."""
-
-    def __init__(
-        self, tip: ToyState, model: ToyModel, propose: Callable[[ToyState, int], Proposal]
-    ) -> None:
-        self._model = model
-        self._propose = propose
-        self._candidates: list[tuple[int, int]] = []
-        self._states = {TIP: tip}
-
-    def add_child(self, parent: int, token: int) -> None:
-        self._candidates.append((parent, token))
-
-    def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        return [self._propose(self._state(node), width) for node in nodes]
-
-    def _state(self, node: int) -> ToyState:
-        if node not in self._states:
-            parent, token = self._candidates[node]
-            self._states[node] = self._model.extend(self._state(parent), token)
-        return self._states[node]
 
 
 # --- Hidden states, taps and features of a toy model as bytes and back.

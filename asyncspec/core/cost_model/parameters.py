@@ -89,6 +89,14 @@ class CostModelParameters(Struct, frozen=True):
     # itself then. More than 1: what only one reads takes nobody else's place in a pass.
     prefix_wait: int = 2
 
+    # --- drafts ---
+
+    # Most committed tokens of one draft request: four passes of a draft model, about as many as a
+    # tree has levels.
+    max_draft_tokens: int = 256
+    # Most rows of a draft batch: tokens it takes in, and nodes of a level.
+    max_draft_rows: int = 512
+
     # --- jobs of a device ---
 
     # Seconds: to wake a sleeping thread, and the event loop again, costs more than this.

@@ -27,7 +27,8 @@ from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import DraftResult, FeatureJob
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import DraftCost, StageCost
-from asyncspec.source.hybrid import HybridSource, Part
+from asyncspec.source.base import TokenSource
+from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.config import (
@@ -78,12 +79,12 @@ def load_source(config: Config, target: OpenModel) -> Source:
     models = [_load(name, config, target) for name in names if name != NGRAM]
     lookups = [NGramSource()] if NGRAM in names else []
     reader = next((loaded for loaded in models if loaded.features), None)
-    source: Part | HybridSource
+    source: TokenSource
     if len(names) == 1:
-        source = models[0].part if models else lookups[0]
+        source = models[0].source if models else lookups[0]
     else:
         source = HybridSource(
-            [loaded.part for loaded in models], lookups, reader.part if reader else None
+            [loaded.source for loaded in models], lookups, reader.source if reader else None
         )
     return Source(
         source.run,

@@ -7,7 +7,7 @@ dropped: what they guessed is known now, and everything below them was built on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,16 +17,16 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft_model import CHUNK, REMEMBER, BatchedDraftPass, DraftPass
-from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted, passes
+from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.geometry import Features
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release, TensorRows
-from asyncspec.source.batch import AbandonedJobs, Coroutine, run_cobatched
-from asyncspec.source.expand import Grown, Prepare, Shape, answering, beam
+from asyncspec.core.jobs import FeatureJob, Feed, TensorRows
+from asyncspec.source.base import TokenSource
+from asyncspec.source.batch import AbandonedJobs, Coroutine
 from asyncspec_protocol.ids import NodeId, SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expand
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class EaglePass(DraftPass):
     held: _Session
 
 
-class EagleSource:
-    """An EAGLE head with a tree cache per session. One thread only."""
+class EagleSource(TokenSource):
+    """An EAGLE head with a tree cache per session. One thread only; ``Tensors`` of its features."""
 
     def __init__(self, head: EagleHead, context: int) -> None:
         self.head = head
@@ -79,18 +79,15 @@ class EagleSource:
         found = self._sessions.get(session)
         return 0 if found is None else found.trie.length + 1
 
-    def extend(self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]) -> None:
+    def extend(
+        self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]
+    ) -> Coroutine[EaglePass, None]:
         """Commit ``tokens`` [n]; ``features`` [n, ``features.width``] are those of the position
         *before* each. The first token of a session is never given: it has no position before it.
 
         Opens the session if need be. Raises ``ValueError`` where the shapes do not fit, or for a
         token that is not in the vocabulary.
         """
-        run_cobatched([self._extending(session, features, tokens)], self.compute)
-
-    def _extending(
-        self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]
-    ) -> Coroutine[EaglePass, None]:
         self._check_rows(features, tokens)
         held = self._sessions.setdefault(
             session, _Session(TreeCache(self.head.cache_shape, self._context))
@@ -108,57 +105,30 @@ class EagleSource:
             nodes = [held.trie.tip] if i + CHUNK >= len(tokens) else []
             yield EaglePass(held.cache, committed, rows, chunk, nodes, known, held)
 
-    def grow(self, session: SessionId, depth: int, width: int, count: int) -> Grown:
-        """The best ``count`` nodes of ``depth`` levels below the tip, by EAGLE-2's beam of
-        ``width``. Nothing is computed twice between two calls of ``extend``.
-
-        Raises ``ValueError`` for a session that was never extended.
-        """
-        return beam(self._grower(session, width), Shape(depth, width, count))
-
-    def _grower(
-        self, session: SessionId, width: int, stop: Callable[[], bool] = lambda: False
-    ) -> TrieGrower:
-        held = self._sessions.get(session)
-        if held is None:
-            raise ValueError(f"session {session} was never extended")
+    def grower(self, job: Expand) -> TrieGrower[EaglePass]:
+        held = self._sessions.get(job.session) or _Session(TreeCache(self.head.cache_shape, 0))
         most = self.head.geometry.draft_vocab_size
-        if min(width, most) > held.remembered and held.guesses:
-            held.remembered = min(width, most)
+        if min(job.width, most) > held.remembered and held.guesses:
+            held.remembered = min(job.width, most)
             with torch.inference_mode():
                 guesses = torch.stack([*held.guesses.values()])
                 proposals = self.head.successors(guesses, held.remembered)
             for node, proposal in zip(held.guesses, proposals, strict=True):
                 held.trie.learn(node, proposal)
-        room = self._context - self.known(session)
         return TrieGrower(
-            held.trie, room, most, lambda wanted: self.compute([_hang(held, wanted)]), stop
+            held.trie,
+            self._context - self.known(job.session),
+            most,
+            lambda wanted: _tree_pass(held, wanted),
+            lambda: self._given_up.has(job),
         )
 
     def release(self, session: SessionId) -> None:
-        """Forget a session. Unknown sessions are no error."""
         self._sessions.pop(session, None)
         self._fed.pop(session, None)
         self._given_up.forget(session)
 
-    def run(self, job: FeatureJob) -> DraftResult | None:
-        """See ``FeatureSource``. Raises ``ValueError`` where ``base`` or ``start`` is not what the
-        source knows, or features are missing, and as ``extend``."""
-        match job:
-            case Release(session):
-                self.release(session)
-                return None
-            case Feed():
-                self._feed(job)
-                return None
-            case DraftBatch(jobs):
-                return run_cobatched([self._draft(draft) for draft in jobs], self.compute)
-            case _:
-                (answer,) = run_cobatched([self._draft(job)], self.compute)
-                return answer
-
     def pack(self, rows: TensorRows) -> WireTensor:
-        """See ``Tensors``."""
         return to_wire(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
@@ -166,7 +136,6 @@ class EagleSource:
         return from_wire(tensor, self.head.dtype, self.features.width)
 
     def abandon(self, job: FeatureJob) -> None:
-        """See ``TokenSource``."""
         self._given_up.note(job)
 
     def check(self) -> None:
@@ -179,44 +148,22 @@ class EagleSource:
             )
             assert held.guesses.keys() == nodes
 
-    def _feed(self, job: Feed) -> None:
+    def feed(self, job: Feed) -> None:
         fed = self._fed.setdefault(job.session, [])
         known = max(self.known(job.session) - 1, 0) + sum(map(len, fed))
         if job.start != known:
             raise ValueError(f"features from position {job.start} on, {known} are known")
         fed.extend(select(rows) for rows in job.rows)
 
-    def begin(self, job: Expand) -> int:
-        """See ``Part``."""
-        (length,) = run_cobatched([self.reading(job)], self.compute)
-        return length
-
-    def reading(self, job: Expand) -> Coroutine[EaglePass, int]:
-        """See ``Model``."""
+    def commit(self, job: Expand) -> Coroutine[EaglePass, int]:
         known = self.known(job.session)
         if known != job.base:
             raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
         if job.base or job.committed:
             tokens = job.committed[0 if job.base else 1 :]
             features = self._take(job.session, len(tokens))
-            yield from self._extending(job.session, features, tokens)
+            yield from self.extend(job.session, features, tokens)
         return self.known(job.session)
-
-    def grower(self, job: Expand) -> TrieGrower:
-        """See ``Part``."""
-        return self._grower(job.session, job.width, lambda: self._given_up.has(job))
-
-    def levels(self, job: Expand) -> tuple[TrieGrower, Prepare[EaglePass]]:
-        """See ``Model``."""
-        held, grower = self._sessions[job.session], self.grower(job)
-        return grower, passes(grower, lambda wanted: _hang(held, wanted))
-
-    def _draft(self, job: Expand) -> Coroutine[EaglePass, Expanded]:
-        length = yield from self.reading(job)
-        if not length:
-            return Expanded(job.session, job.version, 0, (), (), ())
-        grower, prepare = self.levels(job)
-        return (yield from answering(grower, job, length, prepare))
 
     def _take(self, session: SessionId, count: int) -> torch.Tensor:
         """The oldest ``count`` features that were fed and not taken yet, or all there are."""
@@ -235,7 +182,7 @@ class EagleSource:
             raise ValueError(f"a token that is not in the vocabulary of {vocab}")
 
     def compute(self, passes: Sequence[EaglePass]) -> None:
-        """See ``Model``: what was wanted is in the sessions' books after."""
+        """See ``TokenSource``: what was wanted is in the sessions' books after."""
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
@@ -254,7 +201,7 @@ class EagleSource:
                 one.held.trie.learn(node, proposal)
 
 
-def _hang(held: _Session, wanted: Wanted) -> EaglePass:
+def _tree_pass(held: _Session, wanted: Wanted) -> EaglePass:
     committed = held.trie.length
     ids, rows = held.trie.add_child(wanted)
     features = torch.stack([held.guesses[parent] for parent, _ in wanted])

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Send
 from asyncspec.policy.base import Growth
-from asyncspec.source.batch import READ, admitted, batched
+from asyncspec.source.batch import admitted, batched
 from asyncspec_nodes.roles.draft.state import DraftRequest, DraftSession, DraftState, Effects
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
@@ -68,7 +69,7 @@ def request_draft(
         return None
     else:
         growth = None  # the source reads the prompt while the stages do, or right behind them
-    length = min(session.source_limit, session.source_length + READ)
+    length = min(session.source_limit, session.source_length + PARAMETERS.max_draft_tokens)
     if length < session.source_limit:
         growth = None  # it reads first, in chunks between which others' drafts are grown
     job = _expand(session, growth, length)
