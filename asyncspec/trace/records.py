@@ -240,6 +240,11 @@ class Probe(Struct, frozen=True, tag="probe", tag_field="event", gc=False):
     answered: float
     came: float
 
+    @property
+    def round_trip(self) -> float:
+        """Seconds."""
+        return max(0.0, self.came - self.asked)
+
 
 class Silence(Struct, frozen=True, tag="silence", tag_field="event", gc=False):
     """No bytes arrived from a peer, not even heartbeats."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from asyncspec.trace.analysis.log import USUAL_DRIFT, WINDOW_SECONDS, estimate, fit, shift
-from asyncspec.trace.analysis.timeline import Clock
+from asyncspec.trace.analysis.log import USUAL_DRIFT, WINDOW_SECONDS, Clock, estimate, fit
 from asyncspec.trace.records import Node, Probe
 
 delays = st.floats(1e-5, 0.05)
@@ -44,7 +43,7 @@ def test_the_truth_lies_within_the_uncertainty(
     slack = 2 * abs(drift) * WINDOW_SECONDS + 1e-9 * (abs(offset) + at)
     for probe in probes:
         ours = probe.answered * (1 + drift) + offset
-        assert abs(shift(clock, probe.answered) - ours) <= clock.uncertainty + slack
+        assert abs(clock.shift(probe.answered) - ours) <= clock.uncertainty + slack
 
 
 @given(st.lists(st.tuples(delays, delays), min_size=1), st.lists(st.floats(0, 100), min_size=2))
@@ -52,7 +51,7 @@ def test_order_is_kept(trips: list[tuple[float, float]], moments: list[float]) -
     probes = [Probe(0, 1, float(i), 5.0 + i, i + a + b) for i, (a, b) in enumerate(trips)]
     clock = fit(1, probes)
     moments.sort()
-    mapped = [shift(clock, moment) for moment in moments]
+    mapped = [clock.shift(moment) for moment in moments]
     assert mapped == sorted(mapped)
 
 
@@ -63,7 +62,7 @@ def test_one_slow_answer_does_not_matter(slow: float, place: int) -> None:
     probes.insert(place, Probe(0, 1, at, at + slow, at + slow))
     clock = fit(1, probes)
     assume(slow > 0.01)
-    assert abs(shift(clock, 1.0) - 1.0) < 1e-6
+    assert abs(clock.shift(1.0) - 1.0) < 1e-6
     # It lies past the others, and their drift was not told apart.
     assert clock.uncertainty <= 0.001 + USUAL_DRIFT * slow + 1e-9
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.trace.analysis.build import timeline
-from asyncspec.trace.analysis.reading import read
+from asyncspec.trace.analysis.build import build
 from asyncspec.trace.records import Issued, Ran, Step
 from asyncspec_nodes.simulation.replay import replay
 from cluster import Cluster, ask
@@ -38,8 +37,7 @@ def test_every_session_of_a_batch_has_its_span(delays: list[int], policy: str, a
     steps = [line for line in trace.lines if isinstance(line, Step) and line.rank == rank]
     issued = [e for step in steps for e in step.effects if isinstance(e, Issued)]
     ran = {line.job: line for line in trace.lines if isinstance(line, Ran) and line.rank == rank}
-    reading = read(trace)
-    spans = [s for s in timeline(reading).spans if s.rank == rank and s.kind == "draft"]
+    spans = [s for s in build(trace).spans if s.rank == rank and s.kind == "draft"]
     got = sorted((span.at, span.until, span.session, span.rows) for span in spans)
     want = sorted(
         (ran[job.job].at, ran[job.job].until, session, nodes)

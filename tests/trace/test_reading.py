@@ -13,11 +13,9 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Forward, Job
 from asyncspec.core.sampling import Sampling
-from asyncspec.trace.analysis.build import build, timeline
-from asyncspec.trace.analysis.critical_path import Chains, latency_breakdowns, token_times
-from asyncspec.trace.analysis.reading import read
-from asyncspec.trace.analysis.spans import Utilisation
-from asyncspec.trace.analysis.summary import summarise
+from asyncspec.trace.analysis.build import build
+from asyncspec.trace.analysis.critical_path import latency_breakdowns, token_times
+from asyncspec.trace.analysis.summary import Utilisation, summarise
 from asyncspec.trace.records import Issued, Ran, Record, Reported, Step, Trace
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand, Message
@@ -88,15 +86,16 @@ def test_a_tokens_time_is_accounted_for(
     delays: list[int], policy: str, stages: int, requests: int
 ) -> None:
     cluster = run(Shaken(delays), policy, stages, requests)
-    reading = read(cluster.trace())
-    times = token_times(Chains(reading.log), reading.answers)
+    found = build(cluster.trace())
+    times = token_times(found)
     for time in times:
-        for later, earlier in zip(time.pieces, time.pieces[1:], strict=False):
+        for later, earlier in zip(time.spans, time.spans[1:], strict=False):
             assert later.at == earlier.until, "no gap, no overlap"
-        assert sum(piece.seconds for piece in time.pieces) == pytest.approx(time.until - time.at)
+        assert sum(span.seconds for span in time.spans) == pytest.approx(time.until - time.at)
+    submissions = {request.request: request.submitted for request in found.requests}
     for breakdown in latency_breakdowns(times, decoding=False):
-        end = max(t.at for t in reading.answers.tokens if t.request == breakdown.request)
-        submitted = reading.answers.requests[breakdown.request].submitted
+        end = max(t.at for t in found.tokens if t.request == breakdown.request)
+        submitted = submissions[breakdown.request]
         assert breakdown.seconds == pytest.approx(end - submitted)
         assert sum(breakdown.resources.values()) == pytest.approx(breakdown.seconds)
         assert breakdown.resources.get("other", 0.0) <= 0.05 * breakdown.seconds
@@ -104,8 +103,8 @@ def test_a_tokens_time_is_accounted_for(
 
 @given(delays, policies, st.integers(1, 4))
 def test_shares_sum_to_one(delays: list[int], policy: str, stages: int) -> None:
-    reading = read(run(Shaken([*delays, 1]), policy, stages).trace())
-    for share in summarise(reading, timeline(reading)).devices:
+    found = build(run(Shaken([*delays, 1]), policy, stages).trace())
+    for share in summarise(found).devices:
         parts = [getattr(share, name) for name in Utilisation.__struct_fields__[3:]]
         assert sum(parts) == pytest.approx(1.0)
         assert min(parts) >= -1e-9
@@ -129,17 +128,17 @@ class Delayed(Struct):
 @pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
 @pytest.mark.parametrize("stage", [1, 2, 3, 4])
 def test_a_slow_stage_is_named(stage: int, policy: str) -> None:
-    reading = read(run(Delayed(stage=stage), policy, 4).trace())
-    sentence = summarise(reading, timeline(reading)).bottleneck
+    found = build(run(Delayed(stage=stage), policy, 4).trace())
+    sentence = summarise(found).bottleneck
     assert sentence.startswith(f"V{stage} is the bottleneck: ")
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
 @pytest.mark.parametrize("link", [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)])
 def test_a_slow_link_is_named(link: tuple[int, int], policy: str) -> None:
-    reading = read(run(Delayed(link_=link), policy, 4).trace())
+    found = build(run(Delayed(link_=link), policy, 4).trace())
     names = [f"V{rank}" if rank else "D0" for rank in link]
-    sentence = summarise(reading, timeline(reading)).bottleneck
+    sentence = summarise(found).bottleneck
     assert sentence.startswith(f"The link {names[0]} -> {names[1]} is the bottleneck: ")
 
 
@@ -154,8 +153,8 @@ def test_a_partial_trace_is_read_as_far_as_it_goes(
         start = data.draw(st.integers(0, count))
         del lines[start : start + data.draw(st.integers(0, count // 2))]
     trace = Trace(whole.header, tuple(lines))
-    reading = read(trace)
-    summarise(reading, timeline(reading))
+    found = build(trace)
+    summarise(found)
 
 
 def recorded_between(whole: Trace, start: float, end: float) -> Trace:
@@ -171,14 +170,13 @@ def test_a_request_that_was_there_counts_from_whoever_worked_on_it_first() -> No
     last = max(line.until for line in whole.lines if isinstance(line, Step | Ran))
     late = 0
     for start in range(0, int(last), 4):
-        reading = read(recorded_between(whole, start, start + 16))
-        found = timeline(reading)
+        found = build(recorded_between(whole, start, start + 16))
         passes = [span.at for span in found.spans if span.rank == 1 and span.rows]
-        own = [step.at for life in reading.log.lives if not life.rank for step in life.steps]
+        own = [step.at for life in found.log.lives if not life.node.rank for step in life.steps]
         if found.requests and passes and own and passes[0] < own[0]:
             (request,) = found.requests
             assert request.submitted <= passes[0]
-            assert summarise(reading, found).devices[1].busy
+            assert summarise(found).devices[1].busy
             late += 1
     assert late
 
@@ -191,11 +189,10 @@ def test_a_request_that_was_there_already_counts_from_the_start(
     whole = run(Shaken(delays), policy, 2).trace()
     steps = [line for line in whole.lines if isinstance(line, Step)]
     start, end = sorted(data.draw(st.sampled_from(steps)).at for _ in range(2))
-    reading = read(recorded_between(whole, start, end))
-    found = timeline(reading)
+    found = build(recorded_between(whole, start, end))
     asked = {request.request for request in found.requests}
     assert {token.request for token in found.tokens} <= asked
-    for device in summarise(reading, found).devices:
+    for device in summarise(found).devices:
         passes = sum(s.until - s.at for s in found.spans if s.rank == device.rank and s.rows)
         assert device.busy > 0 or not (found.tokens and passes)
 
@@ -204,10 +201,10 @@ def test_a_request_that_was_there_already_counts_from_the_start(
 def test_causes_that_go_round_in_a_circle_end(delays: list[int], policy: str) -> None:
     """A job that seems to be issued after its end: by a step that it is a cause of."""
     whole = run(Shaken(delays), policy, 2).trace()
-    reading = read(Trace(whole.header, tuple(map(early, whole.lines))))
-    for time in token_times(Chains(reading.log), reading.answers):
-        assert sum(piece.seconds for piece in time.pieces) == pytest.approx(time.until - time.at)
-    summarise(reading, timeline(reading))
+    found = build(Trace(whole.header, tuple(map(early, whole.lines))))
+    for time in token_times(found):
+        assert sum(span.seconds for span in time.spans) == pytest.approx(time.until - time.at)
+    summarise(found)
 
 
 def early(line: Record) -> Record:
@@ -232,10 +229,9 @@ def test_a_stage_that_is_lost_and_comes_back(
 
     cluster.world.at(float(when), restart)
     cluster.world.run()
-    reading = read(cluster.trace())
-    found = timeline(reading)
+    found = build(cluster.trace())
     assert [token.token for token in found.tokens] == cluster.world.tokens[0]
-    summarise(reading, found)
+    summarise(found)
 
 
 def test_outcomes_of_segments() -> None:
@@ -259,10 +255,10 @@ def test_a_token_source_on_its_own_node_is_no_stage(
     cluster = Cluster(Shaken([*delays, 1]), stages=stages, policies=SMALL, record=True, apart=True)
     cluster.submit(ask(policy=policy, prompt=(1, 2, 3, 4, 5, 6, 7)))
     cluster.world.run()
-    reading = read(cluster.trace())
+    timeline = build(cluster.trace())
     # The first four nodes of the prompt bring no verdict: their lifetime ends at the last stage.
-    assert reading.lifetimes[0].outcome == "prompt"
-    found = summarise(reading, timeline(reading))
+    assert timeline.lifetimes[0].outcome == "prompt"
+    found = summarise(timeline)
     assert [share.device for share in found.devices] == [
         "D0", *(f"V{rank}" for rank in range(1, stages + 1)), "source",
     ]  # fmt: skip

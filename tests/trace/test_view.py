@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.build import build, timeline
+from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.perfetto import export
-from asyncspec.trace.analysis.reading import read
 from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.analysis.timeline import Timeline
 from asyncspec.trace.view import page
@@ -70,11 +69,10 @@ def test_what_one_of_several_draft_nodes_has_collected(asked: int) -> None:
     cluster.world.run()
     trace = cluster.trace()
     mine = tuple(line for line in trace.lines if line.rank in (draft_rank(asked), 1, 2))
-    reading = read(replace(trace, lines=mine))
-    line = timeline(reading)
+    line = build(replace(trace, lines=mine))
     assert [request.request for request in line.requests] == [asked]
     assert len(line.tokens) == len(cluster.world.tokens[asked])
-    found = model(line, summarise(reading, line))
+    found = model(line, summarise(line))
     assert sorted(lane.name for lane in found.lanes) == [f"D{asked}", "V1", "V2"]
 
 
@@ -116,9 +114,8 @@ def test_the_page_holds_the_model_and_nothing_from_elsewhere() -> None:
     cluster = Cluster(Shaken([1, 3, 2]), stages=2, record=True)
     cluster.submit(ask())
     cluster.world.run()
-    reading = read(cluster.trace())
-    line = timeline(reading)
-    html = page(line, summarise(reading, line))
+    line = build(cluster.trace())
+    html = page(line, summarise(line))
     found = data_of(html)
     assert found["tokens"] == json.loads(msgspec.json.encode(model(line).tokens))
     assert found["summary"]["bottleneck"]  # type: ignore[index]

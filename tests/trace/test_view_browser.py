@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.build import build, timeline
-from asyncspec.trace.analysis.reading import read
+from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.analysis.timeline import Timeline
 from asyncspec.trace.view import page
@@ -34,10 +33,9 @@ def file(tmp_path: Path) -> Path:
     for number in range(2):
         cluster.submit(ask(number, prompt=(1, 2, 3 + number)))
     cluster.world.run()
-    reading = read(cluster.trace())
-    line = timeline(reading)
+    line = build(cluster.trace())
     path = tmp_path / "trace.html"
-    path.write_text(page(line, summarise(reading, line)), encoding="utf-8")
+    path.write_text(page(line, summarise(line)), encoding="utf-8")
     return path
 
 

@@ -55,11 +55,11 @@ def long(count: int) -> Timeline:
                 Span(rank, "step", until, until + 1e-5),
                 Span(rank, "transfer", until, came + STEP, 0, number, peer=(rank + 1) % 9),
             ]
-            hops.append(Hop(rank, 16, 16, 16, came, at, until, until))
+            hops.append(Hop(rank, came, 16, 16, 16, at, until, until))
         verified = sent + STAGES * STEP
         ids = tuple(range(16 * number, 16 * number + 16))
         lifetimes.append(
-            SegmentLifetime(0, number, ids, ids, ids, sent, tuple(hops), verified, "verified", 2, 1)
+            SegmentLifetime(0, number, ids, sent, tuple(hops), verified, "verified", 2, 1)
         )
         tokens.append(Token(0, number, 7, verified, number, number % 4 > 0, text=" word"))
         instants += [Instant(rank, verified, "prune", 0) for rank in range(STAGES + 1)]

@@ -1,78 +1,81 @@
-"""A trace as a timeline. Pure; raises nothing for a well-formed trace, however partial."""
+"""A trace as a timeline; raises nothing for a well-formed trace, however partial."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
-from asyncspec.trace import records
-from asyncspec.trace.analysis.answers import read_instants
-from asyncspec.trace.analysis.log import NodeLog
-from asyncspec.trace.analysis.reading import Reading, read
-from asyncspec.trace.analysis.spans import read_spans
-from asyncspec.trace.analysis.timeline import SegmentLifetime, Timeline, Token
-from asyncspec.trace.records import Trace
+from asyncspec.trace.analysis.answers import Answers
+from asyncspec.trace.analysis.log import Log, read_log
+from asyncspec.trace.analysis.segments import StageView, read_segments
+from asyncspec.trace.analysis.spans import read_instants, read_spans
+from asyncspec.trace.analysis.timeline import Request, SegmentLifetime, Timeline
+from asyncspec.trace.records import Dropped, Reported, Sent, Trace
 
 
 def build(trace: Trace) -> Timeline:
-    """Everything a trace tells, on one clock."""
-    return timeline(read(trace))
-
-
-def timeline(reading: Reading) -> Timeline:
-    """A reading as a timeline."""
-    log, answers = reading.log, reading.answers
-    spans = read_spans(log, reading.stages, reading.paths, reading.lifetimes)
-    instants = read_instants(log, answers)
-    ends = [*(s.until for s in spans), *(m.at for m in instants), 0.0]
+    """Everything a trace says, on one clock."""
+    log = read_log(trace.lines)
+    drafts = [life for life in log.lives if life.node.role == "draft"]
+    stages = [StageView(life) for life in log.lives if life.node.role == "verify"]
+    paths, lifetimes = read_segments(drafts, stages)
+    index = {(one.session, one.segment): i for i, one in enumerate(lifetimes)}
+    seen = _first_seen(log, lifetimes)
+    answers = [Answers(life, paths, index, seen) for life in drafts]
+    requests: dict[int, Request] = {}
+    for part in answers:
+        requests |= part.requests
+    tokens = tuple(chain.from_iterable(part.tokens for part in answers))
+    rounds = list(chain.from_iterable(part.rounds for part in answers))
+    brought = Counter(token.lifetime for token in tokens)
+    spans = read_spans(log, stages, paths, lifetimes)
+    instants = read_instants(log, rounds)
     return Timeline(
-        header=reading.header,
-        duration=max(ends),
+        header=trace.header,
+        duration=max([*(s.until for s in spans), *(m.at for m in instants), 0.0]),
         nodes=tuple(life.node for life in log.lives),
-        clocks=tuple(log.clocks[rank] for rank in sorted(log.clocks)),
-        requests=tuple(sorted(answers.requests.values(), key=lambda r: r.submitted)),
+        clocks=tuple(log.clocks.values()),
+        requests=tuple(sorted(requests.values(), key=lambda r: r.submitted)),
         spans=tuple(spans),
-        lifetimes=tuple(_credited(reading.lifetimes, answers.tokens)),
-        tokens=tuple(answers.tokens),
-        rounds=tuple(sorted(answers.rounds, key=lambda r: r.at)),
+        lifetimes=tuple(replace(one, brought=brought[i]) for i, one in enumerate(lifetimes)),
+        tokens=tokens,
+        rounds=tuple(sorted(rounds, key=lambda r: r.at)),
         instants=tuple(instants),
-        traffic=tuple(_traffic(log.lives)),
-        dropped=tuple(_dropped(log.lives)),
+        traffic=_traffic(log),
+        dropped=_dropped(log),
+        log=log,
+        emissions=tuple(chain.from_iterable(part.steps for part in answers)),
     )
 
 
-def _credited(
-    lifetimes: Sequence[SegmentLifetime], tokens: Sequence[Token]
-) -> list[SegmentLifetime]:
-    """With the number of tokens each brought."""
-    brought = Counter(token.lifetime for token in tokens)
-    return [replace(lifetime, brought=brought[i]) for i, lifetime in enumerate(lifetimes)]
+def _first_seen(log: Log, lifetimes: Sequence[SegmentLifetime]) -> dict[int, float]:
+    """When any node first worked on a session, or had a segment of it."""
+    seen: dict[int, float] = {}
+    jobs = [(run.session, run.at) for life in log.lives for run in life.runs.values()]
+    for session, at in (*jobs, *((one.session, one.sent) for one in lifetimes)):
+        seen[session] = min(at, seen.get(session, at))
+    return seen
 
 
-def _traffic(lives: Sequence[NodeLog]) -> list[tuple[int, int, str, int, int]]:
+def _traffic(log: Log) -> tuple[tuple[int, int, str, int, int], ...]:
     frames: Counter[tuple[int, int, str]] = Counter()
     nbytes: Counter[tuple[int, int, str]] = Counter()
-    for life in lives:
-        for step in life.steps:
-            for effect in step.effects:
-                match effect:
-                    case records.Sent(to, kind, _, _, _, size) if size:
-                        hop = (life.rank, to, kind)
-                    case records.Reported(to, _, _, _, _, size) if size:
-                        hop = (life.rank, to, "closed")
-                    case _:
-                        continue
+    for life in log.lives:
+        for effect in (effect for step in life.steps for effect in step.effects):
+            if isinstance(effect, Sent | Reported) and effect.nbytes:
+                kind = effect.kind if isinstance(effect, Sent) else "closed"
+                hop = life.node.rank, effect.to, kind
                 frames[hop] += 1
-                nbytes[hop] += size
-    return [(*hop, frames[hop], nbytes[hop]) for hop in sorted(frames)]
+                nbytes[hop] += effect.nbytes
+    return tuple((*hop, frames[hop], nbytes[hop]) for hop in sorted(frames))
 
 
-def _dropped(lives: Sequence[NodeLog]) -> list[tuple[int, int]]:
+def _dropped(log: Log) -> tuple[tuple[int, int], ...]:
     lost: Counter[int] = Counter()
-    for life in lives:
-        for line in life.others:
-            if isinstance(line, records.Dropped):
-                lost[life.rank] += line.count
-    return sorted(lost.items())
+    for line in (line for life in log.lives for line in life.others):
+        if isinstance(line, Dropped):
+            lost[line.rank] += line.count
+    return tuple(sorted(lost.items()))

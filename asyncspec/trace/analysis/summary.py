@@ -1,22 +1,45 @@
-"""A trace in numbers: who was busy with what, where the tokens' time went, and who to blame."""
+"""A trace in numbers: how busy each device was with what, where the tokens' time went, and the
+bottleneck."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from asyncspec.trace.analysis.critical_path import (
-    Chains,
     LatencyBreakdown,
     latency_breakdowns,
-    link,
+    link_name,
     token_times,
 )
-from asyncspec.trace.analysis.reading import Reading
-from asyncspec.trace.analysis.spans import Utilisation, read_utilisation
-from asyncspec.trace.analysis.timeline import Clock, Timeline, Token
+from asyncspec.trace.analysis.log import Clock
+from asyncspec.trace.analysis.timeline import SegmentLifetime, Span, Timeline
+
+Interval = tuple[float, float]
+
+
+class Utilisation(Struct, frozen=True):
+    """Shares of the time in which requests ran; the last eight sum to 1.
+
+    ``useful``, ``wrong`` and ``dead`` split the time of passes by their rows: of nodes that ended
+    on the committed path, of wrong guesses, and of nodes dead before the pass had ended.
+    """
+
+    rank: int
+    device: str
+    busy: float
+    useful: float
+    wrong: float
+    dead: float
+    drafting: float
+    cache: float
+    # Nothing to compute: bytes waited for the network, a finished segment for the next stage's
+    # credit (on the draft node: something to send for the first stage's), or nothing had come.
+    sending: float
+    credit: float
+    idle: float
 
 
 class Depth(Struct, frozen=True):
@@ -37,8 +60,8 @@ class HopBytes(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """Times in seconds. ``requests`` breakdown for whole answers, ``decoding`` for all tokens but
-    the first."""
+    """Times in seconds. ``requests`` breaks down whole answers, ``decoding`` all tokens but the
+    first."""
 
     bottleneck: str
     duration: float
@@ -58,29 +81,34 @@ class Summary(Struct, frozen=True):
     dropped: tuple[tuple[int, int], ...]
 
 
-def summarise(reading: Reading, timeline: Timeline) -> Summary:
-    """All of it; ``timeline`` is the reading's."""
-    times = token_times(Chains(reading.log), reading.answers)
-    whole, decoding = (
-        latency_breakdowns(times, decoding=False),
-        latency_breakdowns(times, decoding=True),
-    )
-    devices = read_utilisation(timeline)
+def summarise(timeline: Timeline) -> Summary:
+    """All of it."""
+    times = token_times(timeline)
+    requests = latency_breakdowns(times, decoding=False)
+    decoding = latency_breakdowns(times, decoding=True)
+    windows = union((r.submitted, r.finished or timeline.duration) for r in timeline.requests)
+    spans: dict[int, list[Span]] = {node.rank: [] for node in timeline.nodes}
+    for span in timeline.spans:
+        spans.setdefault(span.rank, []).append(span)
+    ranks = sorted({node.rank for node in timeline.nodes})
+    devices = [_utilisation(rank, timeline.name(rank), spans[rank], windows) for rank in ranks]
     later = [token for token in timeline.tokens if token.index]
-    misses = sum(r.end == "miss" for r in timeline.rounds)
+    depths, hits = Counter(t.depth for t in later), Counter(t.depth for t in later if t.hit)
+    rounds, ran = len(timeline.rounds), windows[-1][1] - windows[0][0] if windows else 0.0
+    in_flight = sum(map(_row_seconds, timeline.lifetimes))
     return Summary(
-        bottleneck=bottleneck(decoding or whole, devices),
+        bottleneck=bottleneck(decoding or requests, devices),
         duration=timeline.duration,
         tokens=len(timeline.tokens),
-        rounds=len(timeline.rounds),
-        misses=misses,
-        tokens_per_round=len(later) / len(timeline.rounds) if timeline.rounds else 0.0,
-        hit_rate=sum(token.hit for token in later) / len(later) if later else 0.0,
-        rows_in_flight=_rows_in_flight(timeline),
-        devices=devices,
-        requests=tuple(whole),
+        rounds=rounds,
+        misses=sum(r.end == "miss" for r in timeline.rounds),
+        tokens_per_round=len(later) / rounds if rounds else 0.0,
+        hit_rate=hits.total() / len(later) if later else 0.0,
+        rows_in_flight=in_flight / ran if ran else 0.0,
+        devices=tuple(devices),
+        requests=tuple(requests),
         decoding=tuple(decoding),
-        acceptance=_acceptance(later),
+        acceptance=tuple(Depth(depth, depths[depth], hits[depth]) for depth in sorted(depths)),
         hops=_hops(timeline),
         clocks=timeline.clocks,
         dropped=timeline.dropped,
@@ -88,7 +116,7 @@ def summarise(reading: Reading, timeline: Timeline) -> Summary:
 
 
 def bottleneck(requests: Sequence[LatencyBreakdown], devices: Sequence[Utilisation]) -> str:
-    """Whose work the tokens waited for most, in one sentence."""
+    """The resource whose work the tokens waited for most, in one sentence."""
     blame: Counter[str] = Counter()
     for breakdown in requests:
         blame.update(breakdown.resources)
@@ -111,31 +139,95 @@ def bottleneck(requests: Sequence[LatencyBreakdown], devices: Sequence[Utilisati
     )
 
 
-def _acceptance(tokens: Sequence[Token]) -> tuple[Depth, ...]:
-    count = Counter(token.depth for token in tokens)
-    hits = Counter(token.depth for token in tokens if token.hit)
-    return tuple(Depth(depth, count[depth], hits[depth]) for depth in sorted(count))
+def _utilisation(
+    rank: int, device: str, spans: Sequence[Span], windows: Sequence[Interval]
+) -> Utilisation:
+    total = length(windows) or 1.0
+    taken: list[Interval] = []
+    part: dict[str, float] = {}
+    for kind in ("compute", "draft", "cache", "send", "credit"):
+        grown = union([*taken, *((s.at, s.until) for s in spans if s.kind == kind)])
+        part[kind] = (length(cut(grown, windows)) - length(cut(taken, windows))) / total
+        taken = grown
+    useful, dead = _split(spans, windows)
+    return Utilisation(
+        rank,
+        device,
+        busy=part["compute"] + part["draft"] + part["cache"],
+        useful=part["compute"] * useful,
+        wrong=part["compute"] * (1 - useful - dead),
+        dead=part["compute"] * dead,
+        drafting=part["draft"],
+        cache=part["cache"],
+        sending=part["send"],
+        credit=part["credit"],
+        idle=max(0.0, 1 - sum(part.values())),
+    )
 
 
-def _rows_in_flight(timeline: Timeline) -> float:
-    rows = 0.0
-    for lifetime in timeline.lifetimes:
-        moments = [lifetime.sent]
-        for hop in lifetime.hops:
-            moments += [t for t in (hop.received, hop.ended, hop.sent) if t is not None]
-        end = max(moments) if lifetime.verified is None else lifetime.verified
-        rows += len(lifetime.ids) * (end - lifetime.sent)
-    starts = [request.submitted for request in timeline.requests]
-    ends = [request.finished or timeline.duration for request in timeline.requests]
-    return rows / (max(ends) - min(starts)) if starts and max(ends) > min(starts) else 0.0
+def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, float]:
+    """Shares of the time of passes that went into useful and into dead rows."""
+    # Rows in all, useful and dead ones of each pass, by its time: sessions may share one.
+    passes: dict[Interval, tuple[int, int, int]] = {}
+    for span in spans:
+        if span.kind == "compute" and span.rows:
+            rows, useful, dead = passes.get((span.at, span.until), (0, 0, 0))
+            own = (rows + span.rows, useful + span.useful, dead + span.dead)
+            passes[span.at, span.until] = own
+    if not passes:
+        return 1.0, 0.0
+    times = [length(cut([interval], windows)) for interval in passes]
+    total = sum(times) or 1.0
+    useful_time = sum(t * of[1] / of[0] for t, of in zip(times, passes.values(), strict=True))
+    dead_time = sum(t * of[2] / of[0] for t, of in zip(times, passes.values(), strict=True))
+    return useful_time / total, dead_time / total
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint and ascending."""
+    found: list[Interval] = []
+    for at, until in sorted(intervals):
+        if found and at <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], until))
+        elif until > at:
+            found.append((at, until))
+    return found
+
+
+def cut(intervals: Sequence[Interval], windows: Sequence[Interval]) -> list[Interval]:
+    """What of disjoint ascending intervals lies in disjoint ascending windows."""
+    found: list[Interval] = []
+    start = 0
+    for at, until in intervals:
+        while start < len(windows) and windows[start][1] <= at:
+            start += 1
+        for low, high in windows[start:]:
+            if low >= until:
+                break
+            found.append((max(at, low), min(until, high)))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Seconds in all."""
+    return sum(until - at for at, until in intervals)
+
+
+def _row_seconds(lifetime: SegmentLifetime) -> float:
+    """Rows of a segment times the seconds until its verdict, or until it was last seen."""
+    moments = [lifetime.sent]
+    for hop in lifetime.hops:
+        moments += [t for t in (hop.received, hop.ended, hop.sent) if t is not None]
+    end = max(moments) if lifetime.verified is None else lifetime.verified
+    return len(lifetime.ids) * (end - lifetime.sent)
 
 
 def _hops(timeline: Timeline) -> tuple[HopBytes, ...]:
     frames: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for source, target, _, number, size in timeline.traffic:
-        line = link(source, target, timeline.stages)
-        frames[line] += number
-        nbytes[line] += size
+        hop = link_name(source, target, timeline.stages)
+        frames[hop] += number
+        nbytes[hop] += size
     tokens = len(timeline.tokens) or 1
     return tuple(HopBytes(h, frames[h], nbytes[h], nbytes[h] / tokens) for h in sorted(frames))

@@ -1,30 +1,21 @@
-"""What a trace tells, on one clock: spans, lifetimes of segments, tokens, rounds, instants.
+"""What a trace says, on one clock: spans, lifetimes of segments, tokens, rounds, instants.
 
-Law of this file: data only. All times are seconds of the draft node's clock, counted from the first
-event of the trace; a moment of another node is off by at most that node's ``Clock.uncertainty``.
+All times are seconds of the draft node's clock since the first event of the trace; a moment of
+another node is off by at most that node's ``Clock.uncertainty``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.trace.analysis.log import Clock, Log, LogStep
 from asyncspec.trace.records import Header, Node
-
-
-class Clock(Struct, frozen=True):
-    """How a node's clock maps to the draft node's: ``t + offset + drift * (t - reference)``, give
-    or take ``uncertainty`` seconds. ``probes`` is how many comparisons this rests on; 0: taken as
-    equal."""
-
-    rank: int
-    offset: float = 0.0
-    drift: float = 0.0
-    uncertainty: float = 0.0
-    probes: int = 0
-    reference: float = 0.0
+from asyncspec_protocol.ids import Rank, draft_number, is_draft
 
 
 class Span(Struct, frozen=True):
@@ -34,7 +25,7 @@ class Span(Struct, frozen=True):
     release), "queue" (a segment waits for the device), "credit" (a segment waits for the next
     stage's credit; on the draft node: it has something to send and no credit), "transfer" (a
     segment or verdict is on its way to ``peer``), "send" (bytes wait for the network), "step" (the
-    machine itself), "silence" (a peer is not heard of).
+    machine itself), "silence" (no bytes from a peer).
     """
 
     rank: int
@@ -44,7 +35,7 @@ class Span(Struct, frozen=True):
     session: int = -1
     segment: int = -1
     # Of a pass: its rows; those whose node ended on the committed path; those whose node was
-    # already dead when the pass ended. The others were wrong guesses that nobody knew to be wrong.
+    # already dead when the pass ended. The others were wrong guesses not yet known to be wrong.
     rows: int = 0
     useful: int = 0
     dead: int = 0
@@ -56,15 +47,16 @@ class Span(Struct, frozen=True):
     nbytes: int = 0
 
 
-class Hop(Struct, frozen=True):
-    """A segment's visit to a stage. ``None``: it did not get that far, or nobody saw it."""
+@dataclass
+class Hop:
+    """A segment's visit to a stage. ``None``: it did not get that far, or was not recorded."""
 
     rank: int
+    received: float
     # Rows that came in, that were computed, and that went on (on the last stage: were verified).
     came: int
-    computed: int
-    went: int
-    received: float | None = None
+    computed: int = 0
+    went: int = 0
     started: float | None = None
     ended: float | None = None
     # Sent on; on the last stage: its verdict was sent.
@@ -72,7 +64,7 @@ class Hop(Struct, frozen=True):
 
 
 class SegmentLifetime(Struct, frozen=True):
-    """A segment's life, from the draft node through all stages and back.
+    """A segment, from the draft node through all stages and back.
 
     ``outcome``: "verified" (a verdict came back), "pruned" (all of its nodes died on the way),
     "lost" (the session or a link ended before), "prompt" (prompt nodes without a verdict).
@@ -81,8 +73,6 @@ class SegmentLifetime(Struct, frozen=True):
     session: int
     segment: int
     ids: tuple[int, ...]
-    parents: tuple[int, ...]
-    tokens: tuple[int, ...]
     sent: float
     hops: tuple[Hop, ...] = ()
     verified: float | None = None
@@ -90,7 +80,6 @@ class SegmentLifetime(Struct, frozen=True):
     # Nodes of it that ended on the committed path, and tokens of the answer its verdict brought.
     useful: int = 0
     brought: int = 0
-    round: int = -1
 
 
 class Token(Struct, frozen=True):
@@ -109,7 +98,7 @@ class Token(Struct, frozen=True):
 
 
 class Round(Struct, frozen=True):
-    """From a (re)start of the tree to the next miss. ``end``: "miss", "finish" or "lost"."""
+    """From a (re)start of the tree to the next miss. ``end``: "miss" or "finish"."""
 
     request: int
     session: int
@@ -121,8 +110,8 @@ class Round(Struct, frozen=True):
 
 
 class Instant(Struct, frozen=True):
-    """A moment. ``kind``: "submit", "open", "prune", "miss", "hit", "emit", "finish", "joined",
-    "lost", "error", "dropped"."""
+    """A moment. ``kind``: "submit", "open", "prune", "miss", "emit", "finish", "joined", "lost" or
+    "error"."""
 
     rank: int
     at: float
@@ -136,12 +125,11 @@ class Request(Struct, frozen=True):
 
     request: int
     submitted: float
-    finished: float | None
-    policy: str
-    prompt_tokens: int
+    finished: float | None = None
+    policy: str = ""
+    prompt_tokens: int = 0
     reason: str = ""
     sessions: tuple[int, ...] = ()
-    stats: dict[str, float] = {}
 
 
 class Timeline(Struct, frozen=True):
@@ -157,46 +145,53 @@ class Timeline(Struct, frozen=True):
     tokens: tuple[Token, ...]
     rounds: tuple[Round, ...]
     instants: tuple[Instant, ...]
-    # Bytes and frames of each kind of message on each hop: (from, to, kind) to (frames, bytes).
+    # By (sender, receiver, kind of message): frames and bytes.
     traffic: tuple[tuple[int, int, str, int, int], ...] = ()
     # Lines lost, by rank.
     dropped: tuple[tuple[int, int], ...] = ()
+    # What it was built from; and the step that emitted each token.
+    log: Log = Log()
+    emissions: tuple[LogStep, ...] = ()
 
     @property
     def stages(self) -> int:
         """Number of verify stages."""
         return max((node.stages for node in self.nodes), default=0)
 
+    def name(self, rank: int) -> str:
+        """The name of a node's device."""
+        return device_name(rank, self.stages)
 
-# --- How segments that shared a pass are drawn, and trees that grew together. Pure.
 
-_SHARED = ("compute", "draft")
+def device_name(rank: int, stages: int) -> str:
+    """D0, V1, V2, ..., further draft nodes D1, D2, ..., and a token source with its own node."""
+    if is_draft(rank):
+        return f"D{draft_number(Rank(rank))}"
+    return f"V{rank}" if rank <= stages else "source"
 
 
 def side_by_side(spans: Sequence[Span]) -> list[Span]:
-    """Segments that share a pass (or trees a batch), one after the other, each as long as its share
-    of the rows: so each can be seen and clicked, and its device is as busy as it was."""
+    """For drawing: segments that share a pass (or trees a batch) one after the other, each as long
+    as its share of the rows. A device's busy time stays the same."""
+    drawn: list[Span] = []
     passes: dict[tuple[int, float, float], list[Span]] = {}
     for span in spans:
-        if span.kind in _SHARED:
-            passes.setdefault((span.rank, span.at, span.until), []).append(span)
-    drawn = [span for span in spans if span.kind not in _SHARED]
+        shared = span.kind in ("compute", "draft")
+        row = passes.setdefault((span.rank, span.at, span.until), []) if shared else drawn
+        row.append(span)
     for parts in passes.values():
-        drawn += parts if len(parts) == 1 else _in_turn(parts)
-    return sorted(drawn, key=lambda span: (span.at, span.until, span.rank))
+        if len(parts) == 1:
+            drawn += parts
+            continue
+        # A source that only reads a prompt drafts no nodes, and is shown too.
+        weights = [part.rows or int(part.kind == "draft") for part in parts]
+        at, length, total = parts[0].at, parts[0].until - parts[0].at, sum(weights) or 1
+        edges = [at + length * before / total for before in accumulate(weights, initial=0)]
+        cuts = zip(parts, pairwise(edges), strict=True)
+        drawn += [replace(part, at=start, until=end) for part, (start, end) in cuts]
+    return sorted(drawn, key=by_time)
 
 
-def _in_turn(parts: Sequence[Span]) -> list[Span]:
-    total = sum(map(_weight, parts)) or 1
-    at, length = parts[0].at, parts[0].until - parts[0].at
-    drawn, before = [], 0
-    for part in parts:
-        start, before = before, before + _weight(part)
-        edges = [at + length * rows / total for rows in (start, before)]
-        drawn.append(replace(part, at=edges[0], until=edges[1]))
-    return drawn
-
-
-def _weight(part: Span) -> int:
-    """Who only reads its prompt asks for no nodes, and is to be seen too."""
-    return part.rows or int(part.kind == "draft")
+def by_time(span: Span) -> tuple[float, float, int]:
+    """The order of spans."""
+    return span.at, span.until, span.rank

@@ -59,14 +59,12 @@ def _beside(option: str, path: Path, trace: Path) -> Path:
 
 
 def _page(found: Trace, path: Path) -> int:
-    from asyncspec.trace.analysis.build import timeline
-    from asyncspec.trace.analysis.reading import read
+    from asyncspec.trace.analysis.build import build
     from asyncspec.trace.analysis.summary import summarise
     from asyncspec.trace.view import page
 
-    reading = read(found)
-    line = timeline(reading)
-    _write(path, lambda: page(line, summarise(reading, line)).encode())
+    timeline = build(found)
+    _write(path, lambda: page(timeline, summarise(timeline)).encode())
     return 0
 
 
@@ -89,13 +87,11 @@ def _write(path: Path, make: Callable[[], bytes]) -> None:
 def _summary(found: Trace, *, as_json: bool) -> int:
     from rich.console import Console
 
-    from asyncspec.trace.analysis.build import timeline
-    from asyncspec.trace.analysis.reading import read
+    from asyncspec.trace.analysis.build import build
     from asyncspec.trace.analysis.summary import summarise
     from asyncspec.trace.summary_text import print_summary
 
-    reading = read(found)
-    summary = summarise(reading, timeline(reading))
+    summary = summarise(build(found))
     if as_json:
         sys.stdout.write(_json(summary) + "\n")
     else:
