@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cli import serve_options
+from asyncspec_nodes.cli import serve
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.hosts import AllowedHosts, read_hosts
@@ -133,8 +133,8 @@ def test_where_there_are_keys_a_network_may_use_any_name(tmp_path: Path) -> None
 
     def hosts(*argv: str) -> AllowedHosts:
         parser = Parser()
-        serve_options.add_arguments(parser)
-        return serve_options.read_arguments(parser.parse_args(argv)).http.hosts
+        serve.add_arguments(parser)
+        return serve.read_arguments(parser.parse_args(argv)).http.hosts
 
     keys = ("--api-key-file", str(file))
     assert accepted(hosts("--host", "0.0.0.0", *keys), FOREIGN)

@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cli import serve_options
-from asyncspec_nodes.cli.serve_options import ServeOptions
+from asyncspec_nodes.cli import serve
+from asyncspec_nodes.cli.serve import ServeOptions
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser
@@ -17,8 +17,8 @@ from asyncspec_nodes.console.arguments import Parser
 
 def options(*argv: str) -> ServeOptions:
     parser = Parser()
-    serve_options.add_arguments(parser)
-    return serve_options.read_arguments(parser.parse_args(argv))
+    serve.add_arguments(parser)
+    return serve.read_arguments(parser.parse_args(argv))
 
 
 def test_a_target_from_the_hub_keeps_its_name(

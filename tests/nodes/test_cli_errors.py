@@ -262,7 +262,7 @@ def test_only_line_feeds_end_a_line_of_prompts(tmp_path: Path, separator: str) -
     text = f"one{separator}two"
     line = json.dumps({"prompt": text}, ensure_ascii=False)
     (tmp_path / "p.jsonl").write_text(f"{line}\r\n\n{line}", encoding="utf-8", newline="")
-    assert [p.turns for p in answers.from_lines(tmp_path / "p.jsonl")] == [(text,), (text,)]
+    assert [p.turns for p in answers.read_list(tmp_path / "p.jsonl")] == [(text,), (text,)]
 
 
 def test_nobody_to_connect_to(capsys: pytest.CaptureFixture[str]) -> None:

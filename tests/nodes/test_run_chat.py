@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.client.conversation import Conversation
+from asyncspec_nodes.client.answers import Conversation
 from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable

@@ -120,7 +120,7 @@ def test_a_better_draft_is_faster(policy: str) -> None:
 
 def test_the_default_draft_is_flowspecs() -> None:
     """Table II: one synchronous tree of 80 nodes brings 4.86 tokens a round (Chunk-PP's ALR)."""
-    from asyncspec_nodes.cli.simulate_options import DEFAULT_FADE, DEFAULT_TOP
+    from asyncspec_nodes.cli.simulate import DEFAULT_FADE, DEFAULT_TOP
 
     language = Synthetic(coverage=harmonic(DEFAULT_TOP), fade=DEFAULT_FADE)
     stats = simulate(Setting(language, PRESETS["turns"], tokens=2000), "chunked").stats[0]

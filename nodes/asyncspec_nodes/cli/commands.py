@@ -1,4 +1,4 @@
-"""The commands of ``asyncspec``; each one's modules are imported when it is asked for."""
+"""The commands of ``asyncspec``. The module of a command is imported when that command is given."""
 
 from __future__ import annotations
 
@@ -6,81 +6,54 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
-INTRODUCTION = "Several small machines serve one large language model, fast and exactly."
-
-
-class Command(NamedTuple):
-    """What one is, and where; the modules are of this package."""
-
-    text: str
-    # Has ``add_arguments(parser)``.
-    options: str
-    # Has ``run(arguments)``, the whole command, which returns its exit code and raises
-    # ``AsyncSpecError``.
-    runs: str
-
-
 COMMANDS = {
-    "run": Command("run prompts on a cluster of processes here", "run_options", "run"),
-    "simulate": Command(
-        "run the same machines on a virtual clock, with a model of language and of costs",
-        "simulate_options",
-        "simulate",
-    ),
-    "memory": Command("what each stage of a model takes", "memory", "memory"),
-    "serve": Command(
-        "serve the OpenAI interface over HTTP, on a cluster of processes here or a running one",
-        "serve_options",
-        "serve",
-    ),
-    "plan": Command(
-        "plan who is verified together when many users draft for one target",
-        "plan.options",
-        "plan.command",
-    ),
-    "policies": Command("list the policies", "policies", "policies"),
-    "record": Command("record a running cluster", "record", "record"),
-    "trace": Command("show a recorded run", "trace", "trace"),
+    "run": "run prompts on a cluster of processes here",
+    "simulate": "run the same machines on a virtual clock, with a model of language and of costs",
+    "memory": "what each stage of a model takes",
+    "serve": "serve the OpenAI interface over HTTP, on a cluster started here or a running one",
+    "plan": "plan who is verified together when many users draft for one target",
+    "policies": "list the policies",
+    "record": "record a running cluster",
+    "trace": "show a recorded run",
 }
+"""Help texts. The module of the same name has ``add_arguments(parser)`` and ``run(arguments)``,
+which returns the exit code and raises ``AsyncSpecError``."""
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """One of them. Exit code; raises ``AsyncSpecError``, and ``SystemExit`` as argparse does."""
+    """Run a command: its exit code. Raises ``AsyncSpecError``, and ``SystemExit`` as argparse."""
     with exit_on_interrupt():
         arguments = _parser().parse_args(argv)
-        command = _module(COMMANDS[arguments.command].runs)
-    code: int = command.run(arguments)
+    code: int = _module(arguments.command).run(arguments)
     return code
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="asyncspec", description=INTRODUCTION)
+    parser = Parser(
+        prog="asyncspec",
+        description="Several small machines serve one large language model, fast and exactly.",
+    )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show program's version number and exit"
     )
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
-    for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.text, description=command.text)
-        added.options = command.options
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, description=text)
     return parser
 
 
 class _CommandParser(Parser):
-    """It knows its arguments when it is to parse some."""
-
-    options = ""
+    """Adds its arguments when it is to parse some."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See ``argparse``."""
-        _module(self.options).add_arguments(self)
+        _module(self.prog.split()[-1]).add_arguments(self)
         return super().parse_known_args(args, namespace)
 
 
@@ -92,5 +65,5 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _module(name: str) -> ModuleType:
-    return import_module(f"asyncspec_nodes.cli.{name}")
+def _module(command: str) -> Any:
+    return import_module(f"asyncspec_nodes.cli.{command}")

@@ -9,59 +9,46 @@ import sys
 from pathlib import Path
 
 from asyncspec.trace.file import TraceWriter
-from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.remote import ClusterAddress
+from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.trace_download import TraceDownload
-from asyncspec_nodes.console import arguments as numbers
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import SOME_SECONDS, Parser
 from asyncspec_nodes.console.signals import on_termination
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``asyncspec record``."""
-    remote.add_arguments(parser)
+    cluster_options.add_address_arguments(parser)
     span = parser.add_mutually_exclusive_group()
-    span.add_argument(
-        "--last",
-        type=float,
-        metavar="S",
-        help="the last S seconds (needs [trace] events in the cluster file)",
-    )
-    span.add_argument(
-        "--for",
-        dest="seconds",
-        type=float,
-        metavar="S",
-        help="the next S seconds; without either, until interrupted",
-    )
+    for name, key, text in (
+        ("--last", "last", "the last S seconds (needs [trace] events in the cluster file)"),
+        ("--for", "seconds", "the next S seconds; without either, until interrupted"),
+    ):
+        span.add_argument(
+            name, dest=key, type=float, action=SOME_SECONDS.action, metavar="S", help=text
+        )
     parser.add_argument("file", type=Path, metavar="FILE", help="where the trace goes")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
-    numbers.SOME_SECONDS.check("--last", arguments.last)
-    numbers.SOME_SECONDS.check("--for", arguments.seconds)
-    where = remote.read_arguments(arguments)
-    return asyncio.run(_record(where, arguments.file, arguments.last, arguments.seconds))
+    return asyncio.run(_record(arguments))
 
 
-async def _record(
-    where: ClusterAddress, path: Path, last: float | None, seconds: float | None
-) -> int:
+async def _record(arguments: argparse.Namespace) -> int:
+    where, path, last = cluster_options.read_address(arguments), arguments.file, arguments.last
     named = f"{where.cluster} at " if where.cluster else ""
     writer = TraceWriter(path, title=f"{named}{where.host}:{where.port}")
     with contextlib.closing(writer):
-        client = await remote.connect(where)
+        client = await where.connect()
         try:
-            async with TraceDownload(client, writer, last=last or 0.0) as collector:
+            async with TraceDownload(client, writer, last=last or 0.0) as download:
                 if last is None:
-                    await _until(client.link.gone, seconds)
+                    await _until(client.link.gone, arguments.seconds)
         finally:
             await client.close()
-    sys.stderr.write(f"{collector.lines} events in {path}; asyncspec trace {path} shows them\n")
-    if not collector.complete:
+    sys.stderr.write(f"{download.lines} events in {path}; asyncspec trace {path} shows them\n")
+    if not download.complete:
         sys.stderr.write("the cluster did not deliver its last events\n")
-    return 0 if collector.complete else 1
+    return 0 if download.complete else 1
 
 
 async def _until(gone: asyncio.Future[str], seconds: float | None) -> None:

@@ -9,80 +9,230 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from asyncspec.backend.threads import set_thread_count
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.sampling import Sampling
+from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.file import TraceWriter
-from asyncspec_nodes.cli import run_options
-from asyncspec_nodes.cli.run_options import RunOptions
+from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
-from asyncspec_nodes.client.answers import Answer, answer_all
-from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.remote import ClusterAddress, connect
+from asyncspec_nodes.client import answers
+from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
+from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.console.arguments import print_notice
+from asyncspec_nodes.console.arguments import COUNT, Parser, option, print_notice
 from asyncspec_nodes.console.signals import until_signal
 from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster
 from asyncspec_nodes.local.progress import Progress, progress_display
 from asyncspec_nodes.reference.check import Comparison, Question, check
+from asyncspec_nodes.serving.requests import (
+    is_utf8,
+    prompt_problem,
+    settings_problem,
+    stop_problem,
+)
+from asyncspec_protocol.messages import Submit
 
-Start = Callable[[Config, Progress, Path | None], LocalCluster]
-"""How a cluster is made: whom to tell how far it is, and where its logs go."""
+SAMPLING = {
+    "temperature": ("T", "0, the default, is greedy"),
+    "top_p": ("P", None),
+    "top_k": ("K", "0: no limit"),
+    "min_p": ("P", None),
+    "repetition_penalty": ("R", "1: none"),
+    "presence_penalty": ("P", "-2 to 2; 0: none"),
+    "frequency_penalty": ("F", "-2 to 2; 0: none"),
+    "seed": ("S", "the same seed gives the same text"),
+}
+"""Metavar and help of the options that are fields of ``Sampling``."""
+
+StartCluster = Callable[[Config, Progress, Path | None], LocalCluster]
+"""Makes a cluster from its configuration, a receiver of its reports, and a directory for logs."""
+
+
+class RunOptions(Struct, frozen=True):
+    """Everything ``run`` needs, checked."""
+
+    prompts: tuple[Prompt, ...]
+    # Whether the prompts came as a list, which is answered by a list.
+    many: bool
+    # A cluster to start here, or one to connect to.
+    where: Config | ClusterAddress
+    # Settings of every request; number and prompt are filled in.
+    submit: Submit
+    # Whether prompts go through the target's chat template; None: where it has one.
+    chat: bool | None
+    # The system message of every conversation; empty: none.
+    system: str
+    concurrency: int
+    json: bool
+    check: bool
+    # Where the nodes' logs and the trace go, if anywhere.
+    logs: Path | None
+    trace: Path | None
+
+
+def add_arguments(parser: Parser) -> None:
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--prompt", metavar="TEXT")
+    text.add_argument("--prompt-file", type=Path, metavar="FILE", help="- reads standard input")
+    text.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" or "turns"'
+    )
+    add = parser.add_argument
+    add(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="wrap each prompt as a user message by the target's chat template (default: where "
+        "its tokenizer has one)",
+    )
+    add("--raw", dest="chat", action="store_false", help="the same as --no-chat")
+    add("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
+    cluster_options.add_arguments(parser)
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    for name, default in asdict(Sampling()).items():
+        metavar, text_of = SAMPLING[name]
+        add(option(name), type=type(default), default=default, metavar=metavar, help=text_of)
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
+    add("--include-stop", action="store_true", help="show the stop string that ends the answer")
+    add("--ignore-eos", action="store_true", help="go on after an end-of-text token")
+    add("--check", action="store_true", help="decode once more, sequentially, and compare")
+    add("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    add(
+        "--concurrency",
+        type=int,
+        action=COUNT.action,
+        default=1,
+        metavar="N",
+        help="requests at a time (default: 1)",
+    )
+    add("--trace", type=Path, metavar="FILE", help="record what every node does there")
+
+
+def read_arguments(arguments: argparse.Namespace) -> RunOptions:
+    """Checked options. Raises ``UserError``."""
+    sampling = Sampling.of(arguments)
+    if problem := settings_problem(arguments.max_new_tokens, sampling):
+        raise UserError(f"--{problem}")
+    if problem := stop_problem(arguments.stop):
+        raise UserError(f"--stop: {problem}")
+    where = cluster_options.read_arguments(
+        arguments, sessions=arguments.concurrency, traced=arguments.trace is not None
+    )
+    policy = arguments.policy or ""
+    if isinstance(where, Config):
+        policy = policy or where.draft.policy
+    elif arguments.check:
+        raise UserError("--check needs the target's files; use it without --connect")
+    if policy and (problem := POLICIES.problem(policy)):
+        raise UserError(problem)
+    if arguments.check and POLICIES[policy].top_logprobs:
+        raise UserError(
+            f"policy {policy} is lossy: it has nothing to --check against; leave one out"
+        )
+    return RunOptions(
+        prompts=_prompts(arguments),
+        many=arguments.prompts is not None,
+        where=where,
+        submit=Submit(
+            request=0,
+            prompt="",
+            max_new_tokens=arguments.max_new_tokens,
+            policy=policy,
+            ignore_eos=arguments.ignore_eos,
+            stop=tuple(arguments.stop),
+            include_stop=arguments.include_stop,
+            **asdict(sampling),
+        ),
+        chat=_chat(arguments),
+        system=arguments.system or "",
+        concurrency=arguments.concurrency,
+        json=arguments.json,
+        check=arguments.check,
+        logs=cluster_options.log_directory(arguments),
+        trace=arguments.trace,
+    )
+
+
+def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
+    if arguments.prompts is not None:
+        return answers.read_list(arguments.prompts)
+    if arguments.prompt_file is not None:
+        prompt = answers.read_text(arguments.prompt_file).removesuffix("\n")
+    elif arguments.prompt is not None:
+        prompt = arguments.prompt
+    elif arguments.target is None and not cluster_options.connects(arguments):
+        prompt = answers.DEMO
+    else:
+        raise UserError("there is no prompt; give --prompt, --prompt-file or --prompts")
+    if problem := prompt_problem(prompt):
+        raise UserError(problem)
+    return (Prompt((prompt,)),)
+
+
+def _chat(arguments: argparse.Namespace) -> bool | None:
+    chat: bool | None = arguments.chat
+    if not arguments.system:
+        return chat
+    if chat is False:
+        raise UserError("--system needs the chat template; leave out --no-chat or --system")
+    if not is_utf8(arguments.system):
+        raise UserError("--system is not UTF-8 text")
+    return True
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
-    options = run_options.read_arguments(arguments)
+    options = read_arguments(arguments)
     return asyncio.run(until_signal(Run(options).work()))
 
 
-def here(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
-    """A cluster on this machine, whose verify nodes and sources are started again if they die."""
+def start_cluster(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
+    """A cluster on this machine whose verify nodes and token source are restarted."""
     return LocalCluster(config, progress, logs, restarts=RESTART_STAGES, notify=print_notice)
 
 
 class Run:
     """One invocation. ``start``: how its own cluster is made, where it needs one."""
 
-    def __init__(self, options: RunOptions, start: Start = here) -> None:
+    def __init__(self, options: RunOptions, start: StartCluster = start_cluster) -> None:
         self._options = options
         self._start = start
-        many = options.many
         self._printer: Printer = (
-            JsonPrinter(many=many, checked=options.check)
+            JsonPrinter(many=options.many, checked=options.check)
             if options.json
-            else TextPrinter(many=many)
+            else TextPrinter(many=options.many)
         )
         self._answers: list[Answer] = []
-        path = options.trace
-        self._trace = None if path is None else TraceWriter(path, title=_title(options))
+        self._trace = None if options.trace is None else TraceWriter(options.trace, _title(options))
 
     async def work(self) -> int:
         """Exit code."""
-        where = self._options.where
+        options, where = self._options, self._options.where
         try:
-            await (self._remote(where) if isinstance(where, ClusterAddress) else self._local(where))
+            await (self._local(where) if isinstance(where, Config) else self._remote(where))
         finally:
             self._printer.stop()
             if self._trace is not None:
                 self._trace.close()
-        checks = await self._check()
-        alone = not self._options.many
-        if alone and self._answers[0].error is not None:
-            raise self._answers[0].error
+        failed = [answer.error for answer in self._answers if answer.error is not None]
+        checks: list[Comparison] = []
+        if options.check and not failed and isinstance(where, Config):
+            checks = await check(where, [Question(a.submit, a.token_ids) for a in self._answers])
+        if failed and not options.many:
+            raise failed[0]
         self._printer.end(self._answers, checks)
         if (line := cut_short(self._answers)) is not None:
             print_notice(line)
-        wrong = [answer for answer in self._answers if answer.error is not None]
-        if wrong:
-            count = f"{len(wrong)} of {len(self._answers)} requests failed"
-            kind = UserError if all(isinstance(a.error, UserError) for a in wrong) else ClusterError
-            raise kind(f"{count}; the first error: {wrong[0].error}")
+        if failed:
+            count = f"{len(failed)} of {len(self._answers)} requests failed"
+            kind = UserError if all(isinstance(e, UserError) for e in failed) else ClusterError
+            raise kind(f"{count}; the first error: {failed[0]}")
         return 0 if all(comparison.equal for comparison in checks) else 1
 
     async def _local(self, config: Config) -> None:
-        if self._options.threads is not None:
-            set_thread_count(self._options.threads)  # children inherit it
         async with AsyncExitStack() as stack:
             with progress_display(config.stages) as progress:
                 cluster = await stack.enter_async_context(
@@ -90,28 +240,28 @@ class Run:
                 )
             self._printer.begin(config.stages, cluster.guarantee)
             client = await Client.connect(*cluster.address, config.cluster.name)
-            await _while_alive(cluster, self._ask(client))
+            # A cluster of our own is recorded from its start.
+            await _while_alive(cluster, self._ask(client, trace_from=-1.0))
 
     async def _remote(self, where: ClusterAddress) -> None:
-        client = await connect(where)
+        client = await where.connect()
         self._printer.begin(client.welcome.stages, "")
-        await self._ask(client)
+        await self._ask(client, trace_from=0.0)
 
-    async def _ask(self, client: Client) -> None:
+    async def _ask(self, client: Client, trace_from: float) -> None:
+        options = self._options
         async with AsyncExitStack() as stack:
             stack.push_async_callback(client.close)
             if self._trace is not None:
-                # A cluster of our own is recorded from its start.
-                last = 0.0 if isinstance(self._options.where, ClusterAddress) else -1.0
-                await stack.enter_async_context(TraceDownload(client, self._trace, last=last))
-            chat = self._options.chat
+                download = TraceDownload(client, self._trace, last=trace_from)
+                await stack.enter_async_context(download)
             await answer_all(
                 client,
-                self._options.prompts,
-                self._options.submit,
-                chat=client.welcome.chat_template if chat is None else chat,
-                system=self._options.system,
-                concurrency=self._options.concurrency,
+                options.prompts,
+                options.submit,
+                chat=client.welcome.chat_template if options.chat is None else options.chat,
+                system=options.system,
+                concurrency=options.concurrency,
                 show=self._printer.show,
                 done=self._done,
             )
@@ -120,22 +270,15 @@ class Run:
         self._answers.append(answer)
         self._printer.done(answer)
 
-    async def _check(self) -> list[Comparison]:
-        where = self._options.where
-        fine = all(answer.error is None for answer in self._answers)
-        if not self._options.check or not fine or isinstance(where, ClusterAddress):
-            return []
-        return await check(where, [Question(a.submit, a.token_ids) for a in self._answers])
-
 
 def _title(options: RunOptions) -> str:
-    where = options.where
-    stages = "" if isinstance(where, ClusterAddress) else f", {where.stages} stages"
+    stages = f", {options.where.stages} stages" if isinstance(options.where, Config) else ""
     return f"{options.submit.policy or 'the default policy'}{stages}"
 
 
 def cut_short(answers: Sequence[Answer]) -> str | None:
-    """What is to be said of answers that end before --max-new-tokens, where the context does."""
+    """The notice about answers that the context ends before --max-new-tokens; None: there are
+    none."""
     cut = [
         answer
         for answer in answers
@@ -156,7 +299,7 @@ async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None])
     try:
         await asyncio.wait((asked, watch), return_when=asyncio.FIRST_COMPLETED)
         if asked.done() and isinstance(asked.exception(), ClusterError):
-            # A link is often quicker to break than a process to be seen dead.
+            # A link often breaks before the process is seen to have ended.
             await asyncio.wait((watch,), timeout=1.0)
         if watch.done() and (not asked.done() or asked.exception() is not None):
             raise watch.result()

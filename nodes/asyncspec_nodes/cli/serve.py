@@ -7,36 +7,115 @@ import asyncio
 import socket
 import sys
 from contextlib import AsyncExitStack
-from functools import partial
+from pathlib import Path
 
-from asyncspec.backend.threads import set_thread_count
-from asyncspec.core.errors import AsyncSpecError
-from asyncspec_nodes.cli import serve_options
-from asyncspec_nodes.cli.serve_options import ServeOptions
-from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.client import Client
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.backend.registry import backend_of
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.client.remote import ClusterAddress
-from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.console.arguments import print_notice
+from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
+from asyncspec_nodes.cluster.config import GENERATION_CONFIGS, Config
+from asyncspec_nodes.console.arguments import COUNT, Parser, print_notice
 from asyncspec_nodes.console.signals import on_termination
+from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster
 from asyncspec_nodes.local.progress import LoadingSteps, progress_display
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
-from asyncspec_nodes.serving.requests import describe_defaults
+from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 from asyncspec_protocol.messages import Status
+
+SESSIONS = 4
+"""Requests that a local cluster works on at a time; the others wait in its queue."""
+
+
+class ServeOptions(Struct, frozen=True):
+    """Everything ``serve`` needs, checked."""
+
+    host: str
+    port: int
+    http: HttpOptions
+    # A cluster to start here, or one to connect to.
+    where: Config | ClusterAddress
+    logs: Path | None
+
+
+def add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1")
+    add("--port", type=int, default=8000, metavar="PORT", help="default: 8000; 0: any free one")
+    http_options.add_arguments(parser)
+    add(
+        "--chat-template",
+        metavar=f"FILE|{PLAIN}",
+        help="in place of the chat template of the target's tokenizer (docs/reference/http.md)",
+    )
+    add(
+        "--generation-config",
+        choices=GENERATION_CONFIGS,
+        help="auto: requests that leave sampling settings out get what the target's "
+        "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
+    )
+    add(
+        "--sessions",
+        type=int,
+        action=COUNT.action,
+        default=SESSIONS,
+        metavar="N",
+        help=f"default: {SESSIONS}",
+    )
+    cluster_options.add_arguments(parser)
+
+
+def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
+    """Checked options. Raises ``UserError``."""
+    if not 0 <= arguments.port < 65536:
+        raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
+    http = http_options.read_arguments(arguments, arguments.host)
+    return ServeOptions(
+        host=arguments.host,
+        port=arguments.port,
+        http=replace(http, model=http.model or _hub_name(arguments.target)),
+        where=_where(arguments),
+        logs=cluster_options.log_directory(arguments),
+    )
+
+
+def _hub_name(target: str | None) -> str | None:
+    """A Hub target's name, because its download's directory bears that of a commit; None: any other
+    target."""
+    if target is None or Path(target).expanduser().is_dir():
+        return None
+    return backend_of(target).model_name(target)
+
+
+def _where(arguments: argparse.Namespace) -> Config | ClusterAddress:
+    where = cluster_options.read_arguments(arguments, sessions=arguments.sessions)
+    if isinstance(where, ClusterAddress):
+        if arguments.policy is not None:
+            raise UserError("--policy is the running cluster's choice; leave it out")
+        return where
+    template = arguments.chat_template
+    if template is None and arguments.target is None:
+        template = PLAIN  # the bundled target was not made for conversations
+    read_template(template)
+    if template not in (None, PLAIN):
+        template = str(Path(template).absolute())
+    read_defaults(where.target.path, where.target.generation_config)
+    return replace(where, target=replace(where.target, chat_template=template))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``."""
-    options = serve_options.read_arguments(arguments)
-    if options.threads is not None:
-        set_thread_count(options.threads)  # children inherit it
-    sock = listen.bind(options.host, options.port, whose="--host and --port")
-    with sock:
+    options = read_arguments(arguments)
+    with listen.bind(options.host, options.port, whose="--host and --port") as sock:
         return asyncio.run(_serve(options, sock))
 
 
@@ -44,15 +123,22 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     stop = asyncio.Event()
     on_termination(stop.set)
     http, where = options.http, options.where
-    steps = LoadingSteps(0 if isinstance(where, ClusterAddress) else where.stages)
+    steps = LoadingSteps(where.stages if isinstance(where, Config) else 0)
+
+    def pending() -> str:
+        """What has to happen before requests are served."""
+        if isinstance(where, ClusterAddress):
+            return f"the draft node at {where.host}:{where.port}"
+        return steps.pending() or "the link to the draft node"
+
     service = Service(
         keys=http.keys,
         hosts=http.hosts,
         origins=http.origins,
         limits=http.limits,
-        pending=partial(_pending, where, steps),
+        pending=pending,
     )
-    # It listens from the start: whoever watches this process sees that it is alive while it loads.
+    # It listens from the start, so that probes of its liveness succeed while it loads.
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
         starting = asyncio.create_task(_start(options, stack, steps))
         stopping = asyncio.create_task(stop.wait())
@@ -74,53 +160,35 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
     return 0
 
 
-def _pending(where: Config | ClusterAddress, steps: LoadingSteps) -> str:
-    """What stands between now and the first request that is served."""
-    if isinstance(where, ClusterAddress):
-        return f"the draft node at {where.host}:{where.port}"
-    return steps.pending() or "the link to the draft node"
-
-
 async def _start(
     options: ServeOptions, stack: AsyncExitStack, steps: LoadingSteps
 ) -> tuple[ReconnectingEngine, LocalCluster | None, Status]:
-    """The engine, the cluster where it is one of our own, and how its draft node is."""
-    engine, cluster = await _engine(options, stack, steps)
-    return engine, cluster, next(node for node in await engine.nodes() if node.role == "draft")
+    """The engine, the cluster where it is one of our own, and the draft node's status."""
+    where, cluster = options.where, None
+    if isinstance(where, Config):
+        with progress_display(where.stages) as progress:
 
+            def on_report(report: Report) -> None:
+                steps(report)
+                progress(report)
 
-async def _engine(
-    options: ServeOptions, stack: AsyncExitStack, steps: LoadingSteps
-) -> tuple[ReconnectingEngine, LocalCluster | None]:
-    where = options.where
-    if isinstance(where, ClusterAddress):
-        return await stack.enter_async_context(
-            ReconnectingEngine(partial(remote.connect, where))
-        ), None
-    with progress_display(where.stages) as progress:
-
-        def heard(report: Report) -> None:
-            steps(report)
-            progress(report)
-
-        cluster = LocalCluster(
-            where, heard, options.logs, restarts=RESTART_ALL, notify=print_notice
-        )
-        await stack.enter_async_context(cluster)
-    host, port = cluster.address
-    print_notice(f"its draft node, for asyncspec run --connect: {host}:{port}")
-    connect = partial(Client.connect, host, port, where.cluster.name)
-    return await stack.enter_async_context(ReconnectingEngine(connect)), cluster
+            cluster = LocalCluster(
+                where, on_report, options.logs, restarts=RESTART_ALL, notify=print_notice
+            )
+            await stack.enter_async_context(cluster)
+        where = ClusterAddress(*cluster.address, where.cluster.name)
+        print_notice(f"its draft node, for asyncspec run --connect: {where.host}:{where.port}")
+    engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
+    draft = next(node for node in await engine.nodes() if node.role == "draft")
+    return engine, cluster, draft
 
 
 async def _until(stop: asyncio.Event, server: HttpServer, cluster: LocalCluster | None) -> None:
     """Until a signal, and then until what runs has ended or a second one comes; or until a node
     of a cluster of our own ends for good, which is an error."""
-    watch: asyncio.Task[AsyncSpecError] | None = None
-    if cluster is not None:
-        watch = asyncio.create_task(cluster.watch())
     stopping = asyncio.create_task(stop.wait())
-    tasks = {stopping} if watch is None else {stopping, watch}
+    watch = None if cluster is None else asyncio.create_task(cluster.watch())
+    tasks = [stopping, watch] if watch else [stopping]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if watch is not None and watch.done():

@@ -5,75 +5,278 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
 
+from asyncspec.core.errors import UserError
+from asyncspec.policy.registry import LOSSLESS, POLICIES, split
+from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, scaled
+from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
+from asyncspec.sim.recorded import read_language
 from asyncspec.trace.file import TraceWriter
-from asyncspec_nodes.cli import simulate_options
-from asyncspec_nodes.cli.simulate_options import SimulateOptions
+from asyncspec_nodes.cli.cluster_options import add_device_arguments
 from asyncspec_nodes.cli.simulate_output import as_dict, table
-from asyncspec_nodes.simulation.cluster import Outcome, simulate
+from asyncspec_nodes.console import arguments as console
+from asyncspec_nodes.console.arguments import COUNT, SECONDS, Bounds, Parser, given
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+
+STAGES = Bounds(1, 1024)
+FACTOR = Bounds(0.0, 1e6, above=True)
+MEGABITS = Bounds(0.0, 1e9)
+MIN_MEGABITS = Bounds(1e-3, 1e9)
+"""Unless it is 0, for no limit: next to 0, times are beyond all numbers."""
+
+BYTES_PER_MEGABIT = 125_000.0
+SYNTHETIC = "synthetic"
+# One synchronous tree of 80 nodes brings 4.86 tokens a round, as in FlowSpec's Table II.
+DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
+NUMBERS = {
+    "stages": ("N", STAGES, "verify stages (default: 4)"),
+    "tokens": ("N", COUNT, "new tokens a request (default: 256)"),
+    "prompt_tokens": ("N", COUNT, "default: 64"),
+    "requests": ("K", COUNT, "requests, all at once (default: 1)"),
+    "sessions": ("B", COUNT, "processed at a time (default: all of them)"),
+    "window": ("N", COUNT, "passes that may wait at a stage"),
+    "batch_rows": ("N", COUNT, "rows of a pass that requests share (default: 256)"),
+}
+"""Metavar, bounds and help of the options that are fields of ``Setting``."""
+
+
+def add_arguments(parser: Parser) -> None:
+    add, default = parser.add_argument, Setting(Synthetic())
+    add(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help="also a comma list; default: all of them, side by side (see asyncspec policies)",
+    )
+    for name, (metavar, bounds, text) in NUMBERS.items():
+        value = getattr(default, name)
+        name = console.option(name)
+        add(name, type=int, action=bounds.action, default=value, metavar=metavar, help=text)
+    add(
+        "--seed",
+        type=int,
+        action=console.SEED.action,
+        default=0,
+        metavar="S",
+        help="of language and jitter (default: 0)",
+    )
+    add("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    add("--trace", type=Path, metavar="FILE", help="record one policy's run there")
+    _add_language_arguments(parser)
+    _add_cost_arguments(parser)
+
+
+def _add_language_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group("language", "what the target says and the draft guesses")
+    add = group.add_argument
+    add(
+        "--language",
+        default=SYNTHETIC,
+        metavar="synthetic|FILE",
+        help="FILE: as recorded by tools/bench record-language (default: synthetic)",
+    )
+    add(
+        "--top",
+        type=float,
+        metavar="P",
+        help=f"chance that the draft's first candidate is right (default: {DEFAULT_TOP})",
+    )
+    add("--coverage", metavar="P,P,...", help="these chances by rank instead of --top")
+    add(
+        "--fade",
+        type=float,
+        metavar="F",
+        help="factor on it for every token since the last verified one; 1: a draft model of its "
+        f"own (default: {DEFAULT_FADE}, an EAGLE head)",
+    )
+    add(
+        "--copying",
+        type=float,
+        metavar="SHARE",
+        help="share of the text that repeats itself, with an n-gram source to see it (default: 0)",
+    )
+
+
+def _add_cost_arguments(parser: Parser) -> None:
+    """Defaults are the preset's."""
+    group = parser.add_argument_group(
+        "costs",
+        "A preset's unit of time is a pass of a stage, so speeds are tokens per stage pass. With "
+        "--stage-seconds times are in seconds and speeds are tokens/s.",
+    )
+    add = group.add_argument
+    add("--costs", metavar="PRESET", default="turns", help=f"{', '.join(PRESETS)}")
+    add(
+        "--stage-seconds",
+        type=float,
+        action=console.SOME_SECONDS.action,
+        metavar="S",
+        help="what a pass of a stage takes on your machines; the preset's other times grow in "
+        "proportion (default: 1, the unit)",
+    )
+    add_device_arguments(group, plateau="rows that cost no more than one")
+    for name, kind, metavar, bounds, text in (
+        ("--verdict-seconds", float, "S", SECONDS, "the draft node's work on a verdict"),
+        ("--latency", float, "S", SECONDS, "of every link, one way"),
+        ("--bandwidth", float, "MBIT", MEGABITS, "of every link, Mbit/s; 0: no limit"),
+        ("--width", int, "N", COUNT, "the target's hidden size: values of 2 bytes a row"),
+    ):
+        add(name, type=kind, action=bounds.action, metavar=metavar, help=text)
+    add("--jitter", type=float, metavar="SHARE", help="times vary by up to this share of them")
+    add(
+        "--slow",
+        action="append",
+        default=[],
+        metavar="RANK=FACTOR",
+        help='slower stages, such as "3=2.0"; also a comma list',
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``, also where a run's text is not the target's."""
-    options = simulate_options.read_arguments(arguments)
-    # Before the run: a file that cannot be written is a mistake to be told at once.
-    writer = None if options.trace is None else TraceWriter(options.trace, _title(options))
-    with _bars() as bars, _no_collector():
-        outcomes = [_simulate(options, policy, bars) for policy in options.policies]
+    policies, trace = _policies(arguments.policy), arguments.trace
+    if trace is not None and len(policies) != 1:
+        raise UserError("--trace records one run; give one --policy with it")
+    values = {name: getattr(arguments, name) for name in NUMBERS}
+    setting = Setting(language=_language(arguments), cost=_cost(arguments), **values)
+    # Before the run: a file that cannot be written is reported at once.
+    title = f"simulated: {policies[0]}, {setting.stages} stages, costs {arguments.costs}"
+    writer = None if trace is None else TraceWriter(trace, title)
+    with _progress() as progress, _without_gc():
+        outcomes = [_simulate(setting, p, progress, record=bool(writer)) for p in policies]
     if writer is not None:
         with closing(writer):
             writer.add(list(outcomes[0].trace))
-    _print(options, outcomes)
+    unit = "stage pass" if arguments.stage_seconds is None else "second"
+    if arguments.json:
+        names = {"language": arguments.language, "costs": arguments.costs, "unit": unit}
+        text = msgspec.json.encode(as_dict(setting, names, outcomes)).decode() + "\n"
+    else:
+        text = table(setting, unit, outcomes)
+    sys.stdout.write(text)
     return 0
 
 
-def _simulate(options: SimulateOptions, policy: str, bars: Progress) -> Outcome:
-    setting = options.setting
-    task: TaskID = bars.add_task(policy, total=setting.tokens * setting.requests)
+def _policies(given: list[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return LOSSLESS
+    names = [name for text in given for name in split(text)]
+    for name in names:
+        if problem := POLICIES.problem(name):
+            raise UserError(problem)
+    return tuple(dict.fromkeys(names))
+
+
+def _language(arguments: argparse.Namespace) -> Language:
+    if arguments.language != SYNTHETIC:
+        for name in given(arguments, ("top", "coverage", "fade", "copying")):
+            raise UserError(f"--{name} is the recording's to say; leave it out")
+        return read_language(Path(arguments.language))
+    shares = {"fade": DEFAULT_FADE} | given(arguments, ("fade", "copying"))
+    for name, value in shares.items():
+        if not 0 <= value <= 1:
+            raise UserError(f"--{name} is {value:g}; it must be between 0 and 1")
+    return Synthetic(coverage=_coverage(arguments), seed=arguments.seed, **shares)
+
+
+def _coverage(arguments: argparse.Namespace) -> Coverage:
+    if arguments.coverage is None:
+        top = DEFAULT_TOP if arguments.top is None else arguments.top
+        if not 0 < top <= 1:
+            raise UserError(f"--top is {top:g}; it must be above 0 and at most 1")
+        return harmonic(top)
+    if arguments.top is not None:
+        raise UserError("--coverage says what --top would; leave one of them out")
+    try:
+        return tabled([float(part) for part in arguments.coverage.split(",")])
+    except ValueError as error:
+        raise UserError(f"--coverage {arguments.coverage}: {error}") from None
+
+
+def _cost(arguments: argparse.Namespace) -> ClusterCost:
+    preset = PRESETS.get(arguments.costs)
+    if preset is None:
+        raise UserError(f"unknown costs {arguments.costs!r}; there are {', '.join(PRESETS)}")
+    if arguments.stage_seconds is not None:
+        preset = scaled(preset, arguments.stage_seconds)
+    wire = given(arguments, ("latency", "bandwidth"))
+    if wire.get("bandwidth"):
+        MIN_MEGABITS.check("--bandwidth", wire["bandwidth"])
+        wire["bandwidth"] *= BYTES_PER_MEGABIT
+    jitter = preset.jitter.share if arguments.jitter is None else arguments.jitter
+    if not 0 <= jitter < 1:
+        raise UserError(f"--jitter is {jitter:g}; it must be 0 or more and below 1")
+    return replace(
+        preset,
+        stage=replace(preset.stage, **given(arguments, ("plateau", "row_seconds"))),
+        draft=replace(preset.draft, **given(arguments, ("level_seconds", "call_seconds"))),
+        wire=replace(preset.wire, **wire),
+        jitter=Jitter(jitter, arguments.seed),
+        slow=_slow(arguments.slow, arguments.stages),
+        **given(arguments, ("verdict_seconds", "width")),
+    )
+
+
+def _slow(entries: list[str], stages: int) -> dict[int, float]:
+    """Factors by rank."""
+    slow: dict[int, float] = {}
+    for entry in (part for text in entries for part in text.split(",")):
+        rank, _, factor = entry.partition("=")
+        try:
+            slow[int(rank)] = float(factor)
+        except ValueError:
+            raise UserError(f'--slow {entry} is not RANK=FACTOR, such as "3=2.0"') from None
+        if not 1 <= int(rank) <= stages:
+            raise UserError(f"--slow {entry}: there is no stage {rank}; there are 1 to {stages}")
+        FACTOR.check(f"--slow {entry}: the factor", slow[int(rank)])
+    return slow
+
+
+def _simulate(setting: Setting, policy: str, progress: Progress, *, record: bool) -> Outcome:
+    task = progress.add_task(policy, total=setting.tokens * setting.requests)
     outcome = simulate(
         setting,
         policy,
-        record=options.trace is not None,
-        progress=lambda tokens, _: bars.update(task, completed=tokens),
+        record=record,
+        progress=lambda tokens, _: progress.update(task, completed=tokens),
     )
-    bars.remove_task(task)
+    progress.remove_task(task)
     return outcome
 
 
-@contextmanager
-def _bars() -> Iterator[Progress]:
+def _progress() -> Progress:
     """A bar for each policy on stderr, if that is a terminal; removed at the end."""
     console = Console(stderr=True)
-    columns = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("tokens"),
         TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        yield bars
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
-    """Machines and messages are values without cycles: a sixth of the time would go into looking
-    for some."""
+def _without_gc() -> Iterator[None]:
+    """Machines and messages are values without cycles: searching for cycles would take a sixth of
+    the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -81,15 +284,3 @@ def _no_collector() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def _title(options: SimulateOptions) -> str:
-    policy, setting = options.policies[0], options.setting
-    return f"simulated: {policy}, {setting.stages} stages, costs {options.costs}"
-
-
-def _print(options: SimulateOptions, outcomes: Sequence[Outcome]) -> None:
-    if options.json:
-        sys.stdout.write(msgspec.json.encode(as_dict(options, outcomes)).decode() + "\n")
-    else:
-        sys.stdout.write(table(options, outcomes))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.conversation import Conversation
+from asyncspec_nodes.serving.conversation import Message, encode
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 DEMO = "Once upon a time there was a little fox who lived in a big forest. One day, the fox"
@@ -34,27 +34,17 @@ class _Line(Struct):
     question_id: str | int | None = None
 
 
-def from_text(text: str) -> tuple[Prompt, ...]:
-    """A single prompt."""
-    return (Prompt((text,)),)
-
-
-def from_file(path: Path) -> tuple[Prompt, ...]:
-    """A file's text as one prompt, without a final newline."""
-    return from_text(_read(path).removesuffix("\n"))
-
-
-def from_lines(path: Path) -> tuple[Prompt, ...]:
-    """JSON lines with "prompt" or "turns"; other keys are ignored."""
+def read_list(path: Path) -> tuple[Prompt, ...]:
+    """JSON lines with "prompt" or "turns"; other keys are ignored. Raises ``UserError``."""
     # Not ``splitlines``: JSON strings may contain U+2028.
-    lines = enumerate(_read(path).split("\n"), start=1)
-    prompts = tuple(_line(path, number, line) for number, line in lines if line.strip())
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    prompts = tuple(_prompt(path, number, line) for number, line in lines if line.strip())
     if not prompts:
         raise UserError(f"{path} has no prompts; give a JSON object a line")
     return prompts
 
 
-def _line(path: Path, number: int, text: str) -> Prompt:
+def _prompt(path: Path, number: int, text: str) -> Prompt:
     try:
         line = msgspec.json.decode(text, type=_Line)
     except msgspec.MsgspecError as error:
@@ -67,18 +57,42 @@ def _line(path: Path, number: int, text: str) -> Prompt:
     return Prompt(turns, line.id if line.id is not None else line.question_id)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file, or of standard input for ``-``. Raises ``UserError``."""
     try:
-        if str(path) == "-":
-            return sys.stdin.read()
-        return path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-# --- Requests
+class Conversation:
+    """The requests of a conversation, each with the earlier messages.
+
+    ``settings``: the requests' settings, without a prompt. ``chat``: the draft node renders the
+    messages by the target's chat template; otherwise the prompt is the plain text so far, an empty
+    line after each answer. ``system``: the system message, for ``chat`` only; empty: none.
+    """
+
+    def __init__(self, settings: Submit, *, chat: bool, system: str = "") -> None:
+        self._settings = settings
+        self._chat = chat
+        self._messages = [Message("system", system)] if system else []
+        self._text = ""
+
+    def ask(self, turn: str) -> Submit:
+        """The request of the next user turn."""
+        if self._chat:
+            self._messages.append(Message("user", turn))
+            return replace(self._settings, chat=encode(self._messages))
+        self._text += turn
+        return replace(self._settings, prompt=self._text)
+
+    def answered(self, text: str) -> None:
+        """The answer to the last turn."""
+        self._messages.append(Message("assistant", text))
+        self._text += f"{text}\n\n"
 
 
 class Answer(Struct, frozen=True):
@@ -110,24 +124,26 @@ async def answer_all(
     """Answer all prompts, ``concurrency`` at a time; ``chat`` and ``system``: see ``Conversation``.
     ``show`` receives text as it arrives, ``done`` whole answers in the prompts' order."""
     slots = asyncio.Semaphore(concurrency)
+    queues = [asyncio.Queue[Answer | None]() for _ in prompts]
 
-    async def conversation(
-        index: int, prompt: Prompt, answers: asyncio.Queue[Answer | None]
-    ) -> None:
+    async def answer_turns(index: int, prompt: Prompt) -> None:
         try:
             async with slots:
-                history = Conversation(settings, chat=chat, system=system)
-                await _conversation(client, index, prompt, history, show, answers.put_nowait)
+                conversation = Conversation(settings, chat=chat, system=system)
+                for number, turn in enumerate(prompt.turns):
+                    blank = Answer(conversation.ask(turn), index, number, prompt.id)
+                    answer = await _ask(client, blank, show)
+                    queues[index].put_nowait(answer)
+                    if answer.error is not None:
+                        break
+                    conversation.answered(answer.text)
         finally:
-            answers.put_nowait(None)
+            queues[index].put_nowait(None)
 
-    queues = [asyncio.Queue[Answer | None]() for _ in prompts]
-    tasks = [
-        asyncio.create_task(conversation(i, prompt, queues[i])) for i, prompt in enumerate(prompts)
-    ]
+    tasks = [asyncio.create_task(answer_turns(i, prompt)) for i, prompt in enumerate(prompts)]
     try:
-        for task, answers in zip(tasks, queues, strict=True):
-            while (answer := await answers.get()) is not None:
+        for task, queue in zip(tasks, queues, strict=True):
+            while (answer := await queue.get()) is not None:
                 done(answer)
             await task
     finally:
@@ -136,39 +152,19 @@ async def answer_all(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _conversation(
-    client: Client,
-    index: int,
-    prompt: Prompt,
-    history: Conversation,
-    show: Callable[[str], None],
-    done: Callable[[Answer], None],
-) -> None:
-    for number, turn in enumerate(prompt.turns):
-        blank = Answer(history.ask(turn), index, number, prompt.id)
-        answer = await _ask(client, blank, show)
-        done(answer)
-        if answer.error is not None:
-            break
-        history.answered(answer.text)
-
-
 async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> Answer:
     text: list[str] = []
     tokens: list[int] = []
     async for event in client.ask(blank.submit):
-        match event:
-            case Output():
-                text.append(event.text)
-                tokens.extend(event.token_ids)
-                show(event.text)
-            case Finished(reason="error", detail=detail, stats=stats, code=code):
-                # Without stats the request was refused; the user must change it, unless the node
-                # was busy or failed.
-                failed = bool(stats) or code in ("busy", "internal")
-                error = ClusterError(detail) if failed else UserError(detail)
-                return replace(blank, error=error, text="".join(text), token_ids=tuple(tokens))
-            case Finished(reason=reason, stats=stats):
-                found = replace(blank, text="".join(text), token_ids=tuple(tokens))
-                return replace(found, finish_reason=reason, stats=stats)
-    raise AssertionError("an answer ends with Finished")
+        if isinstance(event, Output):
+            text.append(event.text)
+            tokens.extend(event.token_ids)
+            show(event.text)
+    assert isinstance(event, Finished)
+    answer = replace(blank, text="".join(text), token_ids=tuple(tokens))
+    if event.reason != "error":
+        return replace(answer, finish_reason=event.reason, stats=event.stats)
+    # Without stats the request was refused; the user must change it, unless the node was busy or
+    # failed.
+    failed = bool(event.stats) or event.code in ("busy", "internal")
+    return replace(answer, error=ClusterError(event.detail) if failed else UserError(event.detail))

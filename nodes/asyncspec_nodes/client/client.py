@@ -10,11 +10,14 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Answers, Event, Inbox
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec_nodes.cluster.config import SecurityTable
+from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.handshake import HANDSHAKE, client_hello
@@ -35,38 +38,6 @@ from asyncspec_protocol.messages import (
     Welcome,
 )
 
-
-class PlanStatusQueries:
-    """Plan status queries (``PlanStatusRequest``) in flight on one link."""
-
-    def __init__(self) -> None:
-        self._answers: dict[int, asyncio.Future[PlanStatus]] = {}
-
-    def add(self, number: int) -> asyncio.Future[PlanStatus]:
-        """The future answer to a query about to be sent."""
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        return answer
-
-    def discard(self, number: int) -> None:
-        del self._answers[number]
-
-    def answer(self, status: PlanStatus) -> None:
-        """Resolve a query; ``status.missing`` is the reason where there is no plan status."""
-        answer = self._answers.get(status.question)
-        if answer is None or answer.done():
-            return
-        if status.missing:
-            answer.set_exception(ClusterError(status.missing))
-        else:
-            answer.set_result(status)
-
-    def fail(self, error: ClusterError) -> None:
-        """Fail all queries."""
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(error)
-
-
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 PROBE_SECONDS = 2.0
@@ -74,6 +45,21 @@ PLAN_STATUS_SECONDS = 10.0
 """Longer than a draft node waits for the first stage."""
 
 Sink = Callable[[Events, memoryview | None], None]
+
+
+class ClusterAddress(Struct, frozen=True):
+    """The draft node of a running cluster."""
+
+    host: str
+    port: int
+    # The required cluster name; empty: any.
+    cluster: str
+    security: SecurityTable | None = None
+
+    async def connect(self) -> Client:
+        """As ``Client.connect``."""
+        tls = contexts(self.security).client
+        return await Client.connect(self.host, self.port, self.cluster, tls=tls)
 
 
 class Client:
@@ -85,7 +71,7 @@ class Client:
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
         self._status_queries: dict[int, Answers] = {}
-        self._plan_queries = PlanStatusQueries()
+        self._plan_queries: dict[int, asyncio.Future[PlanStatus]] = {}
         self._next = 0
         self._connected = False
         # The node refused the handshake: a user's mistake.
@@ -180,7 +166,8 @@ class Client:
     async def plan_status(self) -> PlanStatus:
         """The first stage's plan status. Raises ``ClusterError`` that names the silent node."""
         number = self._number()
-        answer = self._plan_queries.add(number)
+        answer: asyncio.Future[PlanStatus] = asyncio.get_running_loop().create_future()
+        self._plan_queries[number] = answer
         self.link.send(PlanStatusRequest(number))
         try:
             async with asyncio.timeout(PLAN_STATUS_SECONDS):
@@ -191,7 +178,7 @@ class Client:
                 "what is planned"
             ) from None
         finally:
-            self._plan_queries.discard(number)
+            del self._plan_queries[number]
 
     def collect(self, last: float, sink: Sink) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: everything) until
@@ -229,8 +216,13 @@ class Client:
             case Status(question) as status:
                 if question in self._status_queries:
                     self._status_queries[question].send(status)
-            case PlanStatus() as status:
-                self._plan_queries.answer(status)
+            case PlanStatus(question) as status:
+                answer = self._plan_queries.get(question)
+                if answer is not None and not answer.done():
+                    if status.missing:
+                        answer.set_exception(ClusterError(status.missing))
+                    else:
+                        answer.set_result(status)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
@@ -258,7 +250,9 @@ class Client:
             inbox.put(self._lost(reason))
         for statuses in self._status_queries.values():
             statuses.fail(self._lost(reason))
-        self._plan_queries.fail(self._lost(reason))
+        for answer in self._plan_queries.values():
+            if not answer.done():
+                answer.set_exception(self._lost(reason))
 
 
 async def _wants_tls(host: str, port: int) -> bool:

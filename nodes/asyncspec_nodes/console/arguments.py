@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.hosts import is_host
@@ -14,32 +15,11 @@ from asyncspec_nodes.console.hosts import is_host
 class Parser(argparse.ArgumentParser):
     """Without usage dump and abbreviated options."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\n")
-        sys.exit(2)
-
-
-def host_and_port(option: str, text: str) -> tuple[str, int]:
-    """Parse an option of the form HOST:PORT. Raises ``UserError``."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]")
-    if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"{option} {text} is not HOST:PORT")
-    return host, int(port)
-
-
-def print_notice(line: str) -> None:
-    """A line on stderr; ignored where the terminal has closed."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"asyncspec: {line}\n")
-
-
-# --- Bounds of numbers. The upper ones lie far beyond any use; they keep sums and messages from
-# overflowing.
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 class Bounds(NamedTuple):
@@ -59,25 +39,38 @@ class Bounds(NamedTuple):
             raise UserError(f"{option} is {shown}; it must be at most {most}")
         # Also refuses NaN.
         if not (value > self.least if self.above else value >= self.least):
-            raise UserError(f"{option} is {shown}; it must be {self._rule}")
+            above = f"above {self.least:g}"
+            least = f"at least {self.least:g}" if self.least else "0 or more"
+            raise UserError(f"{option} is {shown}; it must be {above if self.above else least}")
 
     @property
-    def _rule(self) -> str:
-        if self.above:
-            return f"above {self.least:g}"
-        return f"at least {self.least:g}" if self.least else "0 or more"
+    def action(self) -> type[argparse.Action]:
+        """For ``argparse``: stores an option's number if it is within the bounds."""
+        check = self.check
+
+        class BoundedNumber(argparse.Action):
+            def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
+                try:
+                    check(option, value)
+                except UserError as error:
+                    parser.exit(2, f"{parser.prog.split()[0]}: {error}\n")
+                setattr(namespace, self.dest, value)
+
+        return BoundedNumber
 
 
+# The upper bounds lie far beyond any use; they keep sums and messages from overflowing.
 LARGE = 1_000_000
-
+COUNT = Bounds(1, LARGE)
+THREADS = Bounds(1, 1024)
+SEED = Bounds(0, (1 << 63) - 1)
+CHANCE = Bounds(0.0, 1.0)
 SECONDS = Bounds(0.0, 1e6)
-"""Eleven days."""
+"""Up to eleven days."""
 
 SOME_SECONDS = Bounds(0.0, 1e6, above=True)
 MILLISECONDS = Bounds(0.0, 1e9)
 SOME_MILLISECONDS = Bounds(0.0, 1e9, above=True)
-COUNT = Bounds(1, LARGE)
-THREADS = Bounds(1, 1024)
 POSITIONS = Bounds(1, 1_000_000_000)
 """Of a context."""
 
@@ -87,12 +80,28 @@ NODES = Bounds(0, 1_000_000_000)
 BYTES = Bounds(1, 1 << 40)
 """In memory at once."""
 
-SEED = Bounds(0, (1 << 63) - 1)
-MEGABITS = Bounds(0.0, 1e9)
-MIN_MEGABITS = Bounds(1e-3, 1e9)
-FACTOR = Bounds(0.0, 1e6, above=True)
-
 
 def option(name: str) -> str:
     """An argument's name as the user writes it."""
     return f"--{name.replace('_', '-')}"
+
+
+def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The values of those of the named arguments that the command has and the user has given."""
+    values = {name: getattr(arguments, name, None) for name in names}
+    return {name: v for name, v in values.items() if v is not None and v is not False}
+
+
+def host_and_port(option: str, text: str) -> tuple[str, int]:
+    """Parse an option of the form HOST:PORT. Raises ``UserError``."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"{option} {text} is not HOST:PORT")
+    return host, int(port)
+
+
+def print_notice(line: str) -> None:
+    """A line on stderr; ignored where the terminal has closed."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"asyncspec: {line}\n")

@@ -8,11 +8,11 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.console import arguments as numbers
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import BYTES, COUNT, POSITIONS, SOME_SECONDS, Parser, option
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.http.hosts import AllowedHosts, read_hosts
 from asyncspec_nodes.http.limits import Limits
@@ -23,35 +23,6 @@ from asyncspec_nodes.http.middleware import (
     read_keys,
     read_origins,
 )
-
-
-def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """TLS context for a certificate chain and private key (PEM); None where neither is given.
-    Raises ``UserError``."""
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise UserError("--tls-certificate and --tls-key belong together; give both")
-    for name, path in (("--tls-certificate", certificate), ("--tls-key", key)):
-        if not path.is_file():
-            raise UserError(f"{name}: there is no file {path}")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (ssl.SSLError, OSError) as error:
-        why = getattr(error, "reason", None) or error
-        raise UserError(f"--tls-certificate and --tls-key do not fit together: {why}") from None
-    return context
-
-
-_BOUNDS = {
-    "max_concurrent": numbers.COUNT,
-    "max_body_bytes": numbers.BYTES,
-    "max_prompt_length": numbers.POSITIONS,
-    "answer_seconds": numbers.SOME_SECONDS,
-    "drain_seconds": numbers.SOME_SECONDS,
-}
 
 
 class HttpOptions(Struct, frozen=True):
@@ -73,8 +44,8 @@ class HttpSocket(NamedTuple):
 
 
 def add_arguments(parser: Parser) -> None:
-    """ApiKeys, names and limits."""
-    add, default = parser.add_argument, Limits()
+    """API keys, TLS, names and limits."""
+    add = parser.add_argument
     add("--model-name", metavar="NAME", help="default: the name of the target's directory")
     add(
         "--api-key-file",
@@ -110,33 +81,28 @@ def add_arguments(parser: Parser) -> None:
         help="let pages of this origin (https://HOST, or *) use the service from a browser; may be "
         "given several times (default: none but its own)",
     )
-    for name, value, text in (
-        ("concurrent", default.concurrent, "answers at a time; a further request gets a 429"),
-        ("body-bytes", default.body_bytes, "of a request"),
-        ("prompt-length", default.prompt_length, "in characters, or in tokens"),
+    for prefix, field, bounds, text in (
+        ("max_", "concurrent", COUNT, "answers at a time; a further request gets a 429"),
+        ("max_", "body_bytes", BYTES, "of a request"),
+        ("max_", "prompt_length", POSITIONS, "in characters, or in tokens"),
+        ("", "answer_seconds", SOME_SECONDS, "for an answer to be complete"),
+        ("", "drain_seconds", SOME_SECONDS, "for running answers when told to stop"),
     ):
+        default = getattr(Limits(), field)
         add(
-            f"--max-{name}", type=int, metavar="N", default=value, help=f"{text} (default: {value})"
-        )
-    for name, seconds, text in (
-        ("answer", default.answer_seconds, "for an answer to be complete"),
-        ("drain", default.drain_seconds, "for running answers when told to stop"),
-    ):
-        add(
-            f"--{name}-seconds",
-            type=float,
-            metavar="S",
-            default=seconds,
-            help=f"{text} (default: {seconds:g})",
+            option(prefix + field),
+            dest=field,
+            type=type(default),
+            action=bounds.action,
+            default=default,
+            metavar="N" if isinstance(default, int) else "S",
+            help=f"{text} (default: {str(default).removesuffix('.0')})",
         )
 
 
 def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
     """Checked options of a service on ``host``. Raises ``UserError``."""
-    for name, bounds in _BOUNDS.items():
-        bounds.check(numbers.option(name), getattr(arguments, name))
-    share_all = arguments.share_prefixes == "all"
-    keys = read_keys(arguments.api_key_file, share_prefixes=share_all)
+    keys = read_keys(arguments.api_key_file, share_prefixes=arguments.share_prefixes == "all")
     if not keys and not arguments.no_api_key and not is_loopback(host):
         raise UserError(
             f"{host} is not a loopback address: give --api-key-file FILE, or --no-api-key on a "
@@ -148,13 +114,27 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
         keys=keys,
         hosts=read_hosts(host, arguments.allow_host, keys=bool(keys)),
         origins=read_origins(arguments.allow_origin),
-        limits=Limits(
-            body_bytes=arguments.max_body_bytes,
-            prompt_length=arguments.max_prompt_length,
-            concurrent=arguments.max_concurrent,
-            answer_seconds=arguments.answer_seconds,
-            drain_seconds=arguments.drain_seconds,
-        ),
+        limits=msgspec.convert(arguments, Limits, from_attributes=True),
         model=arguments.model_name,
         tls=server_context(arguments.tls_certificate, arguments.tls_key),
     )
+
+
+def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """TLS context for a certificate chain and private key (PEM); None where neither is given.
+    Raises ``UserError``."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise UserError("--tls-certificate and --tls-key belong together; give both")
+    for name, path in (("--tls-certificate", certificate), ("--tls-key", key)):
+        if not path.is_file():
+            raise UserError(f"{name}: there is no file {path}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        why = getattr(error, "reason", None) or error
+        raise UserError(f"--tls-certificate and --tls-key do not fit together: {why}") from None
+    return context

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster.checkpoints import check_draft
 from asyncspec_nodes.cluster.config import Config, check_reach, load
-from asyncspec_nodes.console import arguments as numbers
-from asyncspec_nodes.console.arguments import Parser, host_and_port
+from asyncspec_nodes.console.arguments import THREADS, Parser, host_and_port
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
@@ -133,6 +132,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--threads",
         type=int,
+        action=THREADS.action,
         metavar="N",
         help="threads for products (default: OMP_NUM_THREADS, else this machine's cores, shared "
         "with what other nodes the cluster file puts on it)",
@@ -175,7 +175,6 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
-    numbers.THREADS.check("--threads", arguments.threads)
     placement = place_node(arguments, load(arguments.config))
     http = None if arguments.http is None else _http(arguments, arguments.role)
     resources.set_threads(placement.config, placement.rank, placement.host, arguments.threads)

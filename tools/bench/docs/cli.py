@@ -18,9 +18,9 @@ SHARED = "shared"
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Every installed command with its arguments."""
     found: dict[str, argparse.ArgumentParser] = {}
-    for name, command in COMMANDS.items():
-        parser = Parser(prog=f"asyncspec {name}", description=command.text)
-        import_module(f"asyncspec_nodes.cli.{command.options}").add_arguments(parser)
+    for name, text in COMMANDS.items():
+        parser = Parser(prog=f"asyncspec {name}", description=text)
+        import_module(f"asyncspec_nodes.cli.{name}").add_arguments(parser)
         found[f"asyncspec {name}"] = parser
     found["asyncspec-node"] = node.build_parser()
     return found

@@ -15,11 +15,11 @@ from asyncspec.dipsd.model import Deployment, check_memory
 from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 from asyncspec.dipsd.tables import Tables
+from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.plan import running as running_cluster
 from asyncspec_nodes.cli.plan.options import check_source, read_deployment, read_noise
 from asyncspec_nodes.cli.plan.output import Report, as_dict, text
 from asyncspec_nodes.cli.plan.running import save
-from asyncspec_nodes.client import remote
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
 ROUNDS = 200
@@ -28,7 +28,7 @@ ROUNDS = 200
 def run(arguments: argparse.Namespace) -> int:
     """Plan, compare, print. Raises ``UserError``, of a running cluster also ``ClusterError``."""
     check_source(arguments)
-    running = running_cluster.ask(arguments) if remote.wanted(arguments) else None
+    running = running_cluster.ask(arguments) if cluster_options.connects(arguments) else None
     deployment = read_deployment(arguments) if running is None else running.deployment
     noise = read_noise(arguments, deployment)
     if noise is None and running is not None:

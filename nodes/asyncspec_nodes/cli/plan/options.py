@@ -10,8 +10,8 @@ from asyncspec.core.errors import UserError
 from asyncspec.dipsd import model as presets
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.simulation import Noise
+from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.plan import config
-from asyncspec_nodes.client import remote
 from asyncspec_nodes.console import arguments as numbers
 from asyncspec_nodes.console.arguments import Parser
 
@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
         "planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'"
     )
     add("devices", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")
-    remote.add_arguments(parser)
+    cluster_options.add_address_arguments(parser)
     add("--save", type=Path, metavar="FILE", help="write what a running cluster measures as CONFIG")
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
     add("--users", type=int, metavar="M", help=f"of the preset (default: {presets.USERS})")
@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
 
 def check_source(arguments: argparse.Namespace) -> None:
     """What is to be planned for is said once. Raises ``UserError``."""
-    running = remote.wanted(arguments)
+    running = cluster_options.connects(arguments)
     for taken, name in ((arguments.devices, "CONFIG"), (arguments.preset, "--preset")):
         if running and taken is not None:
             raise UserError(

@@ -14,8 +14,8 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.dipsd.decide import plan_request
 from asyncspec.dipsd.model import Deployment
 from asyncspec.dipsd.simulation import Noise
-from asyncspec_nodes.client import remote
-from asyncspec_nodes.client.remote import ClusterAddress
+from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster.toml_file import table
 from asyncspec_protocol.ids import SessionId, draft_number, owner
 from asyncspec_protocol.messages import PlanStatus, Rates
@@ -31,11 +31,11 @@ class Running(Struct, frozen=True):
 
 def ask(arguments: argparse.Namespace) -> Running:
     """Ask the cluster that was named. Raises ``UserError`` and ``ClusterError``."""
-    return running(asyncio.run(_ask(remote.read_arguments(arguments))))
+    return running(asyncio.run(_ask(cluster_options.read_address(arguments))))
 
 
 async def _ask(where: ClusterAddress) -> PlanStatus:
-    client = await remote.connect(where)
+    client = await where.connect()
     try:
         return await client.plan_status()
     finally:

@@ -1,0 +1,222 @@
+"""Options that choose a cluster: one to start on this machine, or a running one to connect to."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from asyncspec.backend.base import EAGLE
+from asyncspec.backend.registry import backend_of
+from asyncspec.backend.threads import set_thread_count
+from asyncspec.core.errors import UserError
+from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.cluster import checkpoints
+from asyncspec_nodes.cluster.config import (
+    DRAFTING,
+    DTYPES,
+    MODES,
+    NGRAM,
+    NONE,
+    PASSES,
+    QUANTIZE,
+    Config,
+    DraftTable,
+    PaceTable,
+    TargetTable,
+    load,
+    parts,
+)
+from asyncspec_nodes.cluster.layout import check_stages
+from asyncspec_nodes.console.arguments import (
+    COUNT,
+    SECONDS,
+    THREADS,
+    Parser,
+    given,
+    host_and_port,
+    option,
+)
+from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.serving.requests import policy_problem
+from asyncspec_protocol.ids import DRAFT
+
+DEFAULT_STAGES = 3
+CLUSTERS_CHOICE = (
+    *("target", "draft", "stages", "dtype", "mode", "quantize", "threads"),
+    *("source_apart", "chat_template", "generation_config"),
+)
+"""Arguments of the commands that a running cluster has decided."""
+
+TIMES = {"seconds": "stage-seconds", "level_seconds": "draft-seconds"}
+"""Options that are not called like their key of a ``PaceTable``."""
+
+
+def add_arguments(parser: Parser) -> None:
+    """What a local cluster computes, and how; or which cluster to connect to."""
+    add = parser.add_argument
+    add("--target", metavar="DIR|HF_ID", help="default: the bundled demo model")
+    add(
+        "--draft",
+        metavar="DIR|HF_ID|eagle:DIR|ngram|none",
+        help="default: the demo draft, else ngram; + joins several; the demo target also has "
+        "eagle: and hybrid (docs/reference/sources.md)",
+    )
+    add("--source-apart", action="store_true", help="the token source gets a process of its own")
+    add(
+        "--stages",
+        type=int,
+        action=COUNT.action,
+        metavar="N",
+        help=f"verify stages (default: {DEFAULT_STAGES})",
+    )
+    add(
+        "--policy",
+        metavar="NAME",
+        help=f"default: {DraftTable().policy}; see asyncspec policies",
+    )
+    add_model_arguments(parser, quantize="the target's weights; default: none")
+    add(
+        "--threads",
+        type=int,
+        action=THREADS.action,
+        metavar="N",
+        help="threads for the products of each node (default: OMP_NUM_THREADS, else this machine's "
+        "cores divided by its nodes)",
+    )
+    add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
+    group = parser.add_argument_group(
+        "slower devices",
+        "for experiments: the real work is done, and what is left of these times is waited for",
+    )
+    group.add_argument(
+        "--stage-seconds",
+        dest="seconds",
+        type=float,
+        action=SECONDS.action,
+        metavar="S",
+        help="a pass of a stage takes at least that",
+    )
+    add_device_arguments(group, plateau="rows that cost no more than one (default: 16)")
+    add_address_arguments(parser)
+
+
+def add_model_arguments(parser: Parser, quantize: str) -> None:
+    """How the target is computed. ``quantize``: that option's help."""
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
+    parser.add_argument("--mode", choices=MODES, help="default: exact")
+    parser.add_argument("--quantize", choices=QUANTIZE, help=quantize)
+
+
+def add_device_arguments(group: argparse._ArgumentGroup, plateau: str) -> None:
+    """Times of slower devices, real or simulated. ``plateau``: that option's help."""
+    add = group.add_argument
+    add("--plateau", type=int, action=COUNT.action, metavar="ROWS", help=plateau)
+    for name, key, text in (
+        ("--row-seconds", "row_seconds", "each row past the plateau"),
+        ("--draft-seconds", "level_seconds", "a draft pass: one level of a tree"),
+        ("--call-seconds", "call_seconds", "every call of the draft, besides"),
+    ):
+        add(name, dest=key, type=float, action=SECONDS.action, metavar="S", help=text)
+
+
+def add_address_arguments(parser: Parser) -> None:
+    """Which running cluster to connect to."""
+    add = parser.add_argument
+    add(
+        "--connect",
+        metavar="HOST:PORT",
+        help="use the draft node of a running cluster (one with keys: with --config)",
+    )
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="cluster file of the cluster to connect to: its draft node's address, and which keys "
+        "to show",
+    )
+    add("--cluster", metavar="NAME", help="refuse a cluster of another name")
+
+
+def connects(arguments: argparse.Namespace) -> bool:
+    """Whether a running cluster is named."""
+    return arguments.connect is not None or arguments.config is not None
+
+
+def read_address(arguments: argparse.Namespace) -> ClusterAddress:
+    """The running cluster that is named. Raises ``UserError``."""
+    config = None if arguments.config is None else load(arguments.config)
+    if arguments.connect is not None:
+        host, port = host_and_port("--connect", arguments.connect)
+    elif config is None:
+        raise UserError("which cluster? give --connect HOST:PORT or --config FILE")
+    elif (draft := config.find(DRAFT)) is None:
+        raise UserError("the cluster file has no draft node; give --connect HOST:PORT of one")
+    else:
+        host, port = draft.host, draft.port
+    name = arguments.cluster or (config.cluster.name if config else "")
+    return ClusterAddress(host, port, name, config.security if config else None)
+
+
+def read_arguments(
+    arguments: argparse.Namespace, *, sessions: int, traced: bool = False
+) -> Config | ClusterAddress:
+    """The cluster file of the cluster to start, for which the environment gets ``--threads``; or
+    the running cluster's address. Raises ``UserError``."""
+    if not connects(arguments):
+        return _local_config(arguments, sessions, traced=traced)
+    for name in given(arguments, CLUSTERS_CHOICE):
+        raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
+    for key in given(arguments, PASSES + DRAFTING):
+        name = option(TIMES.get(key, key))
+        raise UserError(f"{name} is for a local cluster; a cluster file has [pace] tables")
+    return read_address(arguments)
+
+
+def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool) -> Config:
+    if arguments.cluster is not None:
+        raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
+    bundled = arguments.target is None
+    source = arguments.draft or (str(checkpoints.BUNDLED_DRAFT) if bundled else NGRAM)
+    drafts = source != NONE
+    policy = arguments.policy or (DraftTable().policy if drafts else "autoregressive")
+    if problem := policy_problem(policy, drafts=drafts):
+        raise UserError(problem)
+    stages = arguments.stages or DEFAULT_STAGES
+    target = str(checkpoints.BUNDLED_TARGET)
+    if not bundled:
+        backend = backend_of(arguments.target)
+        # Before weights are downloaded.
+        check_stages(stages, backend.inspect(arguments.target).layers)
+        target = backend.locate(arguments.target)
+    checkpoints.check_target(target, stages)
+    source = checkpoints.check_draft(source, target)
+    if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
+        raise UserError("an EAGLE head works on the draft node; leave --source-apart out")
+    if arguments.threads is not None:
+        set_thread_count(arguments.threads)
+    uses_draft = POLICIES[policy].uses_draft
+    stage_pace, draft_pace = given(arguments, PASSES), given(arguments, DRAFTING)
+    return local_config(
+        TargetTable(path=target, **given(arguments, TargetTable.__struct_fields__[1:])),
+        # A draft that the policy never asks need not be loaded.
+        DraftTable(source=source if uses_draft else NONE, policy=policy),
+        stages,
+        sessions,
+        traced=traced,
+        separate_source=arguments.source_apart and uses_draft,
+        stage_pace=PaceTable(**stage_pace) if stage_pace else None,
+        draft_pace=PaceTable(**draft_pace) if draft_pace else None,
+    )
+
+
+def log_directory(arguments: argparse.Namespace) -> Path | None:
+    """Where the nodes' logs go; created. Raises ``UserError`` where that fails."""
+    path: Path | None = arguments.log_dir
+    if path is None:
+        return None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--log-dir: {path} cannot be made: {error.strerror}") from None
+    return path.absolute()
