@@ -17,12 +17,11 @@ from msgspec import Struct
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, should_pack
 from asyncspec.core.trace_hook import TraceHook
-from asyncspec_protocol.codec import TensorSpec
-from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.base import TensorSpec
+from asyncspec_protocol.errors import RemoteProtocolError, printable
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Clock, Close, Fault, Heartbeat, Hello, Message, Welcome
-from asyncspec_protocol.text import printable
 
 # A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
 MANY_BEATS = 2.0

@@ -22,8 +22,8 @@ from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.handshake import HANDSHAKE, answer
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
+from asyncspec_protocol.links import HANDSHAKE, answer
 from asyncspec_protocol.messages import Fault, Hello, Welcome
 
 Address = tuple[str, int]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, Release, draft_jobs
 from asyncspec.core.rng import GOLDEN, mix
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId, is_draft
 from asyncspec_protocol.messages import Expand, Message, PruneIndices, Segment, Verdict

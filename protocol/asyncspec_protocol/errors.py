@@ -1,4 +1,4 @@
-"""Whose fault it was.
+"""Errors of the protocol, by the side at fault, and peers' text in them.
 
 ProtocolError
 ├── LocalProtocolError    this side would have broken the protocol: a bug here
@@ -7,7 +7,21 @@ ProtocolError
 
 from __future__ import annotations
 
-from .text import printable
+MAX_TEXT = 1000
+"""Characters of a peer's text that are shown: more than any sentence of ours has."""
+
+
+def printable(text: str, most: int = MAX_TEXT) -> str:
+    """One line of ``text`` that does to a terminal or a log what its letters say.
+
+    Control characters (line breaks and ANSI escapes among them), marks that reverse the direction
+    of text and halves of surrogate pairs are escaped as in Python's literals; of more than ``most``
+    characters the end is left out.
+    """
+    shown = text[: most + 1]
+    if not shown.isprintable():
+        shown = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in shown])
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 class ProtocolError(Exception):
@@ -15,14 +29,11 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to send, or asked a machine for, something the protocol forbids."""
+    """This side was about to send, or to request of a machine, what the protocol forbids."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A peer sent something wrong: garbage, a bad size, an unknown id, a wrong order.
-
-    What the text quotes of the peer's own words is fit to be shown.
-    """
+    """A peer sent garbage, a bad size, an unknown id, a wrong order. The text is ``printable``."""
 
     def __init__(self, text: str, *, peer: int | None = None) -> None:
         super().__init__(text)

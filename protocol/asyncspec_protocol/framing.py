@@ -1,8 +1,7 @@
 """Frames: an 8-byte prefix (two lengths), a msgpack header, and at most one raw tensor.
 
-Sans-IO: the reader lends out the memory the next bytes belong in and is told how many came, which
-is just what ``asyncio.BufferedProtocol`` asks for. A tensor is received straight into a buffer of
-its own, so nobody copies it and nothing is overwritten while it is in use.
+Sans-IO: the reader lends out memory for the next bytes, as ``asyncio.BufferedProtocol`` needs it. A
+tensor is received straight into a buffer of its own: it is neither copied nor overwritten in use.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
-from .codec import Header, TensorSpec, decode, encode
+from .base import TensorSpec
 from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES
 from .messages import Message
@@ -24,6 +24,36 @@ _HTTP = int.from_bytes(b"HTTP", "big")
 AHEAD_BYTES = 4096
 """Read at once where a frame begins: more than most frames have without their tensors, and little
 enough to copy where a tensor follows."""
+
+
+class Header(Struct, array_like=True, frozen=True):
+    """The first part of a frame."""
+
+    message: Message
+    tensor: TensorSpec | None = None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
+
+
+def encode(message: Message, tensor: TensorSpec | None = None) -> bytes:
+    """The header bytes of a frame."""
+    return _ENCODER.encode(Header(message, tensor))
+
+
+def decode(data: bytes | bytearray | memoryview) -> Header:
+    """A checked header. Raises ``RemoteProtocolError`` for anything else."""
+    try:
+        header = _DECODER.decode(data)
+    # msgspec's own, text that is no UTF-8, and lists in lists in lists.
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"undecodable frame: {error}") from error
+    header.message.check()
+    if header.tensor is not None:
+        header.tensor.check()
+    header.message.check_tensor(header.tensor)
+    return header
 
 
 class Frame(Struct, frozen=True):

@@ -1,28 +1,35 @@
-"""Names for the integers that travel: a rank is not a session is not a node.
+"""Types of the integers that name things: a rank is not a session is not a node. -1 is none.
 
 Several draft nodes may share the stages: number 0 has rank 0, the others have ranks above any
-stage's or source's. A session's id names its draft node, so that everybody can tell whose it is.
+stage's or source's. A session's id contains the number of its draft node.
 """
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Annotated, NewType
 
-Rank = NewType("Rank", int)
+from msgspec import Meta
+
+from .limits import MAX_COUNT
+
+_Id = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+_OptionalId = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+
+Rank = NewType("Rank", _OptionalId)
 """1..N are the verify stages in pipeline order, N+1 a token source; 0 and ranks above
 ``FURTHER`` are draft nodes."""
 
-SessionId = NewType("SessionId", int)
-"""One request's life inside one pipeline. Of one draft node they grow for ever, also over its
-restarts; those of draft node ``d`` begin at ``first_session(d)``."""
+SessionId = NewType("SessionId", _OptionalId)
+"""One request's life inside one pipeline. Ids of one draft node only grow, also over its restarts;
+those of draft node ``d`` begin at ``first_session(d)``."""
 
-NodeId = NewType("NodeId", int)
+NodeId = NewType("NodeId", _OptionalId)
 """One token of a session's tree. Issued by the draft node, never reused, never renumbered."""
 
-Version = NewType("Version", int)
+Version = NewType("Version", _Id)
 """Counter of prunes of a session; 0 before the first."""
 
-SegmentId = NewType("SegmentId", int)
+SegmentId = NewType("SegmentId", _Id)
 """Counter of segments of a session."""
 
 DRAFT = Rank(0)
@@ -43,7 +50,7 @@ _SESSION_BITS = 42
 
 
 def draft_rank(number: int) -> Rank:
-    """The rank of a draft node. Raises ``ValueError`` for a number there is not."""
+    """The rank of a draft node. Raises ``ValueError`` for a number out of range."""
     if not 0 <= number < MAX_DRAFTS:
         raise ValueError(f"there is no draft node {number}: they are 0 to {MAX_DRAFTS - 1}")
     return Rank(FURTHER + number) if number else DRAFT
@@ -65,6 +72,6 @@ def first_session(rank: Rank) -> SessionId:
 
 
 def owner(session: SessionId) -> Rank:
-    """The draft node a session is of; of an id that no draft node can issue, a rank nobody has."""
+    """The draft node of a session; for an id that no draft node issues, a rank out of use."""
     number = session >> _SESSION_BITS
     return Rank(FURTHER + number) if number else DRAFT

@@ -1,6 +1,11 @@
-"""Bounds on what a peer can make us allocate, each with its reason."""
+"""Bounds on what a peer can make us allocate, each with its reason, and numbers within them."""
 
 from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from msgspec import Meta
 
 # A header holds ids and small numbers; the longest is a Submit with a prompt of text.
 MAX_HEADER_BYTES = 8 * 1024 * 1024
@@ -17,9 +22,9 @@ MAX_NODES = 4096
 MAX_DRAFT_LENGTH = 20
 # Segments of one pass; a receiver waits for all of them.
 MAX_COBATCHED = 4096
-# EAGLE-3 reads three depths; more than a deep target has layers is nobody's wish.
+# EAGLE-3 reads three depths; a deep target has some hundred layers.
 MAX_FEATURES = 64
-# More likeliest tokens a node than any client or policy asks for.
+# More likeliest tokens a node than any client or policy requests.
 MAX_TOP_LOGPROBS = 256
 # Of anything that is counted or numbered. Every reader of JSON takes it, a float holds it exactly,
 # and sums of a thousand still fit in the 64 bits that an integer has on the wire.
@@ -54,5 +59,15 @@ ITEM_BYTES = {
 }
 """The dtypes that may travel, and the bytes of one item."""
 
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
-"""Logits are multiplied and divided by it; next to 0 what comes out is beyond all numbers."""
+_MAX_FLOAT = sys.float_info.max
+
+# Types of fields. A float with a bound is a number, neither NaN nor infinite.
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Token = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+# -1: not known, or no bound.
+OptionalSeconds = Annotated[float, Meta(ge=-1, le=MAX_SECONDS)]
+Finite = Annotated[float, Meta(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]
+NonNegative = Annotated[float, Meta(ge=0, le=_MAX_FLOAT)]
+LogProb = Annotated[float, Meta(ge=-_MAX_FLOAT, le=0)]

@@ -1,19 +1,31 @@
-"""The words on the wire, all of them; they stand in files by what they are about.
+"""All messages of the wire; they stand in modules by subject.
 
-Their law: every message is one flat struct with an explicit tag; fields are only ever appended,
-with a default; every field says why it travels. Node ids name everything, because positions in
-somebody's array shift with every prune and ids do not (docs/reference/protocol.md).
+Every message is one flat struct with an explicit tag; fields are only ever appended, with a
+default; every field says why it travels. Nodes are named by id, because positions in an array shift
+with every prune and ids do not (docs/reference/protocol.md).
 """
 
 from __future__ import annotations
 
-from .drafting import Expand, Expanded, Withdraw
-from .links import PROTOCOL_VERSION, Clock, Fault, Heartbeat, Hello, Ready, Role, Welcome
-from .pipeline import Credit, Floor, PruneIndices, Segment, Verdict
-from .requests import Cancel, Finished, Output, Submit
+from .clients import Cancel, Collect, Events, Finished, Inspect, Output, Status, Submit
+from .links import PROTOCOL_VERSION as PROTOCOL_VERSION
+from .links import Clock, Fault, Heartbeat, Hello, Ready, Welcome
+from .links import Role as Role
 from .scheduling import PassTimes, PlanStatus, PlanStatusRequest, Rates, Schedule
-from .sessions import FINAL, Close, Closed, Open
-from .watching import Collect, Events, Inspect, Status
+from .sessions import FINAL as FINAL
+from .sessions import (
+    Close,
+    Closed,
+    Credit,
+    Expand,
+    Expanded,
+    Floor,
+    Open,
+    PruneIndices,
+    Segment,
+    Verdict,
+    Withdraw,
+)
 
 Message = (
     Segment
@@ -47,40 +59,3 @@ Message = (
     | PlanStatusRequest
     | PlanStatus
 )
-
-__all__ = [
-    "FINAL",
-    "PROTOCOL_VERSION",
-    "Cancel",
-    "Clock",
-    "Close",
-    "Closed",
-    "Collect",
-    "Credit",
-    "Events",
-    "Expand",
-    "Expanded",
-    "Fault",
-    "Finished",
-    "Floor",
-    "Heartbeat",
-    "Hello",
-    "Inspect",
-    "Message",
-    "Open",
-    "Output",
-    "PassTimes",
-    "PlanStatus",
-    "PlanStatusRequest",
-    "PruneIndices",
-    "Rates",
-    "Ready",
-    "Role",
-    "Schedule",
-    "Segment",
-    "Status",
-    "Submit",
-    "Verdict",
-    "Welcome",
-    "Withdraw",
-]

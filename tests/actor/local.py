@@ -24,8 +24,8 @@ from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.simulation.replay import settings
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session, is_draft
+from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
 from cluster import LIFE
 

@@ -19,7 +19,7 @@ from actor.local import bound, hello
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.messages import Close, Credit, Fault, Heartbeat, Message, Output, Segment

@@ -21,8 +21,8 @@ from asyncspec.actor.mesh import Mesh, Security
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.framing import Frame, FrameReader, write_header
-from asyncspec_protocol.handshake import client_hello
 from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Fault, Hello
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"

@@ -15,7 +15,7 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec.backend.row_compression import HEAD, PACKED, WINDOW, pack, unpack
 from asyncspec.core.cost_model.bandwidth import should_pack
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 
 Values = npt.NDArray[np.uint16]
 

@@ -15,7 +15,7 @@ from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, frame
 from asyncspec_nodes.http.api.parameters import IGNORED, NEUTRAL, Shared, parse, seed_of_choice
 from asyncspec_nodes.serving.requests import settings_problem, stop_problem
-from asyncspec_protocol.codec import decode, encode
+from asyncspec_protocol.framing import decode, encode
 
 KINDS: tuple[type[Any], ...] = (ChatRequest, CompletionRequest)
 NAMES = sorted(

@@ -18,8 +18,9 @@ from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, Li
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import taps
 from asyncspec_nodes.roles.verify.state import VerifyConfig
-from asyncspec_protocol.codec import TensorSpec, decode, encode
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import (
     FINAL,

@@ -112,7 +112,10 @@ def _line(
         (["--top-p", "0"], "--top-p is 0"),
         (["--top-k", "-3"], "--top-k is -3"),
         (["--min-p", "1"], "--min-p is 1"),
-        (["--repetition-penalty", "0"], "--repetition-penalty is 0; it must be above 0 (1: none)"),
+        (
+            ["--repetition-penalty", "0"],
+            "--repetition-penalty is 0; it must be 1e-06 to 1e+06 (1: none)",
+        ),
         (["--repetition-penalty", "inf"], "--repetition-penalty is inf"),
         (["--repetition-penalty", "1e-9"], "--repetition-penalty is 1e-09; it must be 1e-06 to"),
         (["--presence-penalty", "2.1"], "--presence-penalty is 2.1; it must be -2 to 2"),

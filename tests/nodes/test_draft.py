@@ -24,8 +24,8 @@ from asyncspec.core.machine import (
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
-from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import (
     FINAL,

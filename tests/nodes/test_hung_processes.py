@@ -13,7 +13,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster, LocalLauncher
 from asyncspec_nodes.local.supervisor import ChildNode
-from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes import hanging_node
 from nodes.background import no_process_left

@@ -21,8 +21,8 @@ from asyncspec.core.machine import (
     Send,
     Submitted,
 )
-from asyncspec_protocol.codec import decode, encode
 from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import (
     Closed,

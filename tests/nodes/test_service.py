@@ -13,9 +13,9 @@ from asyncspec_nodes.http.responses import error_of
 from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
+from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
-from asyncspec_protocol.requests import BREAKS
 from nodes.by_hand import ByHand
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
@@ -163,7 +163,10 @@ def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
         ({"top_p": 1.5}, "top-p is 1.5"),
         ({"top_k": -1}, "top-k is -1"),
         ({"min_p": 1.0}, "min-p is 1"),
-        ({"repetition_penalty": 0.0}, "repetition-penalty is 0; it must be above 0 (1: none)"),
+        (
+            {"repetition_penalty": 0.0},
+            "repetition-penalty is 0; it must be 1e-06 to 1e+06 (1: none)",
+        ),
         ({"presence_penalty": 2.5}, "presence-penalty is 2.5; it must be -2 to 2"),
         ({"frequency_penalty": -3.0}, "frequency-penalty is -3; it must be -2 to 2"),
         ({"stop": ("a",) * 17}, "there are 17 stop strings; give at most 16"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import AHEAD_BYTES, Frame, FrameReader, write_frame, zeroed
 from asyncspec_protocol.limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES

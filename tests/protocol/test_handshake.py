@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from actor.local import hello
-from asyncspec_protocol.handshake import answer, client_hello
 from asyncspec_protocol.ids import draft_rank
+from asyncspec_protocol.links import answer, client_hello
 from asyncspec_protocol.messages import Fault, Welcome
 
 ME = hello(2, 3)

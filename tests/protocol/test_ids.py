@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import (
     DRAFT,
     MAX_DRAFTS,
@@ -17,6 +16,7 @@ from asyncspec_protocol.ids import (
     is_draft,
     owner,
 )
+from asyncspec_protocol.links import role_of
 
 numbers = st.integers(0, MAX_DRAFTS - 1)
 # Milliseconds of a clock that shows the year 2100, and what comes before them.

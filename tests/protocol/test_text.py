@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.text import MAX_TEXT, printable
+from asyncspec_protocol.errors import MAX_TEXT, RemoteProtocolError, printable
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from asyncspec_protocol import messages as m
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.messages import Message
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import types
 import typing
-from typing import Any
+from typing import Annotated, Any
 
 from hypothesis import strategies as st
+from msgspec import Meta
 from msgspec.structs import replace
 
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.messages import (
     FINAL,
     Expand,
@@ -18,7 +20,7 @@ from asyncspec_protocol.messages import (
     Output,
     PassTimes,
     PlanStatus,
-    Rates,
+    PruneIndices,
     Schedule,
     Segment,
     Status,
@@ -83,28 +85,19 @@ def questions(draw: st.DrawFn) -> Expand:
     )
 
 
-openings = st.builds(
-    Open,
-    session=count,
-    prompt_length=st.integers(1, 99),
-    capacity=st.integers(99, 2**31),
-    seed=st.integers(0, 2**64 - 1),
-    temperature=st.floats(0, 5),
-    top_k=count,
-    top_p=st.floats(0.01, 1),
-    min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0.01, 9),
-    presence_penalty=st.floats(-2, 2),
-    frequency_penalty=st.floats(-2, 2),
-    resumed_tokens=st.just(0),
-    max_tree_nodes=st.integers(-1, 8192),
-    parent_session=st.just(-1),
-    common_prefix=st.just(0),
-    features=st.one_of(
-        st.just((FINAL,)),
-        st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),
-    ),
-)
+def openings() -> st.SearchStrategy[Open]:
+    depths = st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple)
+    return of_kind(
+        Open,
+        session=count,
+        prompt_length=st.integers(1, 99),
+        capacity=st.integers(99, 2**31),
+        seed=st.integers(0, 2**64 - 1),
+        resumed_tokens=st.just(0),
+        parent_session=st.just(-1),
+        common_prefix=st.just(0),
+        features=st.one_of(st.just((FINAL,)), depths),
+    )
 
 
 @st.composite
@@ -125,24 +118,11 @@ def outputs(draw: st.DrawFn) -> Output:
 def statuses(draw: st.DrawFn) -> Status:
     links = draw(st.lists(st.tuples(count, st.floats(-1, 9), count), max_size=4))
     peers, round_trips, sent = zip(*links, strict=True) if links else ((), (), ())
-    return Status(
-        question=draw(count),
-        rank=draw(count),
-        role="verify",
-        layers=draw(st.tuples(count, count)),
-        up_seconds=draw(st.floats(0, 1e9)),
-        busy_seconds=draw(st.floats(0, 1e9)),
-        memory_bytes=draw(count),
-        sessions=draw(count),
-        waiting=draw(count),
-        slots=draw(count),
-        peers=peers,
-        round_trips=round_trips,
-        sent=sent,
-        last=draw(st.booleans()),
-        model=draw(st.text(max_size=9)),
-        context_length=draw(count),
+    fixed = {"peers": peers, "round_trips": round_trips, "sent": sent}
+    status: Status = draw(
+        of_kind(Status, **{name: st.just(value) for name, value in fixed.items()})
     )
+    return status
 
 
 @st.composite
@@ -179,54 +159,66 @@ def plan_status(draw: st.DrawFn) -> PlanStatus:
     return PlanStatus(*fields)
 
 
-SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
-    Segment: segments(),
-    Verdict: verdicts(),
-    PassTimes: times(),
-    PlanStatus: plan_status(),
-    Rates: st.builds(
-        Rates,
-        *(count, count, st.floats(0, 1), seconds, seconds, seconds, seconds),
-        *(st.floats(0, 1), st.floats(0, 1), seconds),
-    ),
-    Schedule: st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
-        lambda drawn: Schedule(7, 1, drawn[1] % drawn[0], drawn[0], 1 + drawn[1])
-    ),
-    Expand: questions(),
-    Expanded: expansions(),
-    Open: openings,
-    Output: outputs(),
-    Status: statuses(),
-}
-
-
 def plain(annotation: Any) -> st.SearchStrategy[Any]:
-    """A strategy for a field's type; numbers stay where the protocol wants them."""
+    """A strategy for a field's type, within its bounds."""
     annotation = getattr(annotation, "__supertype__", annotation)
+    meta = Meta()
+    if typing.get_origin(annotation) is Annotated:
+        annotation, meta = typing.get_args(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return st.sampled_from(arguments)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of(*map(plain, arguments))
     if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(plain(arguments[0]), max_size=6).map(tuple)
+        sizes = {"min_size": meta.min_length or 0, "max_size": 6}
+        return st.lists(plain(arguments[0]), **sizes).map(tuple)
     if origin is tuple:
         return st.tuples(*map(plain, arguments))
     if origin is dict:
         return st.dictionaries(plain(arguments[0]), plain(arguments[1]), max_size=3)
+    if annotation is float:
+        least, above = meta.ge if meta.gt is None else meta.gt, meta.gt is not None
+        most, below = meta.le if meta.lt is None else meta.lt, meta.lt is not None
+        return st.floats(least, most, exclude_min=above, exclude_max=below, allow_nan=False)
+    most = meta.le if meta.lt is None else meta.lt - 1
     return {
-        int: count,
-        float: st.floats(0, 1e9),
+        int: st.integers(-1 if meta.ge is None else meta.ge, 2**31 - 1 if most is None else most),
         str: st.text(max_size=12),
         bool: st.booleans(),
         bytes: st.binary(max_size=6),
     }[annotation]
 
 
-def of_kind(kind: type[Any]) -> st.SearchStrategy[Any]:
-    """Any message of one type."""
-    if kind in SPECIAL:
+def of_kind(kind: type[Any], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Any message of one type; ``special``: its fields with rules that types do not express."""
+    if not special and kind in SPECIAL:
         return SPECIAL[kind]
-    hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{name: plain(hint) for name, hint in hints.items()})
+    hints = typing.get_type_hints(kind, include_extras=True)
+    drawn = {name: plain(hint) for name, hint in hints.items() if name not in special}
+    return st.builds(kind, **drawn, **special)
+
+
+SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
+    Segment: segments(),
+    Verdict: verdicts(),
+    PassTimes: times(),
+    PlanStatus: plan_status(),
+    PruneIndices: of_kind(
+        PruneIndices,
+        horizon=nodes,
+        accepted=st.lists(nodes, max_size=6).map(tuple),
+        keep=st.lists(nodes, max_size=6).map(tuple),
+    ),
+    Schedule: st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
+        lambda drawn: Schedule(7, 1, drawn[1] % drawn[0], drawn[0], 1 + drawn[1])
+    ),
+    Expand: questions(),
+    Expanded: expansions(),
+    Open: openings(),
+    Output: outputs(),
+    Status: statuses(),
+}
 
 
 messages: st.SearchStrategy[Any] = st.one_of(*map(of_kind, KINDS))

@@ -23,7 +23,7 @@ from asyncspec.sim.costs import (
     scaled,
 )
 from asyncspec.sim.world import Actor, World
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Credit, Expand, Message, PruneIndices, Segment, Verdict

@@ -9,7 +9,7 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_nodes.node.reports import Report
-from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.links import role_of
 from tools.testbed.bed import Bed
 from tools.testbed.cluster_file import addressed, check_fit, cluster_file
 from tools.testbed.routes import Address

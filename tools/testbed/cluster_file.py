@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import Config, PaceTable, check_pace, to_toml
-from asyncspec_protocol.handshake import role_of
+from asyncspec_protocol.links import role_of
 from tools.testbed.routes import Address
 from tools.testbed.tables import Description
 

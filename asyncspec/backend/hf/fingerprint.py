@@ -12,7 +12,7 @@ import msgspec
 
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
 from asyncspec.core.errors import CheckpointError
-from asyncspec_protocol.handshake import HUB
+from asyncspec_protocol.links import HUB
 
 SAMPLE = 1024
 """Bytes that are read at the beginning, in the middle and at the end of each tensor. To read all of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.console.interrupt import INTERRUPTED, exit_on_interrupt
 from asyncspec_nodes.console.output import Unwritten, lenient_stderr, strict_stdout
-from asyncspec_protocol.text import printable
+from asyncspec_protocol.errors import printable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Of a disk that takes no file of ours any more, or no more of one."""

@@ -20,8 +20,8 @@ from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
-from asyncspec_protocol.handshake import HANDSHAKE, client_hello
 from asyncspec_protocol.limits import MAX_HEADER_BYTES
+from asyncspec_protocol.links import HANDSHAKE, client_hello
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,

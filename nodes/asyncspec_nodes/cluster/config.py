@@ -16,8 +16,8 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.chat_templates import PLAIN
 from asyncspec_nodes.console.hosts import is_host, is_loopback
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import is_draft
+from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Role
 
 GenerationConfig = Literal["auto", "none"]

@@ -29,8 +29,8 @@ from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.metrics import AnswerMetrics, Metrics
 from asyncspec_nodes.http.middleware import internal_error
+from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Output, Submit
-from asyncspec_protocol.requests import BREAKS
 
 MAX_WAITING = 64
 """Events queued here for a slow reader; further ones wait in the bounded inbox."""

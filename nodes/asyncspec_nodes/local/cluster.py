@@ -34,8 +34,8 @@ from asyncspec_nodes.local.processes import STOP_SECONDS
 from asyncspec_nodes.local.supervisor import ChildNode, name_of
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT
+from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Role
 
 REJOIN_SECONDS = 5.0

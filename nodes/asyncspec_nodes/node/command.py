@@ -24,8 +24,8 @@ from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank
+from asyncspec_protocol.links import role_of
 
 
 class NodePlacement(Struct, frozen=True):

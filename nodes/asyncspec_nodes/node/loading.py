@@ -48,8 +48,8 @@ from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import Rank, SessionId, first_session
+from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
 
 

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from asyncspec_protocol.text import printable
+from asyncspec_protocol.errors import printable
 
 
 class LoadingReport(Struct, frozen=True, tag="loading", tag_field="event"):

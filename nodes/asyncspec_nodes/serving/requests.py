@@ -5,7 +5,6 @@ Each function returns the sentence a user reads, or None.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import CheckpointError
@@ -20,17 +20,13 @@ from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
-from asyncspec_protocol.limits import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.sampling import range_problem
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
-# Of tokens: what every part of the service can count.
-MAX_COUNT = 2**31 - 1
 # Every token of an answer is looked at for each of them.
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
-# Likeliest tokens in the place of each one of an answer, as the OpenAI interface has it.
-MAX_TOP_LOGPROBS = 20
 
 
 class Encoder(Protocol):
@@ -70,28 +66,8 @@ class Refusal(Struct, frozen=True):
 
 
 def settings_problem(max_new_tokens: int, how: Sampling) -> str | None:
-    """Numbers out of their range."""
-    repetition, presence = how.repetition_penalty, how.presence_penalty
-    low, high = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
-    checks = (
-        (max_new_tokens >= 1, "max-new-tokens", max_new_tokens, "at least 1"),
-        (max_new_tokens <= MAX_COUNT, "max-new-tokens", max_new_tokens, f"at most {MAX_COUNT}"),
-        (0 <= how.temperature < math.inf, "temperature", how.temperature, "0 (greedy) or more"),
-        (0 < how.top_p <= 1, "top-p", how.top_p, "above 0 and at most 1"),
-        (how.top_k >= 0, "top-k", how.top_k, "0 (no limit) or more"),
-        (how.top_k <= MAX_COUNT, "top-k", how.top_k, f"at most {MAX_COUNT}"),
-        (0 <= how.min_p < 1, "min-p", how.min_p, "0 or more and below 1"),
-        (0 <= how.seed < 1 << 63, "seed", how.seed, "0 or more and below 2**63"),
-        (repetition > 0, "repetition-penalty", repetition, "above 0 (1: none)"),
-        (low <= repetition <= high, "repetition-penalty", repetition, f"{low:g} to {high:g}"),
-        (-2 <= presence <= 2, "presence-penalty", presence, "-2 to 2"),
-        (-2 <= how.frequency_penalty <= 2, "frequency-penalty", how.frequency_penalty, "-2 to 2"),
-    )
-    for fine, name, value, rule in checks:
-        if not fine:
-            shown = value if isinstance(value, int) else f"{value:g}"
-            return f"{name} is {shown}; it must be {rule}"
-    return None
+    """The first number out of its range (``asyncspec_protocol.sampling``)."""
+    return range_problem({"max_new_tokens": max_new_tokens, **asdict(how)})
 
 
 def stop_problem(stop: Sequence[str]) -> str | None:
@@ -207,11 +183,9 @@ def _prompt(submit: Submit, rules: ServingConfig, encoder: Encoder) -> tuple[int
 
 
 def _top_logprobs_problem(submit: Submit) -> str | None:
-    if not 0 <= submit.top_logprobs <= MAX_TOP_LOGPROBS:
-        return f"top-log-probs is {submit.top_logprobs}; it must be 0 to {MAX_TOP_LOGPROBS}"
     if submit.top_logprobs and not submit.log_probs:
         return "top-log-probs is given without log-probs"
-    return None
+    return range_problem({"top_log_probs": submit.top_logprobs})
 
 
 # --- Sampling settings that a target's files recommend, for requests that leave them out.

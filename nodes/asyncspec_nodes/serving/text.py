@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec_protocol.requests import Submit
+from asyncspec_protocol.clients import Submit
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a decoder gives for a character whose last bytes are still to come."""

@@ -25,8 +25,8 @@ from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.state import VerifyConfig
 from asyncspec_nodes.simulation.replay import settings
-from asyncspec_protocol.handshake import role_of
 from asyncspec_protocol.ids import DRAFT, Rank, first_session
+from asyncspec_protocol.links import role_of
 
 MAX_STEPS = 1_000_000_000
 """A bound on liveness only: far more than any run takes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import timeit
 
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Segment

@@ -17,7 +17,7 @@ from itertools import count
 import msgspec
 
 from asyncspec.core.errors import ClusterError
-from asyncspec_protocol.codec import TensorSpec
+from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import (

@@ -9,9 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec_nodes.http.api.errors import invalid
-from asyncspec_nodes.http.api.parameters import MAX_CHOICES, MAX_TOKENS, Count, Shared, Tops
+from asyncspec_nodes.http.api.parameters import MAX_CHOICES, Shared
 from asyncspec_nodes.serving.conversation import Message, encode
+from asyncspec_protocol.limits import MAX_TOKEN
 from asyncspec_protocol.messages import Output, Submit
+from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
 
 Choice = dict[str, object]
 
@@ -216,9 +218,9 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: tuple[ChatMessage, ...]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: NewTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Tops | None = None
+    top_logprobs: TopLogprobs | None = None
 
     def check(self) -> None:
         super().check()
@@ -237,7 +239,7 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
         seed = seed if self.seed is None else self.seed
         chat = conversation(self.messages)
         # Without a limit an answer may fill the context.
-        most = self.limit or MAX_TOKENS
+        most = self.limit or MAX_INT
         submits = tuple(
             replace(
                 self.submit(most, seed, choice),
@@ -292,7 +294,7 @@ class CompletionRequest(Shared, frozen=True, kw_only=True):
 
     # Text, token ids, or a list of either.
     prompt: object
-    logprobs: Tops | None = None
+    logprobs: TopLogprobs | None = None
 
     def parsed(self, seed: int) -> ParsedRequest:
         """The request for the cluster. ``seed``: the default."""
@@ -330,7 +332,7 @@ def _tokens(given: object) -> tuple[int, ...]:
     if not isinstance(given, list) or not given:
         raise invalid("prompt: expected text, tokens, or a list of either", "prompt")
     for token in given:
-        if type(token) is not int or not 0 <= token <= MAX_TOKENS:
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN:
             raise invalid("prompt: a token is a number that is not below 0", "prompt")
     return tuple(given)
 

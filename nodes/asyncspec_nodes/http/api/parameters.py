@@ -14,8 +14,9 @@ from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.http.api.errors import ApiError, invalid
-from asyncspec_nodes.serving.requests import MAX_TOP_LOGPROBS, stop_problem
+from asyncspec_nodes.serving.requests import stop_problem
 from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.sampling import MinP, NewTokens, Penalty, RepetitionPenalty, TopK
 
 _MASK = (1 << 63) - 1
 
@@ -89,15 +90,11 @@ def _same(value: object, other: object) -> bool:
 
 # --- What a request may say: strict types, and a 400 that names the parameter for anything else.
 # Pure.
-# The names and ranges are the API's; those it does not have are the project's own
-# (docs/reference/http.md).
+# The names are the API's; ranges are those of ``asyncspec_protocol.sampling`` where the API has no
+# narrower ones (docs/reference/http.md).
 
 MAX_CHOICES = 128
-MAX_TOKENS = 2**31 - 1
 
-Count = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-Tops = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
 # A negative seed is as good as any other.
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -118,16 +115,16 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | tuple[str, ...] | None = None
-    max_tokens: Count | None = None
+    max_tokens: NewTokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     # The project's own, beside the API's.
-    top_k: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
-    min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     policy: str | None = None

@@ -40,6 +40,7 @@ from asyncspec_nodes.roles.draft.state import (
     QueuedRequest,
 )
 from asyncspec_nodes.roles.draft.stats import Counters
+from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import (
@@ -53,7 +54,6 @@ from asyncspec_protocol.messages import (
     Schedule,
     Verdict,
 )
-from asyncspec_protocol.requests import BREAKS
 
 REJOIN = "rejoin"
 """The timer of requests that wait for a pipeline that is down."""

@@ -1,0 +1,177 @@
+"""Messages of a client: requests for text, the state of nodes, and their traces."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from .base import TensorSpec, WireMessage, require
+from .ids import Rank
+from .limits import Count, Finite, LogProb, OptionalSeconds, Seconds, Token
+from .links import Role
+
+
+class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
+    """Requests text from the draft node. A number out of its range (``sampling``) is the user's
+    mistake, and gets an answer rather than a fault."""
+
+    # Chosen by the client, unique on its link.
+    request: int
+    prompt: str
+    max_new_tokens: int
+    seed: int
+    temperature: Finite
+    top_k: int
+    top_p: Finite
+    min_p: Finite = 0.0
+    # Node-level default where empty.
+    policy: str = ""
+    ignore_eos: bool = False
+    # As in ``Open``.
+    repetition_penalty: Finite = 1.0
+    presence_penalty: Finite = 0.0
+    frequency_penalty: Finite = 0.0
+    # Texts that end the answer before the first of them, or with it.
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    # The prompt as tokens, taken as they are; or as a conversation, a JSON list of messages that
+    # the target's chat template makes a prompt of. Then ``prompt`` is empty.
+    prompt_ids: tuple[int, ...] = ()
+    chat: str = ""
+    # Every token of the answer comes with its log-probability, and with so many of the likeliest.
+    log_probs: bool = False
+    top_logprobs: int = 0
+    # Refused where the context has no room for ``max_new_tokens`` behind the prompt; else they are
+    # cut to what there is.
+    must_fit: bool = False
+    # Names of the sampling settings above that the user has left out: the target's own
+    # recommendation takes their place, where it has one.
+    unset: tuple[str, ...] = ()
+    # Only requests of one tenant share prompt prefixes; those without one share among themselves.
+    # An HTTP service derives it from the API key: it cannot be guessed without the key.
+    tenant: str = ""
+
+
+class Output(WireMessage, array_like=True, frozen=True, tag="output"):
+    """New text for a client, as soon as it is certain."""
+
+    request: int
+    token_ids: tuple[Token, ...]
+    text: str
+    # With ``Submit.log_probs``, of each of ``token_ids``, in nats, before any sampling setting; and
+    # ``Submit.top_logprobs`` likeliest tokens with theirs, one token after the other.
+    token_log_probs: tuple[LogProb, ...] = ()
+    top_tokens: tuple[Token, ...] = ()
+    top_token_log_probs: tuple[LogProb, ...] = ()
+    # The bytes that those tokens mean, of ``token_ids`` and then of ``top_tokens``: a client has no
+    # tokenizer.
+    token_bytes: tuple[bytes, ...] = ()
+
+    def check(self) -> None:
+        """See ``WireMessage``."""
+        tokens, top = len(self.token_log_probs), len(self.top_tokens)
+        require(tokens in (0, len(self.token_ids)), "every token has a log-probability, or none")
+        require(top == len(self.top_token_log_probs), "lists differ in length")
+        require(not top or top % max(1, tokens) == 0, "every token has as many")
+        require(len(self.token_bytes) == tokens + top, "every token is spelled, or none")
+
+
+BREAKS = "breaks"
+"""In ``Finished.code``: the pipeline broke repeatedly while it read the request."""
+
+
+class Finished(WireMessage, array_like=True, frozen=True, tag="finished"):
+    """The end of a request: ``stop``, ``length``, ``cancelled`` or ``error``."""
+
+    request: int
+    reason: str
+    # For "error": the sentence the user reads.
+    detail: str
+    # Counters, named and defined in docs/reference/metrics.md.
+    stats: dict[str, Finite]
+    # For "error": a short name scripts can test, e.g. "busy" or ``BREAKS``.
+    code: str = ""
+
+
+class Cancel(WireMessage, array_like=True, frozen=True, tag="cancel"):
+    """A client no longer wants a request; its slots are freed everywhere."""
+
+    request: Count
+
+
+class Collect(WireMessage, array_like=True, frozen=True, tag="collect"):
+    """Requests a node's trace: a client from the draft node, which requests those of the stages."""
+
+    # Chosen by the requesting side, repeated in the answers.
+    collection: Count
+    # From so many seconds ago on; -1: all there is.
+    last: OptionalSeconds
+    # Continue with events from now on; else end with those recorded.
+    follow: bool
+    # End a collection that follows.
+    stop: bool = False
+
+
+class Events(WireMessage, array_like=True, frozen=True, tag="events"):
+    """Part of a node's trace. Tensor: whole lines of JSON in UTF-8, uint8 [n]."""
+
+    collection: Count
+    # Of this node; -1 with ``done``: of the whole collection.
+    rank: Rank
+    # Nothing more comes.
+    done: bool = False
+    # Why a node has no trace, if so.
+    reason: str = ""
+
+    def check_tensor(self, tensor: TensorSpec | None) -> None:
+        """See ``WireMessage``."""
+        if tensor is not None:
+            require(tensor.dtype == "uint8" and len(tensor.shape) == 1, "a trace is bytes")
+
+
+class Inspect(WireMessage, array_like=True, frozen=True, tag="inspect"):
+    """Requests the state of nodes: a client from the draft node, which requests that of the others
+    and passes on their answers."""
+
+    # Chosen by the requesting side, repeated in the answers.
+    question: Count
+
+
+class Status(WireMessage, array_like=True, frozen=True, tag="status"):
+    """The state of a node."""
+
+    question: Count
+    rank: Rank
+    role: Role
+    layers: tuple[Count, Count]
+    # Time in service, and of that the device's busy time: differences give busy shares.
+    up_seconds: Seconds
+    busy_seconds: Seconds
+    # Resident memory of the process.
+    memory_bytes: Count
+    # Sessions here; requests (draft node) or segments (stage) that wait; cache slots in use.
+    sessions: Count
+    waiting: Count
+    slots: Count
+    # Its links: peers, round trips by heartbeats in seconds (upper bounds; -1: not known), bytes
+    # written.
+    peers: tuple[Rank, ...] = ()
+    round_trips: tuple[OptionalSeconds, ...] = ()
+    sent: tuple[Count, ...] = ()
+    # The last answer to this question.
+    last: bool = False
+    # Draft node only: the model that it serves; tokens of prompt and answer together at most.
+    model: str = ""
+    context_length: Count = 0
+    # Draft node: why no request can be served now; empty where one can. Stage: why the handshake
+    # with the next one has failed; empty where it has not.
+    missing: str = ""
+    # All cache slots of a stage, 0: no bound; on the draft node those that admitted requests may
+    # need.
+    room: Count = 0
+    # Draft node only: the sampling settings that its target recommends, as in ``Submit.unset``.
+    defaults: dict[str, int | Finite] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """See ``WireMessage``."""
+        links = {len(self.peers), len(self.round_trips), len(self.sent)}
+        require(len(links) == 1, "lists differ in length")
