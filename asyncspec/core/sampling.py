@@ -73,7 +73,7 @@ class Defaults(Struct, frozen=True):
 
 # --- Drawing a token by definition: one row, plain Python, every rule spelled out
 # (docs/reference/sampling.md).
-# The reference for the tensor version (``asyncspec.backend.hf.sampling``), and how the toy draws.
+# The reference for the version on arrays (``asyncspec.backend.sampling``), and how the toy draws.
 
 Seen = Mapping[int, int]
 """Tokens of a path, prompt and answer: how often each occurs in the answer, 0 for prompt alone."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncspec.backend.draft_trie import Trie
 from asyncspec.backend.hf.attention import AttentionParams, TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.draft_trie import Trie
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec.core.jobs import Admit, Forward, Row
 from asyncspec.core.sampling import Sampling

@@ -70,7 +70,8 @@ def test_facts(tiny: MakeTiny) -> None:
 def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from asyncspec.backend.hf import backend, checkpoint_files, draft_trie, process\n"
+        "from asyncspec.backend import draft_trie\n"
+        "from asyncspec.backend.hf import backend, checkpoint_files, process\n"
         f"backend.BACKEND.inspect({str(mine)!r})\n"
         f"checkpoint_files.list_tensors(Path({str(mine)!r}))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"

@@ -21,7 +21,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from asyncspec.backend.hf.sampling import draw, draw_row, gumbels, kept, penalised, uniforms
+from asyncspec.backend.hf.sampling import draw
+from asyncspec.backend.sampling import draw_row, gumbels, kept, penalised, uniforms
 from asyncspec.core import rng
 from asyncspec.core import sampling as plain
 from asyncspec.core.sampling import MIN_TEMPERATURE, Sampling

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
+from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.core.growth import FROM_TIP, Grown, Shape, Start
 from asyncspec.core.jobs import Row
 from asyncspec.source.expand import Proposal, beam, path_grower

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
-from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.sampling import best_successors

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft_model import CHUNK, REMEMBER, BatchedDraftPass, DraftPass
-from asyncspec.backend.hf.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.geometry import Features
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes

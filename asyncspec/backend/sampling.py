@@ -1,0 +1,167 @@
+"""Drawing the next token from a row of logits, as a function of the row, the request's settings
+and the position alone.
+
+The fast way to what ``asyncspec.core.sampling`` defines.
+Penalties, temperature, top-k, top-p and min-p mean
+what they mean in transformers and vLLM, and apply in their order. Then Gumbel-max over what is
+kept, with noise hashed from (seed, position, token): no cumulative sum whose rounding or order
+could move the result, and the draft can share the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncspec.core.rng import GOLDEN, LARGEST, MIX_1, MIX_2, stream
+from asyncspec.core.sampling import NOTHING, Sampling, Seen
+from asyncspec.source.expand import Proposal
+
+Floats = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
+
+_MOST = 3e38
+"""In place of logits that are no numbers: what is worst is never drawn beside a real one, and
+penalties and temperatures keep it finite."""
+
+_FEW = 1024
+"""Top-p first looks at this many tokens; a full sort is needed only where they are too few."""
+
+
+def draw(
+    logits: Logits,
+    positions: Sequence[int],
+    sampling: Sampling,
+    committed: Seen = NOTHING,
+    own: Iterable[Seen] = (),
+) -> tuple[int, ...]:
+    """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``.
+
+    With penalties, ``committed`` is what every row has before it, and ``own`` for each row what
+    counts instead for tokens of its own path. Ties go to the lowest token id.
+    """
+    if sampling.greedy and not sampling.penalises:
+        return tuple(logits.argmax(-1).tolist())
+    rows = logits.astype(np.float64)
+    if not np.isfinite(rows).all():
+        rows = np.nan_to_num(rows, nan=-_MOST, posinf=_MOST, neginf=-_MOST)
+    if sampling.penalises:
+        rows = penalised(rows, committed, own, sampling)
+    return tuple(
+        draw_row(row, position, sampling) for row, position in zip(rows, positions, strict=True)
+    )
+
+
+def penalised(rows: Floats, committed: Seen, own: Iterable[Seen], sampling: Sampling) -> Floats:
+    """``rows`` [n, vocab] with the penalties of tokens seen before. Operations are element-wise, so
+    a token's result has the same bits whichever of the two it is listed in."""
+    shared = _columns(committed)
+    out = rows.copy()
+    for given, row, seen in zip(rows, out, own, strict=True):
+        for tokens, counts in (shared, _columns(seen)):
+            penalty, scores = sampling.repetition_penalty, given[tokens]
+            scores = np.where(scores > 0, scores / penalty, scores * penalty)
+            scores -= sampling.frequency_penalty * counts
+            row[tokens] = scores - sampling.presence_penalty * (counts > 0)
+    return out
+
+
+def _columns(seen: Seen) -> tuple[Tokens, Floats]:
+    count = len(seen)
+    tokens = np.fromiter(seen.keys(), np.int64, count)
+    return tokens, np.fromiter(seen.values(), np.float64, count)
+
+
+def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
+    """Draw from one row [vocab] after penalties."""
+    if sampling.greedy:
+        return int(logits.argmax())
+    tokens, scores = kept(logits, sampling)
+    scores = scores + gumbels(sampling.seed, position, tokens)
+    best = tokens[scores == scores.max()]
+    return int(best.min())
+
+
+def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
+    """Tokens that may be drawn and their scaled logits, as
+    ``asyncspec.core.sampling.kept`` defines them."""
+    scores = logits / sampling.temperature
+    tokens: Tokens = np.arange(len(scores), dtype=np.int64)
+    if 0 < sampling.top_k < len(scores):
+        floor = np.partition(scores, -sampling.top_k)[-sampling.top_k]
+        tokens = tokens[scores >= floor]
+        scores = scores[tokens]
+    if sampling.top_p < 1.0:
+        chosen = _nucleus(scores, sampling.top_p)
+        tokens, scores = tokens[chosen], scores[chosen]
+    if sampling.min_p > 0.0:
+        likely = scores >= scores.max() + np.log(sampling.min_p)
+        tokens, scores = tokens[likely], scores[likely]
+    return tokens, scores
+
+
+def _nucleus(scores: Floats, top_p: float) -> Tokens:
+    """Indices of the most likely scores whose mass first reaches ``top_p``."""
+    weights = np.exp(scores - scores.max())
+    total = weights.sum()
+    if len(scores) > 4 * _FEW:
+        floor = np.partition(scores, -_FEW)[-_FEW]
+        some = np.flatnonzero(scores >= floor)
+        if weights[some].sum() > top_p * total:
+            return _prefix(some, scores, weights, top_p * total)
+    return _prefix(np.arange(len(scores)), scores, weights, top_p * total)
+
+
+def _prefix(among: Tokens, scores: Floats, weights: Floats, mass: float) -> Tokens:
+    order = among[np.lexsort((among, -scores[among]))]
+    before = np.cumsum(weights[order]) - weights[order]
+    count = max(1, int(np.count_nonzero(before < mass)))
+    return order[:count]
+
+
+def uniforms(seed: int, position: int, tokens: Tokens) -> Floats:
+    """``asyncspec.core.rng.uniform`` for many tokens at once, bit for bit."""
+    golden, mix_1, mix_2 = (np.uint64(x) for x in (GOLDEN, MIX_1, MIX_2))
+    # Products of 64-bit integers are meant to wrap.
+    x = np.uint64(stream(seed, position)) + golden * (tokens.astype(np.uint64) + np.uint64(1))
+    x = (x ^ (x >> np.uint64(30))) * mix_1
+    x = (x ^ (x >> np.uint64(27))) * mix_2
+    bits = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
+    inside: Floats = np.minimum(bits.astype(np.float64) + 0.5, LARGEST) * 2.0**-53
+    return inside
+
+
+def gumbels(seed: int, position: int, tokens: Tokens) -> Floats:
+    """Standard Gumbel noise of each token at a position."""
+    noise: Floats = -np.log(-np.log(uniforms(seed, position, tokens)))
+    return noise
+
+
+# --- The likeliest next tokens of some rows of logits.
+
+
+def best_successors(logits: Logits, most: int) -> list[Proposal]:
+    """Per row of ``logits`` [n, vocab] the ``most`` best tokens and their log-probabilities."""
+    most = min(most, logits.shape[-1])
+    best = np.argpartition(-logits, most - 1, axis=-1)[:, :most]
+    values = np.take_along_axis(logits, best, -1)
+    order = np.lexsort((best, -values))
+    # Rounding must not make a token more than certain.
+    log_probs = np.minimum(np.take_along_axis(values, order, -1) - _log_sum_exp(logits), 0.0)
+    return list(zip(np.take_along_axis(best, order, -1).tolist(), log_probs.tolist(), strict=True))
+
+
+def log_probs_of(logits: Logits, tokens: Sequence[int]) -> tuple[float, ...]:
+    """The log-probability of one token for each row of ``logits`` [n, vocab]."""
+    own = logits[np.arange(len(tokens)), list(tokens)] - _log_sum_exp(logits)[:, 0]
+    return tuple(np.minimum(own, 0.0).tolist())
+
+
+def _log_sum_exp(logits: Logits) -> Logits:
+    """[n, 1]"""
+    most = logits.max(-1, keepdims=True)
+    total: Logits = most + np.log(np.exp(logits - most).sum(-1, keepdims=True))
+    return total
