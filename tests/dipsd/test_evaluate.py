@@ -10,7 +10,7 @@ from asyncspec.dipsd.evaluate import evaluate, exact_period, in_best_order
 from asyncspec.dipsd.model import Deployment, Plan, paper, plan_of
 from asyncspec.dipsd.simulation import Noise, simulate_plan
 from asyncspec.dipsd.tables import Tables
-from asyncspec_nodes.cli.plan.picture import picture
+from asyncspec_nodes.cli.plan_output import picture
 from dipsd.deployments import planned
 
 MEAN = Noise(expected=True)

@@ -15,7 +15,7 @@ from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Submitted
 from asyncspec.dipsd.decide import decide
-from asyncspec_nodes.cli.plan.running import running
+from asyncspec_nodes.cli.plan_measured import measured
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.node import inspector
@@ -180,5 +180,5 @@ def test_whatever_a_draft_node_says_the_answer_can_be_read(
     told = plan_status(state, 3)
     assert decode(encode(told)).message == told
     assert told.sessions == (7,)
-    found = running(told)
+    found = measured(told)
     decide(found.deployment, found.noise)

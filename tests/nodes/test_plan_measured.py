@@ -13,9 +13,9 @@ import commands
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.dipsd.decide import measured_deployment
 from asyncspec.dipsd.model import User
-from asyncspec_nodes.cli.plan import running_output as output
-from asyncspec_nodes.cli.plan.config import parse
-from asyncspec_nodes.cli.plan.running import names, running, save, to_toml
+from asyncspec_nodes.cli import plan_measured
+from asyncspec_nodes.cli.plan_file import parse, save, to_toml
+from asyncspec_nodes.cli.plan_measured import measured, names
 from asyncspec_protocol.ids import SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import PlanStatus
 
@@ -56,7 +56,7 @@ def test_what_is_saved_is_what_is_read(
 
 
 def test_users_are_planned_for_with_caution_and_forecast_as_they_are() -> None:
-    found = running(TOLD)
+    found = measured(TOLD)
     first, later = found.deployment.users
     assert first == User("draft-0", 0.75, 0, 10.0, 1.0)
     assert later.name == "draft-2"
@@ -70,7 +70,7 @@ def test_users_are_planned_for_with_caution_and_forecast_as_they_are() -> None:
 
 @pytest.mark.parametrize("rows", [0, 256])
 def test_plans_are_for_passes_of_as_many_rows_as_there(rows: int) -> None:
-    assert running(replace(TOLD, batch_rows=rows)).deployment.batch_rows == rows
+    assert measured(replace(TOLD, batch_rows=rows)).deployment.batch_rows == rows
 
 
 def test_users_of_one_draft_node_are_told_apart() -> None:
@@ -87,19 +87,19 @@ def test_users_of_one_draft_node_are_told_apart() -> None:
 )
 def test_where_there_is_nothing_to_plan(told: PlanStatus, says: str) -> None:
     with pytest.raises(ClusterError, match=says):
-        running(told)
+        measured(told)
 
 
 @pytest.mark.parametrize("used", ["plan", "greedy", "dropped", "look", "", "something new"])
 def test_it_says_what_is_in_use_and_what_that_brings(used: str) -> None:
-    found = running(replace(TOLD, used=used))
-    text = "\n".join((*output.measured_lines(found), *output.use_lines(found)))
+    found = measured(replace(TOLD, used=used))
+    text = "\n".join((*plan_measured.measured_lines(found), *plan_measured.use_lines(found)))
     assert "draft-0  0.80 (0.75 to 0.85, 20 rounds)" in text
-    assert f"there now: {output.why(found.told)}" in text
+    assert f"there now: {plan_measured.why(found.status)}" in text
     if used:
         assert "batch 2; user:draft length draft-2:3" in text
         assert "brought: 74.0 tokens/s" in text
-    told = output.as_dict(found)
+    told = plan_measured.as_dict(found)
     assert told["batches"] == [["draft-0"], ["draft-2"]]
     assert told["lengths"] == {"draft-0": 5, "draft-2": 3}
     assert told["forecast"] == {"plan": 76.5, "greedy": 57.25}
@@ -109,7 +109,7 @@ def test_it_says_what_is_in_use_and_what_that_brings(used: str) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
-        save(tmp_path / "no" / "where.toml", running(TOLD).deployment)
+        save(tmp_path / "no" / "where.toml", measured(TOLD).deployment)
 
 
 ROWS = "[verifier]\n[[stage]]\nfixed_ms = 9.0\nrow_ms = 1.0\n"

@@ -31,7 +31,7 @@ GB = 1e9
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file: no key it does not know."""
+    """A table of the file."""
 
 
 class VerifierTable(Table, frozen=True):
@@ -58,14 +58,6 @@ class StageTable(Table, frozen=True):
     row_ms: NotNegative | None = None
 
 
-class DraftTable(Table, frozen=True):
-    """The draft model's shape: what users' ``tflops`` are turned into times with."""
-
-    layers: Count
-    hidden: Count
-    ffn: Count
-
-
 class UserTable(Table, frozen=True):
     """One user or ``count`` equal ones; devices by ``token_ms``, or ``tflops`` and ``fixed_ms``."""
 
@@ -81,8 +73,16 @@ class UserTable(Table, frozen=True):
     link_token_ms: NotNegative = 0.0
 
 
+class DraftShape(Table, frozen=True):
+    """The draft model's shape, which turns users' ``tflops`` into times."""
+
+    layers: Count
+    hidden: Count
+    ffn: Count
+
+
 class PlanTable(Table, frozen=True):
-    """What plans may be made."""
+    """Which plans may be made."""
 
     # Tokens of the longest draft.
     longest: Annotated[int, Meta(ge=1, le=64)] = 20
@@ -96,7 +96,7 @@ class PlanFile(Table, frozen=True):
     verifier: VerifierTable
     stage: tuple[StageTable, ...]
     user: tuple[UserTable, ...]
-    draft: DraftTable | None = None
+    draft: DraftShape | None = None
     plan: PlanTable = PlanTable()
 
 
@@ -108,14 +108,11 @@ def load(path: Path) -> Deployment:
 def parse(text: str) -> Deployment:
     """A file's text as a deployment. Raises ``UserError``."""
     file = toml_file.decode(text, PlanFile)
-    if any(stage.row_ms is not None for stage in file.stage):
-        return _by_rows(file)
-    return Deployment(_users(file), _verifier(file), file.plan.longest, file.plan.batch_rows)
-
-
-def _by_rows(file: PlanFile) -> Deployment:
-    """Passes as a running cluster measures them: neither FLOPs nor memory."""
-    table = file.verifier
+    users, table, plan = _users(file), file.verifier, file.plan
+    if not any(stage.row_ms is not None for stage in file.stage):
+        return Deployment(users, _verifier(file), plan.longest, plan.batch_rows)
+    # Passes by rows, as a running cluster measures them: neither FLOPs nor memory, and prefixes
+    # cost nothing.
     if (table.layers, table.hidden, table.ffn) != (None, None, None):
         raise UserError("row_ms says what layers, hidden and ffn would; leave them out")
     stages: list[tuple[float, float]] = []
@@ -125,24 +122,20 @@ def _by_rows(file: PlanFile) -> Deployment:
         if (stage.layers, stage.tflops, stage.memory_gb) != (None, None, None):
             raise UserError(f"row_ms takes no layers, tflops and memory_gb (at stage[{i}])")
         stages.append((stage.fixed_ms, stage.row_ms))
-    # Prefixes cost nothing where work is rows.
-    users = [replace(user, prefix=0) for user in _users(file)]
-    found = measured_deployment(users, stages, file.plan.batch_rows)
+    found = measured_deployment([replace(u, prefix=0) for u in users], stages, plan.batch_rows)
     verifier = replace(found.verifier, hop_ms=table.hop_ms, memory=table.memory)
-    return replace(found, verifier=verifier, longest=file.plan.longest)
+    return replace(found, verifier=verifier, longest=plan.longest)
 
 
 def _verifier(file: PlanFile) -> Verifier:
     table = file.verifier
     shape = ModelShape(
-        _given(table.layers, "layers", "verifier"),
-        _given(table.hidden, "hidden", "verifier"),
-        _given(table.ffn, "ffn", "verifier"),
+        *(_given(getattr(table, key), key, "verifier") for key in ("layers", "hidden", "ffn"))
     )
     stages = tuple(_stage(stage, f"stage[{i}]") for i, stage in enumerate(file.stage))
-    given = sum(stage.layers for stage in stages)
-    if given != shape.layers:
-        raise UserError(f"the stages hold {given} layers in sum; the target has {shape.layers}")
+    held = sum(stage.layers for stage in stages)
+    if held != shape.layers:
+        raise UserError(f"the stages hold {held} layers in sum; the target has {shape.layers}")
     return Verifier(shape, stages, table.hop_ms, table.memory)
 
 
@@ -165,13 +158,9 @@ def _users(file: PlanFile) -> tuple[User, ...]:
     users: list[User] = []
     for i, table in enumerate(file.user):
         base = table.name or f"user{len(users) + 1}"
-        token_ms = _token_ms(file, table, i)
-        for n in range(table.count):
-            name = base if table.count == 1 else f"{base}-{n + 1}"
-            user = User(
-                name, table.alpha, table.prefix, token_ms, table.link_ms, table.link_token_ms
-            )
-            users.append(user)
+        names = [base] if table.count == 1 else [f"{base}-{n + 1}" for n in range(table.count)]
+        times = (_token_ms(file, table, i), table.link_ms, table.link_token_ms)
+        users += [User(name, table.alpha, table.prefix, *times) for name in names]
     if not users:
         raise UserError("there are no users; give at least one [[user]]")
     if len(users) > MAX_USERS:
@@ -191,3 +180,26 @@ def _token_ms(file: PlanFile, table: UserTable, i: int) -> float:
         raise UserError(f"tflops needs the draft model's shape: a [draft] table {where}")
     shape = ModelShape(file.draft.layers, file.draft.hidden, file.draft.ffn)
     return drafted_ms(shape, 1e-9 / table.tflops, table.fixed_ms or 0.0, table.prefix)
+
+
+def save(path: Path, deployment: Deployment) -> None:
+    """Write a running cluster's deployment as a file. Raises ``UserError``."""
+    try:
+        path.write_text(to_toml(deployment), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def to_toml(deployment: Deployment) -> str:
+    """The file that loads as ``deployment``, whose passes are described by rows."""
+    verifier, table = deployment.verifier, toml_file.table
+    parts = ["# As measured on a running cluster: asyncspec plan dipsd THIS_FILE\n"]
+    parts.append(table("[verifier]", {"hop_ms": verifier.hop_ms}))
+    for stage in verifier.stages:
+        row = stage.ms_per_flop * stage.layers / verifier.shape.layers
+        parts.append(table("[[stage]]", {"fixed_ms": stage.fixed_ms, "row_ms": row}))
+    for user in deployment.users:
+        keys = ("name", "alpha", "token_ms", "link_ms")
+        parts.append(table("[[user]]", {key: getattr(user, key) for key in keys}))
+    plan = {"longest": deployment.longest, "batch_rows": deployment.batch_rows}
+    return "\n".join([*parts, table("[plan]", plan)])

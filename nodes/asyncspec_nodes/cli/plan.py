@@ -1,0 +1,168 @@
+"""``asyncspec plan dipsd``: how many users share one verifier best, each drafting at home."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from asyncspec.core.errors import UserError
+from asyncspec.dipsd import model as preset
+from asyncspec.dipsd.evaluate import evaluate
+from asyncspec.dipsd.model import Deployment, check_memory
+from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
+from asyncspec.dipsd.tables import Tables
+from asyncspec_nodes.cli import cluster_options, plan_file, plan_measured
+from asyncspec_nodes.cli.plan_measured import Measured
+from asyncspec_nodes.cli.plan_output import Report, as_dict, text
+from asyncspec_nodes.console.arguments import (
+    MILLISECONDS,
+    POSITIONS,
+    SEED,
+    SOME_MILLISECONDS,
+    Bounds,
+    Parser,
+    given,
+    option,
+)
+
+METHODS = {"ours": plan_best, "algorithm1": algorithm1}
+ROUNDS = 200
+CHANCE = Bounds(0.0, 1.0)
+PRESET = {
+    "users": (Bounds(1, plan_file.MAX_USERS), "M", f"of the preset (default: {preset.USERS})"),
+    "alpha": (CHANCE, "A", f"acceptance (default: {preset.ALPHA})"),
+    "token_ms": (SOME_MILLISECONDS, "MS", "of a drafted token (default: by profile)"),
+    "link_ms": (MILLISECONDS, "MS", f"of a round (default: {preset.LINK_MS:g})"),
+    "prefix": (POSITIONS, "TOKENS", f"(default: {preset.PREFIX})"),
+    "stages": (Bounds(1, preset.TARGET.layers), "P", "verify stages, equal ones (default: 1)"),
+    "hop_ms": (MILLISECONDS, "MS", "between two stages (default: 0)"),
+}
+"""Bounds, metavar and help of the options that are parameters of the preset."""
+
+
+def add_arguments(parser: Parser) -> None:
+    # argparse takes an optional word only in its place: CONFIG comes before the options.
+    parser.usage = "asyncspec plan dipsd [CONFIG] [--preset paper | --connect HOST:PORT] [options]"
+    add = parser.add_argument
+    add(
+        "planner", choices=("dipsd",), help="DiP-SD: batches verified in turn, drafts at the users'"
+    )
+    add("devices", nargs="?", type=Path, metavar="CONFIG", help="devices and links, a TOML file")
+    cluster_options.add_address_arguments(parser)
+    add("--save", type=Path, metavar="FILE", help="write what a running cluster measures as CONFIG")
+    add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
+    for name, (bounds, metavar, words) in PRESET.items():
+        kind = type(bounds.least)
+        add(option(name), type=kind, action=bounds.action, metavar=metavar, help=words)
+    add("--method", choices=METHODS, default="ours", help="who plans (default: ours)")
+    add("--jitter", type=float, metavar="SIGMA", help="simulate with lognormal jitter beside")
+    add(
+        "--true-alpha",
+        type=float,
+        action=CHANCE.action,
+        metavar="A",
+        help="simulate users who accept with this chance",
+    )
+    add(
+        "--seed",
+        type=int,
+        action=SEED.action,
+        default=0,
+        metavar="S",
+        help="of the simulation (default: 0)",
+    )
+    add("--json", action="store_true", help="one JSON object on stdout and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, compare, print. Raises ``UserError``, of a running cluster also ``ClusterError``."""
+    _check_source(arguments)
+    measured = None
+    if cluster_options.connects(arguments):
+        measured = plan_measured.ask(cluster_options.read_address(arguments))
+        deployment = measured.deployment
+    elif arguments.devices is not None:
+        deployment = plan_file.load(arguments.devices)
+    else:
+        deployment = preset.paper(**given(arguments, PRESET))
+    noise = _noise(arguments, deployment) or (measured.noise if measured else None)
+    check_memory(deployment)
+    report = _report(deployment, arguments.method, noise, measured)
+    if arguments.save is not None:
+        plan_file.save(arguments.save, deployment)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(as_dict(report)).decode() + "\n")
+    else:
+        sys.stdout.write(text(report))
+    return 0
+
+
+def _check_source(arguments: argparse.Namespace) -> None:
+    """What is planned for is given once. Raises ``UserError``."""
+    running = cluster_options.connects(arguments)
+    sources = {
+        "CONFIG": arguments.devices is not None,
+        "--preset": arguments.preset is not None,
+        "--connect": running,
+    }
+    named = [name for name, is_given in sources.items() if is_given]
+    if len(named) > 1:
+        raise UserError(
+            f"{named[0]} and {named[-1]} both say what is to be planned for; leave one out"
+        )
+    if not named:
+        raise UserError(
+            "what is to be planned for? Give a CONFIG file or --preset paper, or --connect "
+            "HOST:PORT of a running cluster"
+        )
+    if arguments.preset is None:
+        for name in given(arguments, PRESET):
+            where = "cluster" if running else "file"
+            raise UserError(f"{option(name)} goes with --preset; the {where} says what it is here")
+    if not running and arguments.save is not None:
+        raise UserError("--save goes with --connect: it writes what a running cluster measures")
+
+
+def _noise(arguments: argparse.Namespace, deployment: Deployment) -> Noise | None:
+    jitter, alpha = arguments.jitter, arguments.true_alpha
+    if jitter is not None and not 0 <= jitter <= 2:
+        raise UserError(f"--jitter is {jitter:g}; it must be between 0 and 2")
+    if jitter is None and alpha is None:
+        return None
+    alphas = None if alpha is None else (alpha,) * len(deployment.users)
+    return Noise(jitter or 0.0, arguments.seed, alphas)
+
+
+def _report(
+    deployment: Deployment, method: str, noise: Noise | None, measured: Measured | None
+) -> Report:
+    tables = Tables(deployment)
+    start = time.perf_counter()
+    planned = METHODS[method](tables)
+    seconds = time.perf_counter() - start
+    if planned is None:
+        raise UserError("no batching fits in the verifier's memory")
+    length, greedy = best_greedy(tables)
+    simulated = None
+    if noise is not None:
+        simulated = (
+            simulate_plan(planned.plan, tables, ROUNDS, noise),
+            simulate_greedy(tables, [length] * tables.users, ROUNDS, noise),
+        )
+    return Report(
+        deployment=deployment,
+        method=method,
+        planned=planned,
+        evaluation=evaluate(planned.plan, tables),
+        seconds=seconds,
+        baselines={name: baseline(tables) for name, baseline in BASELINES.items()},
+        greedy_length=length,
+        greedy=greedy,
+        simulated=simulated,
+        measured=measured,
+    )
