@@ -23,7 +23,7 @@ from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.simulation.cluster import connect, recorder
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session, is_draft
 

@@ -196,42 +196,42 @@ def check_stage(state: Any) -> None:
         assert all(session.liveness.alive(node) for node in session.slots.speculative_nodes)
         assert session.slots.used == session.slots.committed + len(session.slots.speculative_nodes)
         assert set(session.slots.speculative) == set(session.slots.speculative_nodes)
-    for waiting in (*state.queue, *state.parked):
+    for waiting in (*state.queue, *state.outbox):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)
-    check_inflows(state)
-    check_pass(state, state.parked)
+    check_inbound(state)
+    check_pass(state, state.outbox)
     used = sum(session.slots.used for session in state.sessions.values())
-    used += sum(state.kept.values())
-    assert state.kept.keys().isdisjoint(state.sessions)
+    used += sum(state.cached_prompts.values())
+    assert state.cached_prompts.keys().isdisjoint(state.sessions)
     # Until all that was admitted before another draft node came has ended, there may be more.
     assert not state.config.slots or used <= state.config.slots * max(1, len(state.drafts))
     if state.running is not None:
-        check_pass(state, [part.waiting for part in state.running.parts])
+        check_pass(state, [part.segment for part in state.running.parts])
     assert state.sent <= state.allowed
 
 
 def together(state: Any, draft: Rank) -> int:
     """Segments of a draft node's sessions in one pass: no more than it has ever opened sessions,
     which it numbers one by one."""
-    opened: int = state.known[draft].opened - first_session(draft) + 1
+    opened: int = state.watermarks[draft].opened - first_session(draft) + 1
     most: int = state.config.batch_rows
     return max(1, min(most, opened))
 
 
-def check_inflows(state: Any) -> None:
+def check_inbound(state: Any) -> None:
     """Nobody has sent more than was granted, nor fills more of the queue than is granted at a time;
     segments come from those that are linked, and sessions are theirs."""
     config, rank = state.config, state.config.rank
-    assert set(state.inflows) == {peer for peer in state.peers if config.fed_by(peer)}
-    for peer, inflow in state.inflows.items():
-        assert inflow.received <= inflow.granted
-        assert inflow.expected <= inflow.granted - inflow.received
-        drafts = [peer] if rank == 1 else state.known
-        places = config.window * sum(together(state, d) for d in drafts if d in state.known)
-        queued = sum(config.way_of(waiting.session) == peer for waiting in state.queue)
-        assert queued <= max(config.window, places) + inflow.longer
-    held = (*state.sessions, *state.kept, *state.closing)
+    assert set(state.inbound) == {peer for peer in state.peers if config.is_upstream(peer)}
+    for peer, credit in state.inbound.items():
+        assert credit.received <= credit.granted
+        assert credit.expected <= credit.granted - credit.received
+        drafts = [peer] if rank == 1 else state.watermarks
+        places = config.window * sum(together(state, d) for d in drafts if d in state.watermarks)
+        queued = sum(config.upstream_of(waiting.session) == peer for waiting in state.queue)
+        assert queued <= max(config.window, places) + credit.extra
+    held = (*state.sessions, *state.cached_prompts, *state.closing)
     assert {owner(session) for session in held} <= state.peers
 
 
@@ -242,7 +242,7 @@ def check_pass(state: Any, segments: Sequence[Any]) -> None:
         own = [waiting.segment for waiting in segments if waiting.session == session]
         assert own == sorted(set(own))
         known = state.sessions.get(session) or state.closing.get(session)
-        assert len(own) == 1 or known is None or known.coalesce
+        assert len(own) == 1 or known is None or known.opening.coalesce
     rows = sum(len(waiting.ids) for waiting in segments)
     assert len(segments) <= 1 or rows <= state.config.batch_rows
 
@@ -347,11 +347,11 @@ def check_empty(cluster: Cluster) -> None:
         assert not state.sessions
         assert not state.closing
         assert not state.queue
-        assert not state.parked
+        assert not state.outbox
         assert state.running is None
-        assert not any(known.closed_early for known in state.known.values())
+        assert not any(known.closed_early for known in state.watermarks.values())
         # But for the prompts that are kept for others, on all stages the same.
         kept = [one for rank in cluster.drafts for one in cluster.state(rank).cached_prompts]
         assert not any(one.unused for one in kept)
-        assert state.kept == {one.session: len(one.prefix) for one in kept}
-        assert set(backend.slots_held()) == set(state.kept)
+        assert state.cached_prompts == {one.session: len(one.prefix) for one in kept}
+        assert set(backend.slots_held()) == set(state.cached_prompts)

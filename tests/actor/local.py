@@ -22,7 +22,7 @@ from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session, is_draft
 from asyncspec_protocol.links import role_of

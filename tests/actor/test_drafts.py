@@ -172,7 +172,7 @@ def test_who_trickles_delays_nobody() -> None:
                 await served(cluster, 10 + 10 * i)
             state = cluster.nodes[1].state
             assert [waiting.session for waiting in state.queue] == [THEIRS]
-            assert state.inflows[STRANGER].expected == 1
+            assert state.inbound[STRANGER].expected == 1
             # Whole, it is as good as any other.
             await stranger.trickle(rest[4:])
             while not isinstance(await stranger.hear(), Credit):

@@ -24,7 +24,7 @@ from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.simulation.cluster import connect
 from asyncspec_protocol.ids import DRAFT, Rank
 

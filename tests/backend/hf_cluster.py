@@ -14,7 +14,7 @@ from asyncspec.sim.world import Actor
 from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster
 

@@ -202,7 +202,7 @@ class Matrix:
 def _thinned(state: Any) -> bool:
     """Whether the pass in service has dead rows and others."""
     for part in state.running.parts if state.running else ():
-        session, ids = state.sessions.get(part.waiting.session), part.waiting.ids
+        session, ids = state.sessions.get(part.segment.session), part.segment.ids
         if session is not None and 0 < len(survivors(session, ids)) < len(ids):
             return True
     return False

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import asyncspec.backend.hf.stage as hf_session
 import asyncspec_nodes.roles.draft.speculation as verdicts
-import asyncspec_nodes.roles.verify.flow_control as prunes
+import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
@@ -98,7 +98,7 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("an ancestor is not seen", stage_session, "allocate", oldest_ancestor_unseen),
     ("draws are for other positions", hf_session, "draw", positions_of_a_chain),
-    ("the cache is not compacted", prunes, "prune", compaction_forgotten),
+    ("the cache is not compacted", segments, "prune", compaction_forgotten),
     ("a guess is taken for a verdict", verdicts, "walk", bonus_taken_for_a_hit),
 ]
 

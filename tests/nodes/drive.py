@@ -22,7 +22,7 @@ from asyncspec.core.machine import (
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version, owner
 from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
 from laws import SMALL

@@ -16,8 +16,7 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, LinkUp, Received, Send
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import taps
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
@@ -198,7 +197,7 @@ def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
     if known is not None:
         here = [known.slots.tip, *known.slots.speculative]
         here += [n for w in state.queue if w.session == session for n in w.ids]
-        travels, depths = known.tokens_travel, taps(known, state.config.first_layer)
+        travels, depths = known.tokens_travel, known.aux_states(state.config.first_layer)
     if draw(st.integers(0, 5)):
         start, count = max(here) + 1, draw(st.integers(1, 4))
         nodes = list(range(start, start + count))
@@ -263,7 +262,7 @@ def torment(node: Node, data: st.DataObject, vocab: int, tensors: Tensors) -> No
         elif what == "a":
             node.hear(0, data.draw(twisted(about(session))))
         elif what == "c" and not config.last:
-            node.hear(config.after, data.draw(twisted(st.builds(Credit, few, few, shares))))
+            node.hear(config.next_rank, data.draw(twisted(st.builds(Credit, few, few, shares))))
         else:
             node.work()
     node.rest()

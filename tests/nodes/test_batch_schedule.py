@@ -12,7 +12,7 @@ from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Computed, Input, LinkUp, Received, Send, SetTimer, TimerFired
 from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Credit, Open, Rates, Segment
 
@@ -66,7 +66,7 @@ class Stage:
         if running is None:
             return
         several = isinstance(running.job, Batch)
-        results = [(1,) * len(part.verified) for part in running.parts]
+        results = [(1,) * len(part.job.sampled_rows) for part in running.parts]
         self.feed(Computed(running.job, tuple(results) if several else results[0], 0.2))
 
     def fires(self) -> None:
@@ -78,7 +78,7 @@ class Stage:
     @property
     def running(self) -> list[int]:
         running = self.state.running
-        return [part.waiting.session for part in running.parts] if running else []
+        return [part.segment.session for part in running.parts] if running else []
 
     @property
     def waiting(self) -> list[int]:

@@ -12,8 +12,8 @@ from asyncspec.core.jobs import Batch
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Received, Send, SendClosed
 from asyncspec_nodes.roles.draft.scheduler import with_batch_remaining
-from asyncspec_nodes.roles.verify.batching import Share, gather, prompt
-from asyncspec_nodes.roles.verify.session import StageSession, Waiting
+from asyncspec_nodes.roles.verify.batching import FairShare, is_prefill, select_batch
+from asyncspec_nodes.roles.verify.session import QueuedSegment, StageSession
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
 from nodes.drive import Driven, done, opening, passes, segment, sent, stage
@@ -22,7 +22,7 @@ PROMPT = 40
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> tuple[Waiting, ...]:
+def queues(draw: st.DrawFn) -> tuple[QueuedSegment, ...]:
     """Segments of up to five sessions, in the order in which they came; the first of some are of
     prompts, with or without the last token."""
     last = draw(st.integers(0, 4))
@@ -35,17 +35,19 @@ def queues(draw: st.DrawFn) -> tuple[Waiting, ...]:
         ids = tuple(NodeId(first + i) for i in range(rows))
         over = draw(st.integers(0, 3))
         found.append(
-            Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids, passed_over=over)
+            QueuedSegment(
+                SessionId(session), SegmentId(number), Version(0), ids, ids, passed_over=over
+            )
         )
     return tuple(found)
 
 
-SESSIONS = {SessionId(i): StageSession(SessionId(i), Liveness(PROMPT)) for i in range(5)}
+SESSIONS = {SessionId(i): StageSession(opening(PROMPT, i), Liveness(PROMPT)) for i in range(5)}
 
 
 @given(queues(), st.integers(1, 40))
-def test_a_pass_is_the_heads_of_some_sessions(queue: tuple[Waiting, ...], most: int) -> None:
-    taken, left = gather(queue, SESSIONS, most)
+def test_a_pass_is_the_heads_of_some_sessions(queue: tuple[QueuedSegment, ...], most: int) -> None:
+    taken, left = select_batch(queue, SESSIONS, most)
     assert taken
     assert len({w.session for w in taken}) == len(taken)
     assert len(taken) == 1 or sum(len(w.ids) for w in taken) <= most
@@ -58,8 +60,10 @@ def test_a_pass_is_the_heads_of_some_sessions(queue: tuple[Waiting, ...], most: 
 
 
 @given(queues(), st.integers(1, 40))
-def test_what_was_passed_over_too_often_goes_first(queue: tuple[Waiting, ...], most: int) -> None:
-    taken, left = gather(queue, SESSIONS, most)
+def test_what_was_passed_over_too_often_goes_first(
+    queue: tuple[QueuedSegment, ...], most: int
+) -> None:
+    taken, left = select_batch(queue, SESSIONS, most)
     heads = {w.session: w for w in reversed(queue)}
     late = [w for w in queue if heads[w.session] is w and w.passed_over >= PARAMETERS.max_skips]
     if late:
@@ -74,20 +78,25 @@ def test_what_was_passed_over_too_often_goes_first(queue: tuple[Waiting, ...], m
 @given(st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_nothing_waits_for_ever(most: int, sizes: list[int]) -> None:
     """However fast others come, a prompt gets its turn."""
-    prompt = Waiting(SessionId(0), SegmentId(0), Version(0), (NodeId(3),) * 12, (NodeId(2),) * 12)
-    queue: tuple[Waiting, ...] = (prompt,)
+    prompt = QueuedSegment(
+        SessionId(0), SegmentId(0), Version(0), (NodeId(3),) * 12, (NodeId(2),) * 12
+    )
+    queue: tuple[QueuedSegment, ...] = (prompt,)
     for number in range(1, 20):
         for session, size in enumerate(sizes[:4], 1):
             ids = tuple(NodeId(100 + i) for i in range(size))
-            queue += (Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids),)
-        taken, queue = gather(queue, SESSIONS, most)
+            queue += (QueuedSegment(SessionId(session), SegmentId(number), Version(0), ids, ids),)
+        taken, queue = select_batch(queue, SESSIONS, most)
         if any(w.session == 0 for w in taken):
             assert number <= PARAMETERS.max_skips + 1
             return
     raise AssertionError("the prompt was never served")
 
 
-COALESCING = {name: replace(session, coalesce=True) for name, session in SESSIONS.items()}
+COALESCING = {
+    name: replace(session, opening=replace(session.opening, coalesce=True))
+    for name, session in SESSIONS.items()
+}
 
 
 @settings(max_examples=300)
@@ -99,15 +108,15 @@ COALESCING = {name: replace(session, coalesce=True) for name, session in SESSION
     st.sampled_from([0.0, 0.02, 0.1, 0.2]),
 )
 def test_what_waits_joins_its_session_where_rows_cost_little(
-    queue: tuple[Waiting, ...], most: int, plateau: int, slope: float, line: float
+    queue: tuple[QueuedSegment, ...], most: int, plateau: int, slope: float, line: float
 ) -> None:
     def seconds(rows: int) -> float:
         return 1.0 + slope * max(0, rows - plateau)
 
     costs = BatchCost(seconds, line)
-    heads, _ = gather(queue, COALESCING, most)
-    taken, left = gather(queue, COALESCING, most, (), costs)
-    assert gather(queue, SESSIONS, most, (), costs)[0] == heads
+    heads, _ = select_batch(queue, COALESCING, most)
+    taken, left = select_batch(queue, COALESCING, most, (), costs)
+    assert select_batch(queue, SESSIONS, most, (), costs)[0] == heads
     joined = [w for w in taken if w not in heads]
     assert [w for w in taken if w in heads] == list(heads)
     # A first token does not wait for what is guessed below the prompt.
@@ -135,15 +144,15 @@ def test_what_waits_joins_its_session_where_rows_cost_little(
 
 @given(queues(), st.integers(1, 40), st.integers(1, 40))
 def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
-    queue: tuple[Waiting, ...], most: int, fair: int
+    queue: tuple[QueuedSegment, ...], most: int, fair: int
 ) -> None:
     free, dear = BatchCost(lambda rows: 1.0), BatchCost(float)
-    heads, _ = gather(queue, SESSIONS, most)
-    assert gather(queue, SESSIONS, most, (), free, Share(fair))[0] == heads
-    assert gather(queue, SESSIONS, most, (), dear, Share(most))[0] == heads
-    assert gather(queue, SESSIONS, most, (), dear, Share(0, SESSIONS.keys()))[0] == heads
-    taken, left = gather(queue, SESSIONS, most, (), dear, Share(fair))
-    decoding = [len(w.ids) for w in taken if not prompt(w, SESSIONS[w.session])]
+    heads, _ = select_batch(queue, SESSIONS, most)
+    assert select_batch(queue, SESSIONS, most, (), free, FairShare(fair))[0] == heads
+    assert select_batch(queue, SESSIONS, most, (), dear, FairShare(most))[0] == heads
+    assert select_batch(queue, SESSIONS, most, (), dear, FairShare(0, SESSIONS.keys()))[0] == heads
+    taken, left = select_batch(queue, SESSIONS, most, (), dear, FairShare(fair))
+    decoding = [len(w.ids) for w in taken if not is_prefill(w, SESSIONS[w.session])]
     assert sum(decoding) <= max([fair, *decoding[:1]])
     if len(queue) > 1:
         # Nothing is left that would have been within the share and the bound.
@@ -151,22 +160,22 @@ def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
         first = {w.session: w for w in reversed(left)}
         served = {w.session for w in taken}
         waiting = [w for s, w in first.items() if s not in served]
-        bounds = [most if prompt(w, SESSIONS[w.session]) else min(fair, most) for w in waiting]
+        bounds = [most if is_prefill(w, SESSIONS[w.session]) else min(fair, most) for w in waiting]
         assert all(rows + len(w.ids) > b for w, b in zip(waiting, bounds, strict=True))
 
 
 @given(queues(), st.integers(1, 40), st.sets(st.sampled_from(sorted(SESSIONS))))
 def test_who_is_exempt_takes_nothing_of_the_share(
-    queue: tuple[Waiting, ...], fair: int, exempt: set[SessionId]
+    queue: tuple[QueuedSegment, ...], fair: int, exempt: set[SessionId]
 ) -> None:
     """They go whatever they bring, and the others as if they were alone."""
     dear = BatchCost(float)
     others = tuple(w for w in queue if w.session not in exempt)
-    taken, _ = gather(queue, SESSIONS, 10_000, (), dear, Share(fair, exempt))
-    heads, _ = gather(queue, SESSIONS, 10_000)
+    taken, _ = select_batch(queue, SESSIONS, 10_000, (), dear, FairShare(fair, exempt))
+    heads, _ = select_batch(queue, SESSIONS, 10_000)
     assert {w for w in heads if w.session in exempt} <= {*taken}
     if len(others) > 1:
-        alone, _ = gather(others, SESSIONS, 10_000, (), dear, Share(fair))
+        alone, _ = select_batch(others, SESSIONS, 10_000, (), dear, FairShare(fair))
         assert [w for w in taken if w.session not in exempt] == list(alone)
 
 
@@ -175,13 +184,13 @@ def test_nothing_waits_for_ever_for_a_fair_share(most: int, fair: int, sizes: li
     """Whoever is left behind is not overtaken by those that come again meanwhile."""
     dear = BatchCost(float)
 
-    def one(session: int, number: int, size: int) -> Waiting:
+    def one(session: int, number: int, size: int) -> QueuedSegment:
         ids = tuple(NodeId(100 + i) for i in range(size))
-        return Waiting(SessionId(session), SegmentId(number), Version(0), ids, ids)
+        return QueuedSegment(SessionId(session), SegmentId(number), Version(0), ids, ids)
 
     queue = tuple(one(session, 0, size) for session, size in enumerate([*sizes, 4]))
     for number in range(1, len(sizes) + 2):
-        taken, queue = gather(queue, SESSIONS, most, (), dear, Share(fair))
+        taken, queue = select_batch(queue, SESSIONS, most, (), dear, FairShare(fair))
         if any(w.session == len(sizes) for w in taken):
             return
         queue = (*queue, *(one(w.session, number, len(w.ids)) for w in taken))

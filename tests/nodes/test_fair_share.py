@@ -9,11 +9,16 @@ from msgspec.structs import replace
 from asyncspec.core.kv_slots import CacheSlot, SlotTable
 from asyncspec.core.liveness import Liveness
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
-from asyncspec_nodes.roles.verify.batching import Share, fair_share
-from asyncspec_nodes.roles.verify.session import StageSession, Waiting
-from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
+from asyncspec_nodes.roles.verify.batching import FairShare, fair_share
+from asyncspec_nodes.roles.verify.session import (
+    QueuedSegment,
+    StageSession,
+    VerifyConfig,
+    VerifyState,
+)
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Rates
+from nodes.drive import opening
 
 PROMPT = 10
 
@@ -27,16 +32,15 @@ def stage(stages: int, sessions: list[tuple[int, list[int]]], prompts: int = 0) 
     for number, (under_way, waiting) in enumerate(sessions):
         name = SessionId(number)
         seats = {NodeId(PROMPT + i): CacheSlot(NO_PARENT) for i in range(under_way)}
-        held[name] = StageSession(
-            name, Liveness(PROMPT), slots=SlotTable(PROMPT, speculative=seats)
-        )
+        table = SlotTable(PROMPT, speculative=seats)
+        held[name] = StageSession(opening(PROMPT, name), Liveness(PROMPT), table)
         for rows in waiting:
             ids = tuple(NodeId(100 + i) for i in range(rows))
-            queue.append(Waiting(name, SegmentId(0), Version(0), ids, ids))
+            queue.append(QueuedSegment(name, SegmentId(0), Version(0), ids, ids))
     for number in range(prompts):
         name = SessionId(len(sessions) + number)
-        held[name] = StageSession(name, Liveness(PROMPT))
-        queue.append(Waiting(name, SegmentId(0), Version(0), (NodeId(0),), (NO_PARENT,)))
+        held[name] = StageSession(opening(PROMPT, name), Liveness(PROMPT))
+        queue.append(QueuedSegment(name, SegmentId(0), Version(0), (NodeId(0),), (NO_PARENT,)))
     config = VerifyConfig(rank=Rank(1), stages=stages)
     return VerifyState(config, sessions=held, queue=tuple(queue))
 
@@ -59,7 +63,7 @@ def test_an_even_part_of_all_rows_or_half_of_those_that_could_go(
 
 def test_who_is_verified_together_may_be_decided_elsewhere() -> None:
     first = stage(2, [(4, [3]), (0, [2])])
-    assert fair_share(first) == Share(5, {}.keys())
+    assert fair_share(first) == FairShare(5, {}.keys())
     later = replace(first, config=replace(first.config, rank=Rank(2)))
     assert fair_share(later) is None
 
@@ -69,4 +73,4 @@ def test_others_share_as_if_there_were_no_plan() -> None:
     planned = replace(
         stage(2, [(4, [3]), (0, [2]), (6, [])]), schedule=BatchSchedule(members={name: Rates(name)})
     )
-    assert fair_share(planned) == Share(4, {name: None}.keys())
+    assert fair_share(planned) == FairShare(4, {name: None}.keys())

@@ -116,7 +116,7 @@ def test_a_prune_that_lets_a_pass_begin_compacts_first() -> None:
     first.feed(done(job, object()))
     (job,) = passes(first.feed(Received(DRAFT, segment(1, {3: 2}, session=1))))
     first.feed(done(job, object()), Received(DRAFT, segment(2, {4: 1}, session=1)))
-    assert [w.ids for w in first.state.parked] == [(3,)]
+    assert [w.ids for w in first.state.outbox] == [(3,)]
     dead = PruneIndices(SessionId(1), 1, 5, (1,), (4,))  # type: ignore[arg-type]
     jobs = [e.job for e in first.feed(Received(DRAFT, dead)) if isinstance(e, Compute)]
     assert [type(job) for job in jobs] == [Compact, Forward]
@@ -247,11 +247,11 @@ def test_credit_that_was_given_for_a_session_outlives_it() -> None:
     only.feed(Received(DRAFT, opening(1, session=1)))
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}))))
     only.feed(done(job, (9,)), Received(DRAFT, opening(1, session=2)))
-    granted = only.state.inflows[DRAFT].granted
+    granted = only.state.inbound[DRAFT].granted
     effects = only.feed(*(Received(DRAFT, Close(SessionId(n))) for n in (0, 1)))
     effects += only.feed(Received(DRAFT, segment(0, {0: -1}, session=2)))
     assert sent(effects, Credit) == []
-    assert only.state.inflows[DRAFT].granted == granted
+    assert only.state.inbound[DRAFT].granted == granted
 
 
 def test_a_prompt_that_is_shared_is_all_there() -> None:
@@ -274,13 +274,13 @@ def test_only_a_prompt_that_was_read_is_kept() -> None:
     only.feed(done(job, ()))
     effects = only.feed(Received(DRAFT, Close(SessionId(0), keep=True)))
     assert [e.job for e in effects if isinstance(e, Compute)] == [Release(SessionId(0))]
-    assert only.state.kept == {}
+    assert only.state.cached_prompts == {}
     only.feed(Received(DRAFT, opening(2, session=1)))
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1}, session=1))))
     only.feed(done(job, (9, 9)))
     effects = only.feed(Received(DRAFT, Close(SessionId(1), keep=True)))
     assert [e.job for e in effects if isinstance(e, Compute)] == [Trim(SessionId(1), 2)]
-    assert only.state.kept == {1: 2}
+    assert only.state.cached_prompts == {1: 2}
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -302,7 +302,7 @@ def test_a_prompt_that_is_kept_and_closed_is_released() -> None:
     only.feed(done(job, (9,)), Received(DRAFT, Close(SessionId(0), keep=True)))
     effects = only.feed(Received(DRAFT, Close(SessionId(0))))
     assert Compute(Release(SessionId(0))) in effects
-    assert only.state.kept == {}
+    assert only.state.cached_prompts == {}
 
 
 def test_a_session_has_room_for_what_it_was_opened_for() -> None:

@@ -10,7 +10,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.machine import Effect, LinkUp, Received
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.drive import Driven, done, segment, sent, stage
@@ -109,7 +109,7 @@ def serve(last: Driven, count: int, took: float) -> list[Effect]:
     """So many segments of one row, whose line takes ``took`` seconds for each, and their passes."""
     effects: list[Effect] = []
     for _ in range(count):
-        number = last.state.inflows[Rank(1)].received
+        number = last.state.inbound[Rank(1)].received
         one = segment(number, {number: number - 1}, tokens=False)
         last.feed(Received(Rank(1), one, "hidden", took))
         effects += last.feed(done(last.state.running.job, (5,)))

@@ -29,7 +29,7 @@ def test_a_segment_that_waits_is_said_to_follow_and_does() -> None:
     effects = driven.feed(done(running, outcome(driven, running)))
     assert [e.job for e in effects if isinstance(e, Compute)] == [told.job]
     assert next(e.job for e in effects if isinstance(e, Compute)) is told.job
-    assert driven.state.following is None
+    assert driven.state.next_pass is None
     assert not following(effects)
 
 

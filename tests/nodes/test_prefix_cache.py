@@ -212,7 +212,7 @@ def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
     large = ask(1, prompt=(1, 2), max_new_tokens=slots - tree - 2, policy="chain")
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4, policy="chain"), large)
     assert [one.prefix for one in cluster.state(0).cached_prompts] == []
-    assert all(not cluster.state(rank).kept for rank in (1, 2, 3))
+    assert all(not cluster.state(rank).cached_prompts for rank in (1, 2, 3))
 
 
 def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:

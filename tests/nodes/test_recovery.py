@@ -58,10 +58,10 @@ def test_a_floor_ends_the_sessions_below_it_and_no_other() -> None:
     effects = only.feed(Received(DRAFT, Floor(SessionId(2))))
     assert [e.job for e in effects if isinstance(e, Compute)] == [Release(0), Release(1)]  # type: ignore[arg-type]
     assert set(only.state.sessions) == {2}
-    assert only.state.known[DRAFT].closed_early == {4, 5}
+    assert only.state.watermarks[DRAFT].closed_early == {4, 5}
     only.feed(Received(DRAFT, Floor(SessionId(5))))
     assert not only.state.sessions
-    assert only.state.known[DRAFT].closed_early == {5}
+    assert only.state.watermarks[DRAFT].closed_early == {5}
     # The last session below the floor is over; the floor itself may begin.
     only.feed(Received(DRAFT, Floor(SessionId(7))))
     assert only.feed(Received(DRAFT, opening(1, session=6))) == []
@@ -75,9 +75,9 @@ def test_a_floor_ends_kept_prompts_below_it_and_no_other() -> None:
     for name in (0, 1):
         (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}, session=name))))
         only.feed(done(job, (5,)), Received(DRAFT, Close(SessionId(name), keep=True)))
-    assert only.state.kept == {0: 1, 1: 1}
+    assert only.state.cached_prompts == {0: 1, 1: 1}
     only.feed(Received(DRAFT, Floor(SessionId(1))))
-    assert only.state.kept == {1: 1}
+    assert only.state.cached_prompts == {1: 1}
 
 
 def test_a_source_forgets_the_sessions_below_a_floor_and_no_other() -> None:
@@ -213,7 +213,7 @@ def test_rows_of_a_session_that_is_over_are_not_sent_on(end: Callable[[Driven], 
     first.feed(LinkDown(V2), LinkUp(V2), LinkUp(OTHER), Received(OTHER, opening(1, THEIRS)))
     (job,) = passes(first.feed(Received(OTHER, segment(0, {0: -1}, session=THEIRS))))
     first.feed(done(job, object()))
-    assert [w.session for w in first.state.parked] == [THEIRS]
+    assert [w.session for w in first.state.outbox] == [THEIRS]
     end(first)
-    assert first.state.parked == ()
+    assert first.state.outbox == ()
     assert sent(first.feed(Received(V2, Credit(9))), Segment) == []

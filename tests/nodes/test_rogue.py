@@ -68,7 +68,7 @@ def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:
         node.hear(0, PruneIndices(SessionId(0), Version(version), NodeId(2), (), keep))
     assert node.abandoned
     node.rest()
-    assert not node.driven.state.parked
+    assert not node.driven.state.outbox
 
 
 def test_nothing_hangs_beside_the_committed_path() -> None:

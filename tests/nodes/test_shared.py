@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Admit, Batch, Release
 from asyncspec.core.machine import Compute, Effect, Input, LinkDown, LinkUp, Received, Send
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import (
     DRAFT,
@@ -191,7 +191,7 @@ def test_who_tells_stages_different_things_ends_its_session_and_no_link_between_
     assert "node 2" in fault.message.text  # type: ignore[union-attr]
     assert "does not follow its parent 1" in fault.message.text  # type: ignore[union-attr]
     assert set(last.state.sessions) == {0}
-    assert last.state.inflows[Rank(1)].received == 2
+    assert last.state.inbound[Rank(1)].received == 2
     ours: Input = Received(Rank(1), segment(0, {0: -1}, tokens=False), object())
     assert sessions(last.feed(ours)) == [0]
 
@@ -215,10 +215,10 @@ def test_prompts_are_kept_while_their_draft_node_is_there() -> None:
         (job,) = passes(only.feed(kind(0, {0: -1})))
         only.feed(done(job, (5,)))
         only.feed(Received(rank, Close(SessionId(session), keep=True)))
-    assert only.state.kept == {0: 1, THEIRS: 1}
+    assert only.state.cached_prompts == {0: 1, THEIRS: 1}
     effects = only.feed(LinkDown(OTHER))
     assert Compute(Release(THEIRS)) in effects
-    assert only.state.kept == {0: 1}
+    assert only.state.cached_prompts == {0: 1}
 
 
 def test_each_may_count_on_its_share_of_the_cache() -> None:

@@ -17,7 +17,7 @@ from asyncspec.core.machine import (
     TimerFired,
 )
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
@@ -334,7 +334,7 @@ def test_features_of_a_prompts_chunk_come_in_a_verdict_on_nobody() -> None:
 @pytest.mark.parametrize("taps", [0, 2])
 def test_a_segment_with_other_taps_than_its_session_has(taps: int) -> None:
     last = stage(2, 2, features=(1, 2))
-    with pytest.raises(RemoteProtocolError, match=f"segment with {taps} taps a row"):
+    with pytest.raises(RemoteProtocolError, match=f"segment with {taps} auxiliary states a row"):
         last.feed(Received(Rank(1), segment(0, {0: -1}, tokens=False, taps=taps), "hidden"))
 
 
@@ -379,28 +379,28 @@ def test_a_link_that_lets_the_stage_run_dry_gets_longer() -> None:
     assert limits(second) == [3, 4]
     # The stage was busy when this one came: the window was large enough.
     assert limits(only.feed(waited(2))) == []
-    assert only.state.inflows[DRAFT].longer == 1
+    assert only.state.inbound[DRAFT].extra == 1
 
 
 def test_a_link_that_lets_segments_queue_gets_shorter_again() -> None:
     only = stage(window=1)
     job = passes(only.feed(waited(0)))[0]
-    assert only.state.inflows[DRAFT].longer == 1
+    assert only.state.inbound[DRAFT].extra == 1
     only.feed(*(waited(number) for number in (1, 2)))
     started = only.feed(done(job, (7,)))
     # One still waits behind the pass that starts, so that this place is not given back.
-    assert (limits(started), only.state.inflows[DRAFT].longer) == ([], 0)
+    assert (limits(started), only.state.inbound[DRAFT].extra) == ([], 0)
     assert limits(only.feed(done(passes(started)[0], (7,)))) == [4]
 
 
 def test_no_link_is_longer_than_memory_allows() -> None:
-    config = VerifyConfig(Rank(1), 1, window=1, most_window=2)
+    config = VerifyConfig(Rank(1), 1, window=1, max_window=2)
     only = Driven(VerifyMachine(config))
     only.feed(LinkUp(DRAFT), Received(DRAFT, opening(1)))
     for number in range(4):
         effects = only.feed(waited(number))
         only.feed(done(passes(effects)[0], (7,)))
-    assert only.state.inflows[DRAFT].longer == 1
+    assert only.state.inbound[DRAFT].extra == 1
 
 
 def test_a_stage_says_which_segments_had_to_wait_for_credit() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.verify.machine as machine
+import asyncspec_nodes.roles.verify.segments as segments
 from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec_nodes.roles.verify.state import VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.messages import Segment
 
@@ -24,10 +24,10 @@ COST = ClusterCost(
 def deaf(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Stages learn nothing of their lines from now on."""
 
-    def by_line(state: VerifyState, message: Segment, seconds: float) -> VerifyState:
+    def with_link_cost(state: VerifyState, message: Segment, seconds: float) -> VerifyState:
         return state
 
-    return lambda: monkeypatch.setattr(machine, "by_line", by_line)
+    return lambda: monkeypatch.setattr(segments, "with_link_cost", with_link_cost)
 
 
 def run(policy: str, mbit: float, latency: float = 1e-4, requests: int = 1) -> Outcome:

@@ -13,10 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 import asyncspec_nodes.roles.draft.speculation as verdicts
-import asyncspec_nodes.roles.verify.flow_control as prunes
-import asyncspec_nodes.roles.verify.lookahead as following
-import asyncspec_nodes.roles.verify.lookahead as passes
+import asyncspec_nodes.roles.verify.batching as batching
 import asyncspec_nodes.roles.verify.results as results
+import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.accept import Walk, walk
@@ -168,7 +167,7 @@ def tokens_lost_on_the_way(state: Any, waiting: Any, now: float, **how: Any) -> 
     return ONWARD(state, waiting, now, **how)
 
 
-ONWARD = passes._onward
+ONWARD = batching._onward
 
 
 def dead_features_held(features: Any, passed: Any, tree: Any) -> Any:
@@ -208,28 +207,28 @@ def plan_not_renewed(state: Any) -> Any:
     return (state.running,)
 
 
-def word_not_kept(state: Any, now: float) -> Any:
+def next_pass_replanned(state: Any, now: float) -> Any:
     """The next pass is planned once more when it begins."""
-    return START(replace(state, following=None), now)
+    return START(replace(state, next_pass=None), now)
 
 
-START = passes._start
+START = batching._start
 
 
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
-    ("a prune is dropped", prunes, "prune", dropped_prune),
+    ("a prune is dropped", segments, "prune", dropped_prune),
     ("an old version is accepted", Liveness, "apply", old_version_accepted),
     ("a slot is reused too early", stage_session, "allocate", slot_reused_too_early),
     ("a one-row segment is masked wrongly", stage_session, "allocate", one_row_unmasked),
     ("a path is taken for contiguous", stage_session, "reclaim", path_assumed_contiguous),
     ("dead rows are sent on", results, "survivors", dead_rows_sent_on),
-    ("the cache is not compacted", prunes, "prune", compaction_forgotten),
+    ("the cache is not compacted", segments, "prune", compaction_forgotten),
     ("a bonus is taken for a hit", verdicts, "walk", bonus_taken_for_a_hit),
     ("the version is not moved", verdicts, "_prune", version_not_moved),
     ("unsent nodes are not kept", verdicts, "_prune", unsent_not_kept),
     ("siblings' tokens are counted", SlotTokens, "own", siblings_counted),
     ("tokens are not compacted", SlotTokens, "compact", tokens_not_compacted),
-    ("tokens get out of step", passes, "_onward", tokens_lost_on_the_way),
+    ("tokens get out of step", batching, "_onward", tokens_lost_on_the_way),
     ("features of the dead are held", FeatureLog, "advance", dead_features_held),
     ("the old tip's feature is lost", FeatureLog, "advance", old_tip_forgotten),
     ("features are mixed up", FeatureLog, "receive", features_by_place),
@@ -240,8 +239,8 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
         property(asked_ahead_of_features),
     ),
     ("features of other rows are sent", results, "TensorRows", first_features_sent),
-    ("an old plan is followed", following, "_basis", plan_not_renewed),
-    ("another plan is followed", passes, "_start", word_not_kept),
+    ("an old plan is followed", batching, "_basis", plan_not_renewed),
+    ("another plan is followed", batching, "_start", next_pass_replanned),
 ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.verify.lifecycle as peers
-import asyncspec_nodes.roles.verify.lookahead as following
+import asyncspec_nodes.roles.verify.batching as batching
+import asyncspec_nodes.roles.verify.lifecycle as lifecycle
 import asyncspec_nodes.roles.verify.results as results
 from asyncspec.core.machine import Request
 from asyncspec_protocol.errors import ProtocolError
@@ -77,7 +77,7 @@ def test_the_laws_hold_without_a_mutant() -> None:
 
 def all_wait_for_one(state: Any) -> Any:
     """What one has announced holds everybody up."""
-    if any(inflow.expected for inflow in state.inflows.values()):
+    if any(credit.expected for credit in state.inbound.values()):
         return {waiting.session for waiting in state.queue}
     return ()
 
@@ -101,13 +101,13 @@ def all_sessions_dropped(state: Any, over: Any) -> Any:
     return DROP(state, frozenset(state.sessions) | frozenset(state.closing))
 
 
-DROP = peers._drop
+DROP = lifecycle._drop
 
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
-    ("all wait for what one has announced", following, "_held", all_wait_for_one),
-    ("verdicts are counted over all links", results, "_together", counted_together),
+    ("all wait for what one has announced", batching, "_held", all_wait_for_one),
+    ("verdicts are counted over all links", results, "_with_batch_remaining", counted_together),
     ("verdicts go to draft node 0", results, "owner", all_to_the_first),
-    ("a lost draft node takes all with it", peers, "_drop", all_sessions_dropped),
+    ("a lost draft node takes all with it", lifecycle, "_drop", all_sessions_dropped),
 ]
 
 

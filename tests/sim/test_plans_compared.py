@@ -11,7 +11,7 @@ from asyncspec.dipsd import comparison
 from asyncspec.dipsd.comparison import PlanComparison
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import Effects, VerifyState
+from asyncspec_nodes.roles.verify.session import Effects, VerifyState
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Rates
 from dipsd.at_run_time import Bench, Person, Trial

@@ -45,8 +45,8 @@ class Shaking(Shaken):
 
 def promised(state: Any) -> int:
     """What a stage's open sessions may come to and what it keeps, in whole blocks."""
-    most = [session.most_slots for session in state.sessions.values()]
-    return sum(-(-slots // BLOCK) * BLOCK for slots in (*most, *state.kept.values()))
+    most = [session.max_slots for session in state.sessions.values()]
+    return sum(-(-slots // BLOCK) * BLOCK for slots in (*most, *state.cached_prompts.values()))
 
 
 def watch_room(cluster: Cluster) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.verify.flow_control as prunes
+import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, Jitter, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic
@@ -103,7 +103,7 @@ MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (stage_session, "allocate", slot_reused_too_early),
     (stage_session, "allocate", one_row_unmasked),
     (stage_session, "reclaim", path_assumed_contiguous),
-    (prunes, "prune", compaction_forgotten),
+    (segments, "prune", compaction_forgotten),
 ]
 
 

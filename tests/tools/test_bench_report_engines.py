@@ -15,7 +15,7 @@ from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.layout import even_split
 from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank
 from tools.bench.__main__ import main
 from tools.bench.prompts import Prompt

@@ -17,7 +17,7 @@ from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.machine import who_is_missing
 from asyncspec_nodes.roles.draft.state import DraftState
 from asyncspec_nodes.roles.verify.planning import plan_status
-from asyncspec_nodes.roles.verify.state import VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank

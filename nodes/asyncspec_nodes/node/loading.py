@@ -46,7 +46,7 @@ from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
 from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.links import role_of

@@ -24,7 +24,7 @@ from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 
 Settings = dict[str, int | float | str | bool | tuple[int, ...] | None]

@@ -7,7 +7,7 @@ from msgspec import Struct
 from asyncspec.core.jobs import Forward
 from asyncspec.core.machine import Compute, Computed, Effect, Input, LinkUp, Received
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig, VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Open, PruneIndices, Segment
 from tools.bench.growth import trees

@@ -36,7 +36,7 @@ from asyncspec.core.jobs import (  # noqa: E402
 )
 from asyncspec_nodes.node import listen  # noqa: E402
 from asyncspec_nodes.roles.verify.machine import VerifyMachine  # noqa: E402
-from asyncspec_nodes.roles.verify.state import VerifyConfig  # noqa: E402
+from asyncspec_nodes.roles.verify.session import VerifyConfig  # noqa: E402
 from asyncspec_protocol.ids import Rank  # noqa: E402
 from asyncspec_protocol.messages import (  # noqa: E402
     PROTOCOL_VERSION,

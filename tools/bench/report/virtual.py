@@ -21,7 +21,7 @@ from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.state import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.simulation.cluster import MAX_STEPS, connect
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats

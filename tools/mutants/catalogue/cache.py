@@ -61,8 +61,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "slot-last-prompt-row-not-verified",
-        "if row.position >= prompt_length - 1)",
-        "if row.position >= prompt_length)",
+        "start = liveness.prompt_length - 1",
+        "start = liveness.prompt_length",
         "test_a_segment_becomes_a_pass_and_a_verdict",
     ),
     Mutant(
@@ -73,38 +73,38 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-of-prompt-not-read",
-        "if message.keep and session.slots.committed >= length:",
-        "if message.keep:",
+        "keep = message.keep and session.slots.committed >= length",
+        "keep = message.keep",
         "test_only_a_prompt_that_was_read_is_kept",
     ),
     Mutant(
         "share-keeps-the-answer-too",
-        "release: Effects = (Compute(Trim(session_id, length)),)",
-        "release: Effects = (Compute(Trim(session_id, session.slots.used)),)",
+        "Trim(name, length) if keep",
+        "Trim(name, session.slots.used) if keep",
         "test_only_a_prompt_that_was_read_is_kept",
     ),
     Mutant(
         "share-keeps-for-ever",
-        "return replace(state, kept=left), (Compute(Release(session_id)), *free)",
-        "return replace(state, kept=left), free",
+        "return replace(state, cached_prompts=cached), (Compute(Release(name)), *empty)",
+        "return replace(state, cached_prompts=cached), empty",
         "test_a_prompt_that_is_kept_and_closed_is_released",
     ),
     Mutant(
         "share-more-than-there-is",
-        "if message.common_prefix > held:",
-        "if message.common_prefix > held + 1:",
+        "if message.common_prefix > cached:",
+        "if message.common_prefix > cached + 1:",
         "test_a_prompt_that_is_shared_is_all_there",
     ),
     Mutant(
         "share-of-uncommitted-slots",
-        "else older.slots.committed",
-        "else older.slots.used",
+        "return parent.slots.committed",
+        "return parent.slots.used",
         "test_a_prompt_that_is_shared_is_all_there",
     ),
     Mutant(
         "share-tip-too-high",
-        "slots=SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),",
-        "slots=SlotTable(message.common_prefix, NodeId(message.common_prefix - 2)),",
+        "SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),",
+        "SlotTable(message.common_prefix, NodeId(message.common_prefix - 2)),",
         "test_a_prompt_that_is_shared_is_all_there",
     ),
     Mutant(
@@ -121,14 +121,14 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-one-node-too-many",
-        "if not session.most_slots or slots <= session.most_slots:",
-        "if not session.most_slots or slots <= session.most_slots + 1:",
+        "if first and session.max_slots and slots > session.max_slots:",
+        "if first and session.max_slots and slots > session.max_slots + 1:",
         "test_a_session_has_room_for_what_it_was_opened_for",
     ),
     Mutant(
         "room-queue-not-counted",
-        "sum([len(waiting.ids) for waiting in (*before, new)])",
-        "len(new.ids)",
+        "sum([len(waiting.ids) for waiting in (*before, live)])",
+        "len(live.ids)",
         "test_a_session_with_more_live_nodes_than_it_was_opened_for",
     ),
     Mutant(
@@ -175,8 +175,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-not-shared",
-        "return max(1, slots // len(state.drafts)) if slots else 0",
-        "return slots",
+        "slots = max(1, config.slots // len(state.drafts)) if config.slots else 0",
+        "slots = config.slots",
         "test_each_may_count_on_its_share_of_the_cache",
     ),
 )

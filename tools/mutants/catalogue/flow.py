@@ -7,26 +7,26 @@ from tools.mutants.mutant import Mutant
 FLOW: tuple[Mutant, ...] = (
     Mutant(
         "credit-one-too-many-taken",
-        "if inflow is None or inflow.received >= inflow.granted:",
-        "if inflow is None or inflow.received > inflow.granted:",
+        "if credit is None or credit.received >= credit.granted:",
+        "if credit is None or credit.received > credit.granted:",
         "test_a_segment_needs_credit",
     ),
     Mutant(
         "credit-one-too-many-announced",
-        "if message.batch_remaining > inflow.granted - received:",
-        "if message.batch_remaining > inflow.granted - received + 1:",
+        "if message.batch_remaining > credit.granted - received:",
+        "if message.batch_remaining > credit.granted - received + 1:",
         "test_more_cannot_be_announced_than_may_be_sent",
     ),
     Mutant(
         "credit-for-what-is-queued",
-        "limit = inflow.received - queued(state, peer) + places + inflow.longer",
-        "limit = inflow.received + places + inflow.longer",
+        "limit = credit.received - queued(state, peer) + places + credit.extra",
+        "limit = credit.received + places + credit.extra",
         "test_each_has_credit_of_its_own",
     ),
     Mutant(
         "credit-taken-back-by-stage",
-        "if limit > inflow.granted:",
-        "if limit != inflow.granted:",
+        "if limit > credit.granted:",
+        "if limit != credit.granted:",
         "test_credit_that_was_given_for_a_session_outlives_it",
     ),
     Mutant(
@@ -49,8 +49,8 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "credit-overdrawn-by-stage",
-        "go = state.parked[: max(0, state.allowed - state.sent)]",
-        "go = state.parked[: 1 + max(0, state.allowed - state.sent)]",
+        "ready = state.outbox[: max(0, state.allowed - state.sent)]",
+        "ready = state.outbox[: 1 + max(0, state.allowed - state.sent)]",
         "test_without_credit_a_result_is_parked_and_nothing_is_started",
     ),
     Mutant(
@@ -73,14 +73,14 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "order-queue-reversed",
-        "queue=(*state.queue, waiting)",
-        "queue=(waiting, *state.queue)",
+        "queue=(*state.queue, live)",
+        "queue=(live, *state.queue)",
         "test_segments_of_a_link_wait_in_the_order_in_which_they_came",
     ),
     Mutant(
         "order-pass-before-compaction",
-        "state, more = serve(state, now)\n        return state, effects + more",
-        "state, more = serve(state, now)\n        return state, more + effects",
+        "state, more = schedule(state, now)\n        return state, effects + more",
+        "state, more = schedule(state, now)\n        return state, more + effects",
         "test_a_prune_that_lets_a_pass_begin_compacts_first",
     ),
     Mutant(
@@ -133,14 +133,14 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "order-computed-node-twice",
-        "if not held.keys().isdisjoint(ids):",
-        "if held.keys().isdisjoint(ids) and not ids:",
+        "unseen = held.keys().isdisjoint(segment.ids)",
+        "unseen = True",
         "test_a_node_is_not_sent_twice",
     ),
     Mutant(
         "order-session-beyond-the-last-at-stage",
-        "if session > known.opened and session not in known.closed_early:",
-        "if session > known.opened + 1 and session not in known.closed_early:",
+        "if session > marks.opened and session not in marks.closed_early:",
+        "if session > marks.opened + 1 and session not in marks.closed_early:",
         "test_a_stage_knows_no_session_beyond_the_last_that_was_opened",
     ),
     Mutant(
@@ -151,8 +151,8 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "order-session-opened-twice",
-        "if session <= known.opened and not early:",
-        "if session < known.opened and not early:",
+        "if name <= marks.opened and not early:",
+        "if name < marks.opened and not early:",
         "test_a_session_is_opened_once",
     ),
     Mutant(

@@ -3,16 +3,17 @@
 Batches are verified in cyclic order. A batch's pass starts when all its sessions have a segment
 here, or at its deadline. A session that misses the deadline is suspended: it is served as if there
 were no plan, until a number of its segments in a row have been in time; the number doubles with
-every further miss. So a late session costs the others one bounded wait, and ever fewer of them.
+every further miss. So a late session costs the others one bounded wait, with exponential backoff.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.core.machine import SetTimer
 from asyncspec.dipsd.comparison import PlanComparison
 from asyncspec.dipsd.decide import Decision, PlanRequest
 from asyncspec_protocol.ids import Rank, SessionId, owner
@@ -26,9 +27,6 @@ DEADLINE_PERIODS = 1.5
 
 MIN_DEADLINE_PERIODS = 0.5
 """From the moment a batch becomes the current one to its deadline, at least."""
-
-MIN_PLAN_PERIODS = 4.0
-"""A plan is kept so long at least: longer than any batch waits for its first pass."""
 
 PROBATION = 8
 """Segments in time that end a first suspension."""
@@ -71,9 +69,9 @@ class BatchSchedule(Struct, frozen=True):
     planned_for: PlanRequest | None = None
     decision: Decision | None = None
     version: int = 0
-    # Draft lengths that the draft nodes were told.
+    # Draft lengths sent to the draft nodes.
     lengths: Mapping[SessionId, int] = {}
-    # Empty: no plan is in use, and whoever is ready is verified (greedy batching).
+    # Empty: no plan is in use, and every ready session is verified (greedy batching).
     batches: tuple[tuple[SessionId, ...], ...] = ()
     # When each batch's last pass started; the current batch; seconds of a cycle by the plan.
     started: tuple[float, ...] = ()
@@ -98,13 +96,8 @@ class BatchSchedule(Struct, frozen=True):
         return self.batches[self.index] if self.batches else ()
 
     @property
-    def due(self) -> float:
-        """The current batch's deadline, had it been the current one all the time."""
-        return self.started[self.index] + DEADLINE_PERIODS * self.period
-
-    @property
     def eligible(self) -> tuple[SessionId, ...]:
-        """Members of whom enough is measured and that are not suspended."""
+        """Measured members that are not suspended."""
         suspended = {session for session, one in self.suspensions.items() if one.active}
         measured = (session for session in sorted(self.members) if self.members[session].rounds)
         return tuple(session for session in measured if session not in suspended)
@@ -116,7 +109,7 @@ class BatchSchedule(Struct, frozen=True):
         return bool(self.batches) or self.planned_for.sessions == self.eligible
 
     def retry_due(self, now: float) -> bool:
-        """Whether there is a plan that is out of use after a failure and may be tried again."""
+        """Whether a plan that is out of use after a failure may be tried again."""
         decision = self.decision
         if decision is None or not decision.groups or self.batches or not self.forecast:
             return False
@@ -125,16 +118,21 @@ class BatchSchedule(Struct, frozen=True):
     def held(self, waiting: Collection[SessionId]) -> Collection[SessionId]:
         """Sessions whose batch is not the current one or not complete, given those that have a
         segment here."""
-        if not self.batches:
-            return ()
         current = self.current
         ready = all(session in waiting or session in self.served for session in current)
         return {s for batch in self.batches if not (ready and batch is current) for s in batch}
 
+    def deadline(self, now: float) -> SetTimer:
+        """Set the timer of the batch that becomes the current one now."""
+        if not self.batches:
+            return SetTimer(BATCH_DEADLINE, None)
+        due = self.started[self.index] + DEADLINE_PERIODS * self.period
+        return SetTimer(BATCH_DEADLINE, max(due, now + MIN_DEADLINE_PERIODS * self.period))
+
 
 def without(schedule: BatchSchedule, gone: Collection[SessionId]) -> BatchSchedule:
-    """The schedule without some sessions. The current batch remains the current one, unless nobody
-    of it is left to be served."""
+    """The schedule without some sessions. The current batch remains the current one, unless none
+    of its sessions is left to be served."""
     served = schedule.served.difference(gone)
     complete = bool(served) and served.issuperset(s for s in schedule.current if s not in gone)
     batches: list[tuple[SessionId, ...]] = []
@@ -174,7 +172,7 @@ def suspend(schedule: BatchSchedule, late: Collection[SessionId], now: float) ->
 
 
 def count_segment(schedule: BatchSchedule, session: SessionId, now: float) -> BatchSchedule:
-    """A segment has come: where its session is suspended, one in time or the first of a new row."""
+    """A segment has come: of a suspended session, one in time or the first of a new row."""
     one = schedule.suspensions.get(session)
     if one is None or not one.active:
         return schedule
@@ -185,7 +183,7 @@ def count_segment(schedule: BatchSchedule, session: SessionId, now: float) -> Ba
     return replace(schedule, suspensions=suspensions, stale=schedule.stale or not active)
 
 
-def drop(schedule: BatchSchedule, gone: Sequence[SessionId]) -> BatchSchedule:
+def drop(schedule: BatchSchedule, gone: Collection[SessionId]) -> BatchSchedule:
     """The schedule when sessions are over."""
     members = {k: v for k, v in schedule.members.items() if k not in gone}
     owners = set(map(owner, members))

@@ -1,93 +1,110 @@
-"""Which waiting segments share the next pass (dynamic batching, SpecPipe 4.4). Pure.
+"""The next pass: which queued segments share it (dynamic batching, SpecPipe 4.4), and its start.
 
-One segment of a session goes first: its order is the order in which they came. Decoding goes before
-prompts, because a user waits for every token of an answer and once for a prompt; but nothing is
-passed over for ever. Where rows cost, a pass has no more of them than its fair share (``fair``).
-Then what waits behind it joins it, where the session wants that and passes are measured to cost
-little more for it: on the plateau a segment that waits for a pass of its own is late for nothing.
+One segment of each session goes first, in the order of arrival, decoding before prompts: a user
+waits for every token of an answer, and once for a prompt. A segment passed over too often goes
+before all others. Where rows cost, a pass has at most its fair share of them. Then more segments of
+its sessions join it where passes are measured to cost little more: on the plateau a segment gains
+nothing by a pass of its own.
+
+The next pass is planned while another one runs, and anew whenever something changes, so that the
+device starts it without a round trip to the machine. A plan changes no other state until its pass
+starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from operator import itemgetter
+from operator import is_
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.rows import BatchCost
-from asyncspec_nodes.roles.verify.session import StageSession, Waiting
-from asyncspec_nodes.roles.verify.state import VerifyState
+from asyncspec.core.jobs import Batch
+from asyncspec.core.machine import Compute, RunNext, Send
+from asyncspec_nodes.roles.verify.flow_control import return_credit
+from asyncspec_nodes.roles.verify.planning import pass_started
+from asyncspec_nodes.roles.verify.session import (
+    Effects,
+    NextPass,
+    Pass,
+    PassPart,
+    QueuedSegment,
+    StageSession,
+    VerifyState,
+    applied,
+    plan_part,
+    survivors,
+)
 from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Segment
 
-Queue = tuple[Waiting, ...]
+Queue = tuple[QueuedSegment, ...]
 
 
-class Share(Struct, frozen=True):
-    """What of a pass sessions should share."""
+class FairShare(Struct, frozen=True):
+    """Rows of a pass that sessions should share."""
 
     rows: int
-    # Sessions that go whenever they are ready, and whose rows do not count.
+    # Their rows do not count: a plan decides when they go (DiP-SD).
     exempt: Collection[SessionId] = ()
 
 
-def gather(
+def select_batch(
     queue: Queue,
     sessions: Mapping[SessionId, StageSession],
-    most_rows: int,
+    max_rows: int,
     held: Collection[SessionId] = (),
     costs: BatchCost | None = None,
-    fair: Share | None = None,
+    share: FairShare | None = None,
 ) -> tuple[Queue, Queue]:
-    """What of a queue goes in the next pass, and what is left of it. Only a segment alone may have
-    more than ``most_rows`` rows. ``held``: sessions whose turn is not yet; some others wait.
-    Without known ``costs`` nothing joins, and no share is too large. ``fair``: None: any number
-    of rows is."""
+    """The segments of the next pass, and the queue without them. Only a single segment may have
+    more than ``max_rows`` rows. ``held``: sessions that wait for a batch; not all of the queue.
+    Without ``costs`` nothing joins and shares do not count."""
     if len(queue) == 1:
         return queue, ()
     heads: dict[SessionId, int] = {}
-    for i, waiting in enumerate(queue):
-        if waiting.session not in held:
-            heads.setdefault(waiting.session, i)
-    in_order = [i for _, i in sorted((_urgency(queue[i], sessions), i) for i in heads.values())]
-    taken = _sharing(queue, sessions, in_order, most_rows, costs, fair)
+    for i, segment in enumerate(queue):
+        if segment.session not in held:
+            heads.setdefault(segment.session, i)
+    in_order = [i for _, i in sorted((_priority(queue[i], sessions), i) for i in heads.values())]
+    taken = _first_segments(queue, sessions, in_order, max_rows, costs, share)
     if costs is not None and len(taken) < len(queue):
-        taken |= _joining(queue, sessions, taken, most_rows, costs)
+        taken |= _joining(queue, sessions, taken, max_rows, costs)
     left = [
-        replace(w, passed_over=w.passed_over + 1) if heads.get(w.session) == i else w
-        for i, w in enumerate(queue)
+        replace(s, passed_over=s.passed_over + 1) if heads.get(s.session) == i else s
+        for i, s in enumerate(queue)
         if i not in taken
     ]
-    return itemgetter(*sorted(taken))(queue) if len(taken) > 1 else (queue[min(taken)],), tuple(
-        left
-    )
+    return tuple([queue[i] for i in sorted(taken)]), tuple(left)
 
 
-def _sharing(
+def _first_segments(
     queue: Queue,
     sessions: Mapping[SessionId, StageSession],
     heads: Sequence[int],
-    most_rows: int,
+    max_rows: int,
     costs: BatchCost | None,
-    fair: Share | None,
+    share: FairShare | None,
 ) -> set[int]:
-    """Which of the sessions' ``heads``, in this order, share a pass. A prompt's pieces are short,
-    and few of them wait."""
+    """Which of the sessions' first segments, in this order, share a pass. Prefill chunks may exceed
+    the fair share: they are short and few."""
     taken: set[int] = set()
     rows = shared = 0
     for i in heads:
-        waiting, more = queue[i], len(queue[i].ids)
-        if taken and rows + more > most_rows:
+        segment, more = queue[i], len(queue[i].ids)
+        if taken and rows + more > max_rows:
             continue
-        shares = fair is not None and waiting.session not in fair.exempt
-        if shared and costs is not None and fair is not None and shares:
-            over = shared + more > fair.rows and not prompt(waiting, sessions[waiting.session])
+        counts = share is not None and segment.session not in share.exempt
+        if share is not None and counts and shared and costs is not None:
+            over = shared + more > share.rows and not is_prefill(segment, sessions[segment.session])
             if over and not costs.is_cheap(len(taken), rows, more, PARAMETERS.oversize_delay):
                 continue
         taken.add(i)
         rows += more
-        shared += more if shares else 0
+        shared += more if counts else 0
     return taken
 
 
@@ -95,85 +112,223 @@ def _joining(
     queue: Queue,
     sessions: Mapping[SessionId, StageSession],
     heads: Collection[int],
-    most_rows: int,
+    max_rows: int,
     costs: BatchCost,
 ) -> set[int]:
-    """What of a queue joins the ``heads``: of each session that wants it the next ones without a
-    gap, as far as the line onward carries them. Nothing joins a prompt: it is read in pieces so
-    that others need not wait for it, and its first token is not to wait for what is only guessed
-    below it."""
+    """Further segments of the sessions in a pass, without a gap. None joins a prefill chunk: it is
+    short so that others wait less, and a first token must not wait for guesses below it."""
     joining: set[int] = set()
     open_to = set[SessionId]()
     for head in (queue[i] for i in heads):
         session = sessions[head.session]
-        if session.coalesce and head.ids[0] >= session.liveness.prompt_length:
+        if session.opening.coalesce and head.ids[0] >= session.liveness.prompt_length:
             open_to.add(head.session)
-    if not open_to:
-        return joining
     rows = sum([len(queue[i].ids) for i in heads])
-    for i, waiting in enumerate(queue):
-        if waiting.session not in open_to or i in heads:
+    for i, segment in enumerate(queue):
+        if segment.session not in open_to or i in heads:
             continue
-        more = len(waiting.ids)
-        segments = len(heads) + len(joining)
-        if rows + more <= most_rows and costs.joins(segments, rows, more):
+        more, segments = len(segment.ids), len(heads) + len(joining)
+        if rows + more <= max_rows and costs.joins(segments, rows, more):
             joining.add(i)
             rows += more
         else:
-            open_to.discard(waiting.session)
+            open_to.discard(segment.session)
     return joining
 
 
-def _urgency(waiting: Waiting, sessions: Mapping[SessionId, StageSession]) -> int:
-    """Smaller goes first; of equals, what came first."""
-    if waiting.passed_over >= PARAMETERS.max_skips:
+def _priority(segment: QueuedSegment, sessions: Mapping[SessionId, StageSession]) -> int:
+    """Smaller goes first; of equals, the older segment."""
+    if segment.passed_over >= PARAMETERS.max_skips:
         return 0
-    return 2 if prompt(waiting, sessions[waiting.session]) else 1
+    return 2 if is_prefill(segment, sessions[segment.session]) else 1
 
 
-def prompt(waiting: Waiting, session: StageSession) -> bool:
-    """True for a piece of a prompt, that with its last token included."""
-    return waiting.ids[0] < session.liveness.prompt_length - 1
+def is_prefill(segment: QueuedSegment, session: StageSession) -> bool:
+    """True for a prefill chunk, except one of the prompt's last token alone."""
+    return segment.ids[0] < session.liveness.prompt_length - 1
 
 
-# --- How many rows a pass should have, so that sessions which share one do not stay together for
-# ever.
-# Sessions that share a pass come back, are drafted for and are sent together, and whatever meets
-# them at the first stage stays with them from then on: nothing parts them again. Where rows are
-# free that costs nothing. Where rows cost, a few long passes go round and most stages stand
-# still. So the first stage, which makes the passes, gives each stage an even part of all rows to
-# work on. Pure.
+def fair_share(state: VerifyState) -> FairShare | None:
+    """The fair share of the first stage's next pass; None on later stages, which take what the
+    first one has made.
 
-
-def fair_share(state: VerifyState) -> Share | None:
-    """Rows of the first stage's next pass that sessions should share; None: any number, because who
-    is verified together is decided by the stage before. So a plan decides (DiP-SD), or what plans
-    are compared with: everybody who is ready. Sessions that may be planned for are exempt, and
-    others share as if these were not there.
-
-    An even part of the rows that wait or are under way, or half of those that could be in the pass,
-    if these are more: more wait for a first stage that is slower than the others than for each of
-    those, and it should not take them in small passes. A group that is too large is a fair one
-    after a few times round.
+    Sessions that share a pass come back, are drafted for and are sent together: nothing parts them
+    again. Where rows cost, a few long passes would go round and most stages stand idle. So the
+    share is an even part, among the stages, of the rows that wait or are under way; or half of the
+    rows that could go now, if these are more, as where the first stage is the slowest. Sessions
+    that may be planned for are exempt.
     """
     config, exempt = state.config, state.schedule.members
     if config.rank != 1:
         return None
     sessions = {name: one for name, one in state.sessions.items() if name not in exempt}
-    waiting, first = 0, dict[SessionId, int]()
-    for one in state.queue:
-        if one.session in sessions and not prompt(one, sessions[one.session]):
-            waiting += len(one.ids)
-            first.setdefault(one.session, len(one.ids))
-    away = [_under_way(one) for name, one in sessions.items() if name not in first]
-    seats = [len(sessions[name].slots.speculative) for name in first]
-    even = -(-(waiting + sum(away) + sum(seats)) // config.stages)
-    return Share(max(even, -(-sum(first.values()) // 2)), exempt.keys())
+    rows, first = 0, dict[SessionId, int]()
+    for segment in state.queue:
+        name = segment.session
+        if name in sessions and not is_prefill(segment, sessions[name]):
+            rows += len(segment.ids)
+            first.setdefault(name, len(segment.ids))
+    for name, one in sessions.items():
+        speculative = len(one.slots.speculative)
+        # Of plain decoding one row is under way that is no node of the tree any more.
+        decoding = one.slots.committed >= one.liveness.prompt_length
+        rows += speculative if name in first else speculative or int(decoding)
+    even = -(-rows // config.stages)
+    return FairShare(max(even, -(-sum(first.values()) // 2)), exempt.keys())
 
 
-def _under_way(session: StageSession) -> int:
-    """Rows of a session of which nothing waits. A row whose token is known already, as the only one
-    of plain decoding, is no node of its tree any more."""
-    seats = len(session.slots.speculative)
-    decoding = session.slots.committed >= session.liveness.prompt_length
-    return seats or int(decoding)
+def plan_next(state: VerifyState) -> NextPass | None:
+    """The pass that starts as soon as the device is free, as things are; None where none can."""
+    config, queue, running = state.config, state.queue, state.running
+    if not queue or _blocked(state):
+        return None
+    held = _held(state)
+    if all(segment.session in held for segment in queue):
+        return None
+    costs = share = None
+    if len(queue) > 1 and state.cost.sizes:
+        costs = BatchCost(interpolate(*state.cost.averages()), state.onward_row_seconds)
+        share = fair_share(state)
+    chosen, left = select_batch(queue, state.sessions, config.batch_rows, held, costs, share)
+    sessions = {segment.session: state.sessions[segment.session] for segment in chosen}
+    if running is not None and not running.abandoned:
+        for name, session in sessions.items():
+            finished = session.finished_passes + running.has(name)
+            sessions[name] = replace(session, finished_passes=finished)
+    parts: list[PassPart] = []
+    for segment in chosen:
+        name = segment.session
+        sessions[name], part = plan_part(sessions[name], segment, config)
+        parts.append(part)
+    job = parts[0].job if len(parts) == 1 else Batch(tuple([part.job for part in parts]))
+    slots = {name: session.slots for name, session in sessions.items()}
+    return NextPass(Pass(tuple(parts), job), left, slots)
+
+
+def _held(state: VerifyState) -> Collection[SessionId]:
+    """Waiting sessions of links some of whose announced segments are still to come, as they belong
+    in one pass; and those whose batch is not the current one or not complete."""
+    schedule = state.schedule
+    late = [peer for peer, credit in state.inbound.items() if credit.expected]
+    if not late and not schedule.batches:
+        return ()
+    upstream_of = state.config.upstream_of
+    here = {segment.session for segment in state.queue}
+    return {name for name in here if upstream_of(name) in late}.union(schedule.held(here))
+
+
+def _blocked(state: VerifyState) -> bool:
+    """Whether the next stage has no credit for what is computed or running."""
+    if state.config.last:
+        return False
+    onward = len(state.outbox)
+    for part in state.running.parts if state.running is not None else ():
+        session = state.sessions.get(part.segment.session)
+        onward += session is not None and bool(survivors(session, part.segment.ids))
+    return onward > max(0, state.allowed - state.sent)
+
+
+def schedule(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    """After every input: send what is computed, start the next pass where the device is free, and
+    tell the device which one follows."""
+    effects: Effects = ()
+    if state.outbox:
+        state, effects = send_computed(state, now)
+    if state.running is None and (state.next_pass or (state.queue and not state.outbox)):
+        state, started = _start(state, now)
+        effects += started
+    state, following = _look_ahead(state)
+    return state, effects + following
+
+
+def send_computed(
+    state: VerifyState, now: float, *, waited: bool = False
+) -> tuple[VerifyState, Effects]:
+    """Send computed segments to the next stage, as far as there is credit."""
+    ready = state.outbox[: max(0, state.allowed - state.sent)]
+    if not ready:
+        return state, ()
+    state = replace(state, outbox=state.outbox[len(ready) :], sent=state.sent + len(ready))
+    remaining = range(len(ready) - 1, -1, -1)
+    return state, tuple(
+        [
+            _onward(state, segment, now, waited=waited, remaining=n)
+            for segment, n in zip(ready, remaining, strict=True)
+        ]
+    )
+
+
+def _onward(
+    state: VerifyState, segment: QueuedSegment, now: float, *, waited: bool, remaining: int
+) -> Send:
+    session = state.sessions[segment.session]
+    message = Segment(
+        session=segment.session,
+        segment=segment.segment,
+        applied=applied(session, segment),
+        ids=segment.ids,
+        parents=segment.parents,
+        tokens=segment.tokens,
+        taps=session.aux_states(state.config.end_layer),
+        waited=waited,
+        batch_remaining=remaining,
+        stage_seconds=segment.stage_seconds(now),
+        pass_number=segment.pass_number,
+    )
+    return Send(state.config.next_rank, message, segment.hidden)
+
+
+def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
+    """Start the next pass, and return the credit of its segments."""
+    following = state.next_pass or plan_next(state)
+    if following is None:
+        return state, ()
+    parts, job = following.planned.parts, following.planned.job
+    slots = following.slots.items()
+    changed = {name: replace(state.sessions[name], slots=table) for name, table in slots}
+    state = replace(
+        state,
+        queue=following.queue,
+        running=replace(following.planned, started=now),
+        next_pass=None,
+        sessions={**state.sessions, **changed},
+        segments_per_pass=max(
+            1, state.config.batch_rows // max([len(part.job.rows) for part in parts])
+        ),
+    )
+    started = [part.segment.session for part in parts]
+    state, granted = return_credit(state, started)
+    state, armed = pass_started(state, started, now) if state.schedule.batches else (state, ())
+    return state, (Compute(job), *granted, *armed)
+
+
+def _look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """Tell the device which pass follows the running one, where that has changed."""
+    running = state.running
+    if running is None:
+        return (replace(state, planned_from=()) if state.planned_from else state), ()
+    # Without measured passes it is not known which segments share the next one.
+    if not (state.queue or state.next_pass) or not state.cost.sizes:
+        return state, ()
+    basis = _basis(state)
+    if state.planned_from and all(map(is_, basis, state.planned_from)):
+        return state, ()
+    before, following = state.next_pass, plan_next(state)
+    state = replace(state, next_pass=following, planned_from=basis)
+    if following is None:
+        return state, () if before is None else (RunNext(running.job, None),)
+    return state, (RunNext(running.job, following.planned.job),)
+
+
+def _basis(state: VerifyState) -> tuple[object, ...]:
+    """What a plan is made from, except pass times: a new average makes no better plan."""
+    return (
+        state.running,
+        state.queue,
+        state.sessions,
+        state.inbound,
+        state.schedule,
+        state.allowed,
+        state.sent,
+        state.onward_row_seconds,
+    )

@@ -1,10 +1,9 @@
-"""Credit for those that send segments here: as much as fills the link, and no more.
+"""Credit for upstream peers, and cost reports to the draft nodes.
 
-Segments that may wait here are those of ``window`` passes: with many sessions a pass takes many
-segments. A link with latency holds segments too (bandwidth-delay product), and so does the way of
-the credit back. How many is found out, not set: a segment that had to wait for credit and finds
-this stage idle says that there was too little, a queue that is still full when a pass starts that
-there was too much. Every link has its own account, so one draft node cannot take another's places.
+Segments of ``window`` passes may wait here. A link with latency holds segments too, and so does the
+way of the credit back. How many is measured: a segment that waited for credit and finds this stage
+idle shows that there was too little, a queue that is still full when a pass starts that there was
+too much. Each link has its own account, so a draft node cannot take another's places.
 """
 
 from __future__ import annotations
@@ -14,138 +13,109 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.machine import Abandon, Compute, Send
-from asyncspec_nodes.roles.verify.session import Waiting, orphan_error, prune, survivors, thin
-from asyncspec_nodes.roles.verify.state import Effects, Inflow, VerifyState, check_was_opened
-from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import Rank, SessionId, owner
-from asyncspec_protocol.messages import Credit, PassTimes, PruneIndices, Segment
+from asyncspec.core.machine import Abandon, Send
+from asyncspec_nodes.roles.verify.session import (
+    Effects,
+    QueuedSegment,
+    VerifyState,
+    drop_dead_rows,
+    survivors,
+)
+from asyncspec_protocol.ids import Rank, SessionId
+from asyncspec_protocol.messages import Credit, PassTimes, Segment
 
 
 def queued(state: VerifyState, peer: Rank) -> int:
     """Segments from a peer that wait here."""
-    if len(state.inflows) == 1:
+    if len(state.inbound) == 1:
         return len(state.queue)
-    way = state.config.way_of
-    return sum([way(waiting.session) == peer for waiting in state.queue])
+    upstream_of = state.config.upstream_of
+    return sum([upstream_of(segment.session) == peer for segment in state.queue])
 
 
-def room(state: VerifyState, peer: Rank) -> int:
-    """Segments from a peer that may wait here: so many passes of as many as it has sessions, and
-    fit."""
+def queue_limit(state: VerifyState, peer: Rank) -> int:
+    """Segments from a peer that may wait here: ``window`` passes, each of as many segments as it
+    has sessions and as fit."""
     sessions = len(state.sessions)
-    if len(state.inflows) > 1:
-        way = state.config.way_of
-        sessions = sum([way(session) == peer for session in state.sessions])
-    return state.config.window * max(1, min(state.fit, sessions))
+    if len(state.inbound) > 1:
+        upstream_of = state.config.upstream_of
+        sessions = sum([upstream_of(session) == peer for session in state.sessions])
+    return state.config.window * max(1, min(state.segments_per_pass, sessions))
 
 
 def grant(state: VerifyState, peers: Iterable[Rank] | None = None) -> tuple[VerifyState, Effects]:
-    """Give ``peers``, else all that feed this stage, what credit there is: for what has left the
-    queue, and for what there is more room for than before. What was given is never taken back."""
+    """Grant ``peers``, else all upstream peers, the credit there is: for what has left the queue,
+    and for a larger limit. Credit is never taken back."""
     effects: list[Send] = []
-    for peer in state.inflows if peers is None else peers:
-        inflow, places = state.inflows[peer], room(state, peer)
-        limit = inflow.received - queued(state, peer) + places + inflow.longer
-        if limit > inflow.granted:
-            state = put(state, peer, replace(inflow, granted=limit))
+    for peer in state.inbound if peers is None else peers:
+        credit, places = state.inbound[peer], queue_limit(state, peer)
+        limit = credit.received - queued(state, peer) + places + credit.extra
+        if limit > credit.granted:
+            state = state.with_credit(peer, replace(credit, granted=limit))
             effects.append(Send(peer, Credit(limit, places, state.row_seconds)))
     return state, tuple(effects)
 
 
-def put(state: VerifyState, peer: Rank, inflow: Inflow) -> VerifyState:
-    """The state with a link's account as it is now."""
-    return replace(state, inflows={**state.inflows, peer: inflow})
-
-
-def lengthen(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
-    """One segment more for a link that has let this stage run dry. Asked when ``message`` has come
-    and before it is queued."""
-    inflow = state.inflows[peer]
-    dry = state.running is None and not state.queue and not state.parked
-    most = state.config.most_window - state.config.window
-    if not (message.waited and dry) or inflow.longer >= most:
+def extend_credit(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
+    """One segment more for a link that let this stage run dry: ``message``, which is not queued
+    yet, waited for credit."""
+    credit, config = state.inbound[peer], state.config
+    dry = state.running is None and not state.queue and not state.outbox
+    if not (message.waited and dry) or credit.extra >= config.max_window - config.window:
         return state
-    return put(state, peer, replace(inflow, longer=inflow.longer + 1))
+    return state.with_credit(peer, replace(credit, extra=credit.extra + 1))
 
 
 def return_credit(state: VerifyState, started: Iterable[SessionId]) -> tuple[VerifyState, Effects]:
-    """The credit of segments that have left the queue for their pass, which ``started`` are in,
-    unless enough wait behind."""
-    for peer in set(map(state.config.way_of, started)):
-        inflow = state.inflows[peer]
-        if inflow.longer and queued(state, peer) >= room(state, peer):
-            state = put(state, peer, replace(inflow, longer=inflow.longer - 1))
+    """The credit of segments that have left the queue for a pass with the sessions ``started``.
+    A link whose queue is still full loses a segment of its extra credit."""
+    for peer in set(map(state.config.upstream_of, started)):
+        credit = state.inbound[peer]
+        if credit.extra and queued(state, peer) >= queue_limit(state, peer):
+            state = state.with_credit(peer, replace(credit, extra=credit.extra - 1))
     return grant(state)
 
 
-# --- Draft nodes are told what passes and the line take.
+def release_dead(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """After a prune or the end of sessions: abandon a running pass all of whose rows are dead, and
+    drop dead rows that wait. An empty segment's place goes back as credit."""
+    running = state.running
+    effects: Effects = ()
+    if running is not None and not running.abandoned:
+        parts = [(state.sessions.get(p.segment.session), p.segment.ids) for p in running.parts]
+        if not any(one is not None and survivors(one, ids) for one, ids in parts):
+            state = replace(state, running=replace(running, abandoned=True))
+            effects = (Abandon(running.job),)
+    if not state.queue and not state.outbox:
+        return state, effects
+    queue, outbox = _live(state, state.queue), _live(state, state.outbox)
+    state, granted = grant(replace(state, queue=queue, outbox=outbox))
+    return state, effects + granted
 
 
-def tell_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
-    """What the draft nodes do not know yet, if there is any."""
+def _live(state: VerifyState, segments: Iterable[QueuedSegment]) -> tuple[QueuedSegment, ...]:
+    sessions = state.sessions
+    live = (drop_dead_rows(sessions[s.session], s) for s in segments if s.session in sessions)
+    return tuple(filter(None, live))
+
+
+def with_link_cost(state: VerifyState, message: Segment, seconds: float) -> VerifyState:
+    """The inbound link takes ``seconds`` for a segment's tensor; 0: not known."""
+    return replace(state, row_seconds=seconds / max(1, len(message.ids))) if seconds else state
+
+
+def report_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
+    """Report to the draft nodes what passes and the inbound link take, where it has changed."""
     if not state.drafts or not state.cost.sizes:
         return state, ()
-    news = state.cost.report()
-    if news is None and not _line_changed(state):
+    changed, before = state.cost.report(), state.reported_row_seconds
+    change = abs(state.row_seconds - before)
+    least = PARAMETERS.min_link_share * min(state.cost.averages()[1])
+    if changed is None and (change <= PARAMETERS.report_change * before or change <= least):
         return state, ()
-    cost = news or state.cost
-    state = replace(state, cost=cost, row_seconds_told=state.row_seconds)
-    # A slow line is told of at once, with what is known of passes: segments queue before it.
+    cost = changed or state.cost
+    state = replace(state, cost=cost, reported_row_seconds=state.row_seconds)
+    # A slow link is reported at once, with what is known of passes: segments queue before it.
     table = cost.table() if cost.reported else cost.averages()
     times = PassTimes(state.config.rank, *table, state.row_seconds, cost.deviation.relative)
     return state, tuple([Send(draft, times) for draft in state.drafts])
-
-
-def _line_changed(state: VerifyState) -> bool:
-    """Whether draft nodes should hear of the line now."""
-    told = state.row_seconds_told
-    change = abs(state.row_seconds - told)
-    least = PARAMETERS.min_link_share * min(state.cost.averages()[1])
-    return change > PARAMETERS.report_change * told and change > least
-
-
-# --- Prunes: what waits loses its dead rows at once; a pass on nothing but dead rows is given up.
-
-
-def pruned(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
-    """Apply a prune to all there is of its session, at once. Raises ``RemoteProtocolError`` for one
-    that takes a waiting node's parent away and leaves the node."""
-    session = state.sessions.get(message.session)
-    if session is None:
-        check_was_opened(state, message.session, owner(message.session))
-        return state, ()
-    session, job = prune(session, message)
-    state = replace(state, sessions={**state.sessions, message.session: session})
-    effects: Effects = () if job is None else (Compute(job),)
-    state, abandoned = abandon_dead(state)
-    state, granted = thin_queue(state)
-    left = [waiting for waiting in state.queue if waiting.session == message.session]
-    if left and (wrong := orphan_error(session, (), left)):
-        raise RemoteProtocolError(wrong, peer=owner(message.session))
-    return state, abandoned + effects + granted
-
-
-def abandon_dead(state: VerifyState) -> tuple[VerifyState, Effects]:
-    """A pass all of whose rows are dead only keeps the device from what is alive."""
-    running = state.running
-    if running is None or running.abandoned:
-        return state, ()
-    for waiting in (part.waiting for part in running.parts):
-        session = state.sessions.get(waiting.session)
-        if session is not None and survivors(session, waiting.ids):
-            return state, ()
-    return replace(state, running=replace(running, abandoned=True)), (Abandon(running.job),)
-
-
-def thin_queue(state: VerifyState) -> tuple[VerifyState, Effects]:
-    """Dead rows leave the queue and what is parked; an emptied segment gives its place back."""
-    if not state.queue and not state.parked:
-        return state, ()
-    queue, parked = _thinned(state, state.queue), _thinned(state, state.parked)
-    return grant(replace(state, queue=queue, parked=parked))
-
-
-def _thinned(state: VerifyState, segments: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-    alive = (thin(state.sessions[w.session], w) for w in segments if w.session in state.sessions)
-    return tuple(w for w in alive if w is not None)

@@ -1,4 +1,4 @@
-"""Sessions open and close; each one's account goes to its draft node."""
+"""Sessions open and close, peers come and go."""
 
 from __future__ import annotations
 
@@ -11,54 +11,45 @@ from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Send, SendClosed
 from asyncspec.core.sampling import Sampling
-from asyncspec_nodes.roles.verify.flow_control import (
-    abandon_dead,
-    grant,
-    put,
-    tell_costs,
-    thin_queue,
+from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
+from asyncspec_nodes.roles.verify.session import (
+    Effects,
+    LinkCredit,
+    StageSession,
+    VerifyState,
+    fault,
 )
-from asyncspec_nodes.roles.verify.session import StageSession
-from asyncspec_nodes.roles.verify.state import UNKNOWN, Effects, Inflow, VerifyState, know
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
-from asyncspec_protocol.messages import Close, Fault, Open, Ready
+from asyncspec_protocol.messages import Close, Open, Ready
 
-# A bound on what a confused draft node can make a stage remember.
 MAX_CLOSED_EARLY = 4096
+"""Sessions that one draft node may close unopened: what a faulty one can make a stage remember."""
 
 
-def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
-    """A session begins here and is announced to the next stage. Raises ``RemoteProtocolError`` for
-    one that cannot."""
-    if peer not in state.inflows:
-        raise RemoteProtocolError("session opened by who is not linked", peer=peer)
-    config, session = state.config, message.session
-    draft = owner(session)
-    known = state.known.get(draft, UNKNOWN)
-    early = session in known.closed_early
-    if session <= known.opened and not early:
-        return state, ()  # over before it came down the pipeline
-    known = replace(
-        known,
-        opened=max(known.opened, session),
-        closed_early=known.closed_early - {session} if early else known.closed_early,
-    )
-    state = know(state, draft, known)
-    if draft not in state.peers or not (config.last or config.after in state.peers):
-        # Its draft node is gone, and would never end it here; or the next stage will never hear of
-        # it: that the link is down is on its way to the draft node. It opens another session when
-        # the pipeline stands again.
+def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
+    """Open a session and announce it to the next stage. Raises ``RemoteProtocolError`` for one that
+    cannot be."""
+    if peer not in state.inbound:
+        raise RemoteProtocolError("session opened by a peer that is not linked", peer=peer)
+    config, name, draft = state.config, message.session, owner(message.session)
+    marks = state.marks(draft)
+    early = name in marks.closed_early
+    if name <= marks.opened and not early:
+        return state, ()  # it was over before its Open came
+    closed_early = marks.closed_early - {name} if early else marks.closed_early
+    marks = replace(marks, opened=max(marks.opened, name), closed_early=closed_early)
+    state = state.with_marks(draft, marks)
+    if draft not in state.peers or not (config.last or config.next_rank in state.peers):
+        # Without the draft node nothing would end it here. Without the next stage the draft node
+        # is about to learn of the break, and opens another session afterwards.
         return state, ()
-    if message.common_prefix and not early:
-        held = _held(state, message)
-        if held is None:
+    if not early:
+        cached = _cached_tokens(state, message)
+        if cached is None:
             return state, ()  # lost with a peer, as the draft node is about to learn
-        if message.common_prefix > held:
-            return state, _refused(peer, session, _shares_more(message, held))
-    if not early and (wrong := _no_room(state, message)):
-        return state, _refused(peer, session, wrong)
-    onward: Effects = () if config.last else (Send(config.after, message),)
+        if error := _admission_error(state, message, cached):
+            return state, (fault(peer, name, error),)
     if max(message.features, default=0) > config.layers:
         raise RemoteProtocolError(
             f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
@@ -66,59 +57,54 @@ def opened(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, 
     sampling = Sampling.of(message)
     if message.common_prefix and sampling.penalises:
         # Penalties count the tokens of a prompt, and those of a shared one never come here.
-        raise RemoteProtocolError(
-            f"session {session} shares a prompt and penalises tokens", peer=peer
-        )
-    new = StageSession(
-        session=session,
-        liveness=Liveness(prompt_length=message.prompt_length),
-        features=message.features,
-        tops=message.top_logprobs,
-        log_probs=message.log_probs,
-        coalesce=message.coalesce,
+        raise RemoteProtocolError(f"session {name} shares a prompt and penalises tokens", peer=peer)
+    onward: Effects = () if config.last else (Send(config.next_rank, message),)
+    session = StageSession(
+        message,
+        Liveness(prompt_length=message.prompt_length),
+        SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),
         tokens_travel=sampling.penalises,
-        slots=SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),
-        most_slots=message.capacity + message.max_tree_nodes if message.max_tree_nodes >= 0 else 0,
     )
     if early:
-        return state, (*onward, report(new))
-    asked = message.prompt_length - message.resumed_tokens
+        return state, (*onward, report(session))
     admit = Admit(
-        session,
+        name,
         message.capacity + max(0, message.max_tree_nodes),
         sampling,
-        asked,
+        message.prompt_length - message.resumed_tokens,
         features=message.features,
         top_logprobs=message.top_logprobs,
         log_probs=message.log_probs,
         parent_session=message.parent_session,
         common_prefix=message.common_prefix,
     )
-    state, granted = grant(replace(state, sessions={**state.sessions, session: new}), (peer,))
+    state, granted = grant(replace(state, sessions={**state.sessions, name: session}), (peer,))
     return state, (Compute(admit), *onward, *granted)
 
 
-def _held(state: VerifyState, message: Open) -> int | None:
-    """How long the prompt is here that a session begins with; None where it is not here."""
-    older = state.sessions.get(message.parent_session)
-    return state.kept.get(message.parent_session) if older is None else older.slots.committed
+def _cached_tokens(state: VerifyState, message: Open) -> int | None:
+    """Tokens of the parent session's prompt in the cache, 0 where none are shared; None where the
+    parent session is not here."""
+    if not message.common_prefix:
+        return 0
+    parent = state.sessions.get(message.parent_session)
+    if parent is None:
+        return state.cached_prompts.get(message.parent_session)
+    return parent.slots.committed
 
 
-def _shares_more(message: Open, held: int) -> str:
-    """More is to be taken over than there is."""
-    return (
-        f"session {message.session} shares {message.common_prefix} tokens with session "
-        f"{message.parent_session}, which has {held}"
-    )
-
-
-def _no_room(state: VerifyState, message: Open) -> str:
-    """Why a session takes more memory than there is for those of its draft node, which admits no
-    such session; empty where it does not."""
+def _admission_error(state: VerifyState, message: Open, cached: int) -> str:
+    """Why a session does not fit: it shares more tokens than there are, or its draft node, which
+    decides on admission, has no such memory here. Empty where it fits."""
+    if message.common_prefix > cached:
+        return (
+            f"session {message.session} shares {message.common_prefix} tokens with session "
+            f"{message.parent_session}, which has {cached}"
+        )
     slots, draft = state.config.slots, owner(message.session)
     needed = message.capacity + max(0, message.max_tree_nodes)
-    taken = sum(one.most_slots for name, one in state.sessions.items() if owner(name) == draft)
-    taken += sum(length for name, length in state.kept.items() if owner(name) == draft)
+    taken = sum(one.max_slots for name, one in state.sessions.items() if owner(name) == draft)
+    taken += sum(length for name, length in state.cached_prompts.items() if owner(name) == draft)
     if not slots or taken + needed <= slots:
         return ""
     return (
@@ -127,166 +113,120 @@ def _no_room(state: VerifyState, message: Open) -> str:
     )
 
 
-def _refused(peer: Rank, session: SessionId, wrong: str) -> Effects:
-    """A session does not begin here. A stage that has passed it on took it, so it is the draft node
-    that is told why, and the stages' link stays. Raises ``RemoteProtocolError`` where it said it
-    itself."""
-    if is_draft(peer):
-        raise RemoteProtocolError(wrong, peer=peer)
-    return (Send(owner(session), Fault("protocol", wrong)),)
-
-
-def closed(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
-    """A session is over; one that has not come yet never begins."""
-    session_id = message.session
-    session = state.sessions.get(session_id)
-    draft = owner(session_id)
-    # Its account, which is still to come, says it as well.
-    free: Effects = () if session_id in state.closing else (_nothing_left(session_id),)
-    if session_id in state.kept:
-        left = {k: v for k, v in state.kept.items() if k != session_id}
-        return replace(state, kept=left), (Compute(Release(session_id)), *free)
+def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
+    """Close a session; one that has not come yet never opens."""
+    name, draft = message.session, owner(message.session)
+    # Nothing is here, not even a prompt; of one in ``closing`` the report, still to come, says so.
+    empty: Effects = () if name in state.closing else (SendClosed(draft, name, 0, 0, 0, 0.0),)
+    if name in state.cached_prompts:
+        cached = {k: v for k, v in state.cached_prompts.items() if k != name}
+        return replace(state, cached_prompts=cached), (Compute(Release(name)), *empty)
+    session = state.sessions.get(name)
     if session is None:
-        known = state.known.get(draft, UNKNOWN)
-        if session_id > known.opened:
-            early = known.closed_early | {session_id}
-            if len(early) > MAX_CLOSED_EARLY:
-                raise RemoteProtocolError("too many sessions closed unopened", peer=draft)
-            return know(state, draft, replace(known, closed_early=early)), ()
-        return state, free
-    sessions = {k: v for k, v in state.sessions.items() if k != session_id}
-    state = replace(state, sessions=sessions)
+        marks = state.marks(draft)
+        if name <= marks.opened:
+            return state, empty
+        early = marks.closed_early | {name}
+        if len(early) > MAX_CLOSED_EARLY:
+            raise RemoteProtocolError("too many sessions closed unopened", peer=draft)
+        return state.with_marks(draft, replace(marks, closed_early=early)), ()
+    state = replace(state, sessions={k: v for k, v in state.sessions.items() if k != name})
     length = session.liveness.prompt_length
-    if message.keep and session.slots.committed >= length:
-        state = replace(state, kept={**state.kept, session_id: length})
-        release: Effects = (Compute(Trim(session_id, length)),)
+    keep = message.keep and session.slots.committed >= length
+    effects: Effects = (Compute(Trim(name, length) if keep else Release(name)),)
+    if keep:
+        state = replace(state, cached_prompts={**state.cached_prompts, name: length})
+    if state.running is not None and state.running.has(name):
+        state = replace(state, closing={**state.closing, name: session})
     else:
-        release = (Compute(Release(session_id)),)
-    running = state.running
-    if running is not None and running.of(session_id):
-        state = replace(state, closing={**state.closing, session_id: session})
-    else:
-        release = (*release, report(session, kept=session_id in state.kept))
-    state, abandoned = abandon_dead(state)
-    state, granted = thin_queue(state)
-    return state, (*abandoned, *release, *granted)
+        effects += (report(session, kept=keep),)
+    state, released = release_dead(state)
+    return state, (*released, *effects)
 
 
 def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[VerifyState, Effects]:
-    """Forget every session of a draft node below ``first``: they ended while it could not say
-    so."""
-    held = (*state.sessions, *state.kept)
-    over = tuple(s for s in held if s < first and owner(s) == draft)
-    told = tuple(report(state.sessions[s]) for s in over if s in state.sessions)
-    known = state.known.get(draft, UNKNOWN)
-    known = replace(
-        known,
-        opened=max(known.opened, SessionId(first - 1)),
-        closed_early=frozenset(s for s in known.closed_early if s >= first),
-        floor=max(known.floor, first),
+    """End every session of a draft node below ``first``, as it could not close them itself."""
+    marks = state.marks(draft)
+    marks = replace(
+        marks,
+        opened=max(marks.opened, SessionId(first - 1)),
+        closed_early=frozenset(name for name in marks.closed_early if name >= first),
+        floor=max(marks.floor, first),
     )
-    state = replace(
-        know(state, draft, known),
-        sessions={k: v for k, v in state.sessions.items() if k not in over},
-        kept={k: v for k, v in state.kept.items() if k not in over},
-    )
-    state, abandoned = abandon_dead(state)
-    state, granted = thin_queue(state)
-    released = tuple(Compute(Release(session)) for session in over)
-    return state, (*abandoned, *released, *told, *granted)
+    held = (*state.sessions, *state.cached_prompts)
+    over = frozenset(name for name in held if name < first and owner(name) == draft)
+    state, dropped = _drop(state.with_marks(draft, marks), over)
+    return state, (*dropped, ready(state, draft))
 
 
 def report(session: StageSession, *, kept: bool = False) -> SendClosed:
-    """The account of a session. ``kept``: its prompt stays."""
+    """The account of a session. ``kept``: its prompt stays cached."""
+    name = session.opening.session
+    rows, dead = session.rows, session.dead_rows
     return SendClosed(
-        to=owner(session.session),
-        session=session.session,
-        passes=session.passes,
-        rows=session.rows,
-        dead_rows=session.dead_rows,
-        compute_seconds=session.compute_seconds,
-        kept=kept,
+        owner(name), name, session.passes, rows, dead, session.compute_seconds, kept=kept
     )
 
 
-def _nothing_left(session: SessionId) -> SendClosed:
-    """Nothing is here of a session whose account was given before, not even its prompt."""
-    return SendClosed(owner(session), session, 0, 0, 0, 0.0)
-
-
-# --- Neighbours and draft nodes come and go.
-
-
-def joined(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
+def link_up(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     """A link is up: credit starts anew on it."""
     config = state.config
     state = replace(state, peers=state.peers | {peer})
     effects: list[Effect] = []
-    if config.fed_by(peer):
-        state, granted = grant(put(state, peer, Inflow()), (peer,))
+    if config.is_upstream(peer):
+        state, granted = grant(state.with_credit(peer, LinkCredit()), (peer,))
         effects.extend(granted)
     if is_draft(peer):
-        news = state.drafts if config.slots else (peer,)  # all shares are smaller now
-        effects.extend(ready(state, draft) for draft in news)
-        # Told once more, to all of them: it is little, and this one knows nothing yet.
-        state, told = tell_costs(replace(state, cost=state.cost.unreported()))
-        effects.extend(told)
-    elif peer == config.after and not config.last:
+        changed = state.drafts if config.slots else (peer,)  # all shares are smaller now
+        effects.extend(ready(state, draft) for draft in changed)
+        # Reported to all draft nodes once more: it is little, and this one has nothing yet.
+        state, reports = report_costs(replace(state, cost=state.cost.unreported()))
+        effects.extend(reports)
+    elif peer == config.next_rank and not config.last:
         state = replace(state, allowed=0, sent=0)
         effects.extend(ready(state, draft) for draft in state.drafts)
     return state, tuple(effects)
 
 
 def ready(state: VerifyState, draft: Rank) -> Send:
-    """What a draft node is told of this stage, and of its own sessions here."""
-    up = state.config.last or state.config.after in state.peers
-    known = state.known.get(draft, UNKNOWN)
-    message = Ready(state.config.rank, up, _share(state), known.opened, known.floor)
-    return Send(draft, message)
+    """Report to a draft node whether this stage is linked, its share of the slots, and which of its
+    sessions are over."""
+    config, marks = state.config, state.marks(draft)
+    up = config.last or config.next_rank in state.peers
+    slots = max(1, config.slots // len(state.drafts)) if config.slots else 0
+    return Send(draft, Ready(config.rank, up, slots, marks.opened, marks.floor))
 
 
-def _share(state: VerifyState) -> int:
-    """Cache slots that a draft node may count on: it knows of no other one's sessions."""
-    slots = state.config.slots
-    return max(1, slots // len(state.drafts)) if slots else 0
-
-
-def lost(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
-    """Without its draft node no session can go on, and without a neighbour none at all; the draft
-    nodes, which have the committed paths, open new ones when the pipeline stands again."""
+def link_down(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
+    """A link is down: a draft node's sessions end with it, and all with a neighbour. The draft
+    nodes have the committed paths, and open new ones when the pipeline is complete again."""
     if peer not in state.peers:
         return state, ()
     config = state.config
-    inflows = {rank: inflow for rank, inflow in state.inflows.items() if rank != peer}
-    state = replace(state, peers=state.peers - {peer}, inflows=inflows)
-    everything = state.sessions.keys() | state.closing.keys() | state.kept.keys()
-    over = frozenset(s for s in everything if not is_draft(peer) or owner(s) == peer)
-    state, dropped = _drop(state, over)
-    if is_draft(peer) and peer in state.known:
-        # What it has closed will not be opened here while it is away, and is over when it is back
-        # (``Floor``).
-        state = know(state, peer, replace(state.known[peer], closed_early=frozenset()))
-    told: Effects = ()
-    if (peer == config.after and not config.last) or (is_draft(peer) and config.slots):
-        told = tuple(ready(state, draft) for draft in state.drafts)
-    return state, (*dropped, *told)
+    inbound = {rank: credit for rank, credit in state.inbound.items() if rank != peer}
+    state = replace(state, peers=state.peers - {peer}, inbound=inbound)
+    everything = state.sessions.keys() | state.closing.keys() | state.cached_prompts.keys()
+    over = frozenset(name for name in everything if not is_draft(peer) or owner(name) == peer)
+    state, effects = _drop(state, over)
+    if is_draft(peer) and peer in state.watermarks:
+        # Their ``Open`` never comes now, and they are below the ``Floor`` when it is back.
+        state = state.with_marks(peer, replace(state.marks(peer), closed_early=frozenset()))
+    if (peer == config.next_rank and not config.last) or (is_draft(peer) and config.slots):
+        effects = (*effects, *(ready(state, draft) for draft in state.drafts))
+    return state, effects
 
 
 def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState, Effects]:
-    """Sessions are over, and all that waits of them; what they have cost is told to whoever is
-    there to hear it."""
-    held = (*state.sessions, *state.kept)
-    released = tuple(Compute(Release(session)) for session in held if session in over)
-    open_ones = {**state.closing, **state.sessions}
-    told = tuple(report(session) for name, session in open_ones.items() if name in over)
+    """End sessions with all that waits of them, and report what they have cost."""
+    held = (*state.sessions, *state.cached_prompts)
+    releases = tuple(Compute(Release(name)) for name in held if name in over)
+    accounts = {**state.closing, **state.sessions}.items()
+    reports = tuple(report(session) for name, session in accounts if name in over)
     state = replace(
         state,
         sessions={k: v for k, v in state.sessions.items() if k not in over},
         closing={k: v for k, v in state.closing.items() if k not in over},
-        kept={k: v for k, v in state.kept.items() if k not in over},
-        queue=tuple([w for w in state.queue if w.session not in over]),
-        parked=tuple([w for w in state.parked if w.session not in over]),
+        cached_prompts={k: v for k, v in state.cached_prompts.items() if k not in over},
     )
-    state, abandoned = abandon_dead(state)
-    state, granted = grant(state)
-    return state, (*abandoned, *released, *told, *granted)
+    state, released = release_dead(state)
+    return state, (*released, *releases, *reports)

@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
-from asyncspec.core.machine import RunTask, Send, SetTimer, TaskDone
+from asyncspec.core.machine import RunTask, Send, TaskDone
 from asyncspec.dipsd.comparison import Throughput
 from asyncspec.dipsd.decide import MAX_JITTER, MAX_MS, Decision, PlanRequest, StageCosts, drifted
 from asyncspec.dipsd.decide import plan_request as request_of
 from asyncspec_nodes.roles.verify.batch_schedule import (
-    BATCH_DEADLINE,
-    MIN_DEADLINE_PERIODS,
-    MIN_PLAN_PERIODS,
     BatchSchedule,
     CommitProgress,
     advance,
@@ -27,7 +24,7 @@ from asyncspec_nodes.roles.verify.batch_schedule import (
     drop,
     suspend,
 )
-from asyncspec_nodes.roles.verify.state import Effects, VerifyState, check_was_opened
+from asyncspec_nodes.roles.verify.session import Effects, VerifyState, check_was_opened
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
@@ -36,16 +33,16 @@ from asyncspec_protocol.messages import PassTimes, PlanStatus, Rates, Schedule
 PLAN_TASK = "dipsd.plan"
 """The task that makes a ``Decision`` of a ``PlanRequest``."""
 
+MIN_PLAN_PERIODS = 4.0
+"""A plan is kept so long at least: longer than any batch waits for its first pass."""
+
 MAX_ROUND_PERIODS = 8.0
 """A round that takes longer is not counted: its user was away."""
 
 MAX_PASS_SECONDS = MAX_MS / 1000
-"""Of any pass, and of any row of it."""
+"""Of any pass, and of any row of it: sums of what a peer reports may be no finite numbers."""
 
 MAX_PASS_ROWS = 1e6
-
-
-# --- The planner's input: what draft nodes report of their sessions, and what passes take.
 
 
 def rates_received(state: VerifyState, message: Rates) -> VerifyState:
@@ -71,75 +68,61 @@ def plan_request(state: VerifyState) -> PlanRequest | None:
     passes are unknown."""
     schedule = state.schedule
     sessions = schedule.eligible
-    stages = stage_costs(state, len(sessions))
+    stages = _stage_costs(state, len(sessions))
     if not sessions or stages is None:
         return None
     rates = [schedule.members[session] for session in sessions]
     return request_of(rates, stages, batch_rows=state.config.batch_rows)
 
 
-def stage_costs(state: VerifyState, users: int) -> StageCosts | None:
+def _stage_costs(state: VerifyState, users: int) -> StageCosts | None:
     """The affine cost of every stage's passes, over as many rows as so many users may have; None
     where some stage's is unknown."""
     most = max(1, users) * (MAX_DRAFT_LENGTH + 1)
     own = state.cost.averages()
-    later = [_reported(state.schedule, Rank(n), most) for n in range(2, state.config.stages + 1)]
+    later = [_reported_cost(state.schedule, n, most) for n in range(2, state.config.stages + 1)]
     if not own[0] or None in later:
         return None
     return ((*fit_affine(*own, most), state.cost.deviation.relative), *filter(None, later))
 
 
-def _reported(schedule: BatchSchedule, rank: Rank, most: int) -> tuple[float, float, float] | None:
+def _reported_cost(
+    schedule: BatchSchedule, rank: int, most: int
+) -> tuple[float, float, float] | None:
     """The cost of a later stage's passes. It reports the same to all draft nodes, so the median of
     what they pass on is taken: one alone cannot change it."""
-    tables = [reported[rank] for reported in schedule.pass_times.values() if rank in reported]
-    costs = sorted(
-        (_affine(table, most) for table in tables), key=lambda cost: cost[0] + most / 2 * cost[1]
-    )
+    costs: list[tuple[float, float, float]] = []
+    for reported in schedule.pass_times.values():
+        if (table := reported.get(Rank(rank))) is not None:
+            seconds = [min(MAX_PASS_SECONDS, value) for value in table.seconds]
+            rows = [min(MAX_PASS_ROWS, value) for value in table.rows]
+            fixed, row = (min(MAX_PASS_SECONDS, s) for s in fit_affine(rows, seconds, most))
+            costs.append((fixed, row, min(MAX_JITTER, table.jitter)))
+    costs.sort(key=lambda cost: cost[0] + most / 2 * cost[1])
     return costs[(len(costs) - 1) // 2] if costs else None
 
 
-def _affine(table: PassTimes, most: int) -> tuple[float, float, float]:
-    """Bounded: sums of what a peer reports may be no finite numbers."""
-    seconds = [min(MAX_PASS_SECONDS, value) for value in table.seconds]
-    fixed, row = fit_affine([min(MAX_PASS_ROWS, rows) for rows in table.rows], seconds, most)
-    return min(MAX_PASS_SECONDS, fixed), min(MAX_PASS_SECONDS, row), min(MAX_JITTER, table.jitter)
-
-
-# --- How a plan is followed: passes, deadlines, and what rounds bring.
-
-
 def segment_arrived(state: VerifyState, session: SessionId, now: float) -> VerifyState:
-    """A session's segment has come."""
+    """A session's segment has come: count whether it was in time, and the round that it ends.
+
+    Only complete rounds of members that are not suspended count.
+    """
     schedule = state.schedule
     if schedule.suspensions:
         schedule = count_segment(schedule, session, now)
     if session in schedule.members:
-        committed = state.sessions[session].slots.committed
-        schedule = record_round(schedule, session, committed, now)
+        before, committed = schedule.progress.get(session), state.sessions[session].slots.committed
+        progress = {**schedule.progress, session: CommitProgress(now, committed)}
+        schedule = replace(schedule, progress=progress)
+        rate, suspension = schedule.forecast.get(session), schedule.suspensions.get(session)
+        suspended = suspension is not None and suspension.active
+        if before is not None and rate is not None and not suspended:
+            seconds, tokens = now - before.at, committed - before.committed
+            if tokens > 0 and seconds <= MAX_ROUND_PERIODS * schedule.period:
+                users = len(schedule.forecast)
+                comparison = schedule.comparison.with_round(tokens, seconds, rate, users)
+                schedule = replace(schedule, comparison=comparison)
     return state if schedule is state.schedule else replace(state, schedule=schedule)
-
-
-def record_round(
-    schedule: BatchSchedule, session: SessionId, committed: int, now: float
-) -> BatchSchedule:
-    """A member's segment has come: count the tokens and the seconds of the round before it.
-
-    Only complete rounds of sessions that are not suspended count.
-    """
-    before = schedule.progress.get(session)
-    progress = {**schedule.progress, session: CommitProgress(now, committed)}
-    schedule = replace(schedule, progress=progress)
-    rate, suspension = schedule.forecast.get(session), schedule.suspensions.get(session)
-    if before is None or rate is None or (suspension is not None and suspension.active):
-        return schedule
-    seconds, tokens = now - before.at, committed - before.committed
-    if tokens <= 0 or seconds > MAX_ROUND_PERIODS * schedule.period:
-        return schedule
-    users = len(schedule.forecast)
-    return replace(
-        schedule, comparison=schedule.comparison.with_round(tokens, seconds, rate, users)
-    )
 
 
 def pass_started(
@@ -152,30 +135,20 @@ def pass_started(
     if not part:
         return state, ()
     served = schedule.served | part
-    here = {waiting.session for waiting in state.queue}
+    here = {segment.session for segment in state.queue}
     left = any(s in here and s not in served for s in schedule.current)
     schedule = replace(schedule, served=served) if left else advance(schedule, now)
-    return replace(state, schedule=schedule), (_deadline(schedule, now),)
+    return replace(state, schedule=schedule), (schedule.deadline(now),)
 
 
 def deadline_passed(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Suspend the sessions of the current batch that are not here. Those that are wait for the
     device alone, with a deadline all the same: some may still go."""
     schedule = state.schedule
-    here = {waiting.session for waiting in state.queue} | schedule.served
+    here = {segment.session for segment in state.queue} | schedule.served
     late = [session for session in schedule.current if session not in here]
     schedule = suspend(schedule, late, now) if late else schedule
-    return replace(state, schedule=schedule), (_deadline(schedule, now),)
-
-
-def _deadline(schedule: BatchSchedule, now: float) -> SetTimer:
-    """The current batch's, which is the current one from now on."""
-    if not schedule.batches:
-        return SetTimer(BATCH_DEADLINE, None)
-    return SetTimer(BATCH_DEADLINE, max(schedule.due, now + MIN_DEADLINE_PERIODS * schedule.period))
-
-
-# --- When a plan is requested, and what becomes of it.
+    return replace(state, schedule=schedule), (schedule.deadline(now),)
 
 
 def update_plan(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
@@ -188,19 +161,16 @@ def update_plan(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
 
 
 def _drop_closed(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    schedule = state.schedule
-    gone = [session for session in schedule.members if session not in state.sessions]
+    before = state.schedule
+    gone = [session for session in before.members if session not in state.sessions]
     if not gone:
         return state, ()
-    before = schedule.current
-    schedule = drop(schedule, gone)
+    schedule = drop(before, gone)
     if not schedule.batches:
         # Time without eligible sessions is no time in which a plan is tried.
         schedule = replace(schedule, comparison=schedule.comparison.greedy_used())
-    state = replace(state, schedule=schedule)
-    if before and not set(before) & set(schedule.current):
-        return state, (_deadline(schedule, now),)
-    return state, ()
+    changed = before.current and not set(before.current) & set(schedule.current)
+    return replace(state, schedule=schedule), (schedule.deadline(now),) if changed else ()
 
 
 def _stop_failing(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
@@ -227,14 +197,13 @@ def _request(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if not (schedule.stale or retry) or schedule.requested is not None or schedule.fixed(now):
         return state, ()
     request, before = plan_request(state), schedule.planned_for
-    schedule = replace(schedule, stale=False)
     if request is None or not (retry or before is None or drifted(before, request)):
-        return replace(state, schedule=schedule), ()
-    schedule = replace(schedule, requested=request)
+        return replace(state, schedule=replace(schedule, stale=False)), ()
+    schedule = replace(schedule, stale=False, requested=request)
     return replace(state, schedule=schedule), (RunTask(PLAN_TASK, request),)
 
 
-def planned(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState, Effects]:
+def plan_done(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState, Effects]:
     """The planner has decided. Sessions that are over by now are left out. Raises
     ``LocalProtocolError`` where nothing of this kind was requested."""
     schedule, request, decision = state.schedule, done.argument, done.result
@@ -253,8 +222,8 @@ def planned(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState
 def _apply(
     state: VerifyState, request: PlanRequest, decision: Decision, now: float
 ) -> tuple[VerifyState, Effects]:
-    """Use the plan that was decided on, or greedy batching where there is none or it has failed;
-    and tell the draft nodes."""
+    """Use the plan that was decided on, or greedy batching where there is none or it has failed,
+    and send the draft nodes their schedules."""
     schedule = state.schedule
     comparison = schedule.comparison
     changed = schedule.failed_for is not None and drifted(schedule.failed_for, request)
@@ -264,6 +233,9 @@ def _apply(
     groups = decision.groups if use_plan else ()
     members = (tuple(request.sessions[user] for user in group) for group in groups)
     batches = tuple(filter(None, (tuple(s for s in batch if s in here) for batch in members)))
+    lengths = decision.lengths if use_plan else decision.greedy_lengths
+    used = {s: n for s, n in zip(request.sessions, lengths, strict=True) if s in here}
+    before = schedule.batches
     schedule = replace(
         schedule,
         version=schedule.version + 1,
@@ -271,65 +243,59 @@ def _apply(
         retry_at=retry_at,
         period=decision.period_ms / 1000,
         fixed_until=now + MIN_PLAN_PERIODS * decision.period_ms / 1000,
+        lengths={**schedule.lengths, **used},
     )
     armed: Effects = ()
-    if batches != schedule.batches:
+    if batches != before:
         started = (now,) * len(batches)
         schedule = replace(schedule, batches=batches, started=started, index=0, served=frozenset())
-        armed = (_deadline(schedule, now),)
-    lengths = decision.lengths if use_plan else decision.greedy_lengths
+        armed = (schedule.deadline(now),)
     place = {session: n for n, batch in enumerate(batches) for session in batch}
-    used = {s: n for s, n in zip(request.sessions, lengths, strict=True) if s in here}
     schedules = tuple(
         Send(owner(s), Schedule(s, schedule.version, place.get(s, 0), len(batches), length))
         for s, length in used.items()
     )
-    schedule = replace(schedule, lengths={**schedule.lengths, **used})
     return replace(state, schedule=schedule), (*armed, *schedules)
 
 
-# --- The plan's status, as an operator asks for it.
-
-
 def plan_status(state: VerifyState, question: int) -> PlanStatus:
-    """The answer to a ``PlanStatusRequest``."""
+    """The answer to an operator's ``PlanStatusRequest``."""
     schedule = state.schedule
-    known = [session for session in sorted(schedule.members) if schedule.members[session].rounds]
-    told = [schedule.members[session] for session in known]
+    decision, comparison = schedule.decision, schedule.comparison
+    sessions = [session for session in sorted(schedule.members) if schedule.members[session].rounds]
+    rates = [schedule.members[session] for session in sessions]
     place = {s: n for n, batch in enumerate(schedule.batches, start=1) for s in batch}
-    stages = stage_costs(state, len(known)) or ()
+    stages = _stage_costs(state, len(sessions)) or ()
     status = PlanStatus(
         question=question,
-        sessions=tuple(known),
-        rounds=tuple([rates.rounds for rates in told]),
-        lows=tuple([rates.alpha for rates in told]),
-        means=tuple([max(rates.alpha, rates.mean) for rates in told]),
-        highs=tuple([max(rates.alpha, rates.mean, rates.high) for rates in told]),
-        token_seconds=tuple([rates.token_seconds for rates in told]),
-        call_seconds=tuple([rates.call_seconds for rates in told]),
-        link_seconds=tuple([rates.link_seconds for rates in told]),
-        jitters=tuple([rates.jitter for rates in told]),
-        link_jitters=tuple([rates.link_jitter for rates in told]),
+        sessions=tuple(sessions),
+        rounds=tuple([one.rounds for one in rates]),
+        lows=tuple([one.alpha for one in rates]),
+        means=tuple([max(one.alpha, one.mean) for one in rates]),
+        highs=tuple([max(one.alpha, one.mean, one.high) for one in rates]),
+        token_seconds=tuple([one.token_seconds for one in rates]),
+        call_seconds=tuple([one.call_seconds for one in rates]),
+        link_seconds=tuple([one.link_seconds for one in rates]),
+        jitters=tuple([one.jitter for one in rates]),
+        link_jitters=tuple([one.link_jitter for one in rates]),
         pass_seconds=tuple([fixed for fixed, _, _ in stages]),
         row_seconds=tuple([row for _, row, _ in stages]),
         pass_jitters=tuple([jitter for _, _, jitter in stages]),
-        unknown=len(schedule.members) - len(known),
+        unknown=len(schedule.members) - len(sessions),
         suspended=sum(one.active for one in schedule.suspensions.values()),
-        batches=tuple([place.get(session, 0) for session in known]),
-        lengths=tuple([schedule.lengths.get(session, 0) for session in known]),
+        batches=tuple([place.get(session, 0) for session in sessions]),
+        lengths=tuple([schedule.lengths.get(session, 0) for session in sessions]),
         batch_rows=state.config.batch_rows,
     )
-    return _with_decision(status, schedule)
-
-
-def _with_decision(status: PlanStatus, schedule: BatchSchedule) -> PlanStatus:
-    decision, comparison = schedule.decision, schedule.comparison
     if decision is None:
         return status
+    used = "plan" if schedule.batches else "greedy"
+    if decision.groups and not schedule.batches:
+        used = "look" if comparison.probing else "dropped"
     account = comparison.greedy if comparison.tried is None else comparison.plans
     return replace(
         status,
-        used=_in_use(schedule, decision),
+        used=used,
         version=schedule.version,
         period=schedule.period if schedule.batches else 0.0,
         planned=decision.planned,
@@ -341,15 +307,6 @@ def _with_decision(status: PlanStatus, schedule: BatchSchedule) -> PlanStatus:
         greedy_share=_share(comparison.greedy),
         greedy_rounds=comparison.greedy.rounds,
     )
-
-
-def _in_use(schedule: BatchSchedule, decision: Decision) -> str:
-    """As in ``PlanStatus.used``."""
-    if schedule.batches:
-        return "plan"
-    if not decision.groups:
-        return "greedy"
-    return "look" if schedule.comparison.probing else "dropped"
 
 
 def _share(account: Throughput) -> float:

@@ -1,4 +1,4 @@
-"""Forward passes end: what is left of a segment goes on or becomes a verdict."""
+"""Passes end: what is left of a segment goes to the next stage, or becomes a verdict."""
 
 from __future__ import annotations
 
@@ -9,69 +9,72 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, Forward, SamplerOutput, TensorRows
 from asyncspec.core.machine import Effect, Send
-from asyncspec_nodes.roles.verify.flow_control import tell_costs
+from asyncspec_nodes.roles.verify.flow_control import report_costs
 from asyncspec_nodes.roles.verify.lifecycle import report
 from asyncspec_nodes.roles.verify.session import (
-    Part,
-    Running,
+    Effects,
+    Pass,
+    PassPart,
+    QueuedSegment,
     StageSession,
-    Waiting,
+    VerifyState,
     applied,
-    count,
     survivors,
 )
-from asyncspec_nodes.roles.verify.state import Effects, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SegmentId, SessionId, owner
 from asyncspec_protocol.messages import Verdict
 
 
-def computed(
+def pass_done(
     state: VerifyState, job: Forward | Batch, result: object, seconds: float, now: float
 ) -> tuple[VerifyState, Effects]:
-    """A pass has ended. Raises ``LocalProtocolError`` where none was in service."""
+    """A pass has ended. Raises ``LocalProtocolError`` where it was not running."""
     running = state.running
     if running is None or (running.job is not job and _names(running.job) != _names(job)):
-        raise LocalProtocolError(f"no such {type(job).__name__} is in service: {_names(job)}")
-    rows = running.job.row_count
+        raise LocalProtocolError(f"no such {type(job).__name__} is running: {_names(job)}")
+    rows, abandoned = running.job.row_count, running.abandoned
     sessions, closing = dict(state.sessions), dict(state.closing)
-    parked: list[Waiting] = []
-    effects: list[Effect] = []
+    outbox: list[QueuedSegment] = []
     verdicts: list[Send] = []
     seen: set[SessionId] = set()
-    for part, own in zip(running.parts, _results(running, result), strict=True):
-        name, ids = part.waiting.session, part.waiting.ids
-        known = closing if name in closing else sessions
-        session = known.get(name)
+    for part, own_result in zip(running.parts, _results(running, result), strict=True):
+        name, own_rows = part.segment.session, len(part.segment.ids)
+        mapping = closing if name in closing else sessions
+        session = mapping.get(name)
         if session is None:
             continue  # dropped with a lost peer
-        stay = survivors(session, ids)
-        share, passes = seconds * len(ids) / rows, int(name not in seen)
-        turns = 0 if running.abandoned else passes
-        session = count(session, len(ids), len(stay), share, passes=passes, turns=turns)
-        known[name] = session
+        alive, first = survivors(session, part.segment.ids), name not in seen
+        session = replace(
+            session,
+            passes=session.passes + first,
+            finished_passes=session.finished_passes + (first and not abandoned),
+            rows=session.rows + own_rows,
+            dead_rows=session.dead_rows + own_rows - len(alive),
+            compute_seconds=session.compute_seconds + seconds * own_rows / rows,
+        )
+        mapping[name] = session
         seen.add(name)
-        if known is closing or running.abandoned:
-            # Of a pass that was given up there are no rows, also where a draft node names nodes
-            # again that it had declared dead.
-            continue
-        if state.config.last:
-            if verdict := _verdict(session, part, own, stay, now):
-                verdicts.append(verdict)
-        elif stay:
-            parked.append(_done(session, part, own, stay))
+        if mapping is closing or abandoned:
+            continue  # an abandoned pass has no rows, also where a prune revives dead nodes
+        if not state.config.last:
+            if alive:
+                outbox.append(_computed(session, part, own_result, alive))
+        elif verdict := _verdict(session, part, own_result, alive, now):
+            verdicts.append(verdict)
     over = sorted(seen & closing.keys())
-    effects.extend(report(closing.pop(name), kept=name in state.kept) for name in over)
-    state = replace(
-        state, running=None, sessions=sessions, closing=closing, parked=(*state.parked, *parked)
-    )
-    if not running.abandoned:
-        state, told = tell_costs(replace(state, cost=state.cost.observe(rows, seconds)))
-        effects.extend(told)
-    return state, (*_together(verdicts), *effects)
+    effects: list[Effect] = [
+        report(closing.pop(name), kept=name in state.cached_prompts) for name in over
+    ]
+    outbox = [*state.outbox, *outbox]
+    state = replace(state, running=None, sessions=sessions, closing=closing, outbox=tuple(outbox))
+    if not abandoned:
+        state, reports = report_costs(replace(state, cost=state.cost.observe(rows, seconds)))
+        effects.extend(reports)
+    return state, (*_with_batch_remaining(verdicts), *effects)
 
 
-def _results(running: Running, result: object) -> Sequence[object]:
+def _results(running: Pass, result: object) -> Sequence[object]:
     """The result of each part."""
     if isinstance(running.job, Forward):
         return (result,)
@@ -85,64 +88,62 @@ def _names(job: Forward | Batch) -> tuple[tuple[SessionId, SegmentId], ...]:
     return tuple([(one.session, one.segment) for one in passes])
 
 
-def _done(session: StageSession, part: Part, result: object, stay: Sequence[int]) -> Waiting:
-    """What of a segment is left to send on."""
-    waiting = part.waiting
-    tokens = waiting.tokens if session.tokens_travel else ()
-    hidden = TensorRows(result, tuple(range(len(waiting.ids))))
-    return replace(waiting, tokens=tokens, hidden=hidden, passed_over=0).select(stay)
+def _computed(
+    session: StageSession, part: PassPart, result: object, alive: Sequence[int]
+) -> QueuedSegment:
+    """What of a segment goes to the next stage."""
+    segment = part.segment
+    tokens = segment.tokens if session.tokens_travel else ()
+    hidden = TensorRows(result, tuple(range(len(segment.ids))))
+    return replace(segment, tokens=tokens, hidden=hidden, passed_over=0).select(alive)
 
 
-def _together(verdicts: Sequence[Send]) -> Sequence[Send]:
+def _with_batch_remaining(verdicts: Sequence[Send]) -> Sequence[Send]:
     """Verdicts of one pass, each with the number of those behind it on its link."""
-    if len(verdicts) < 2:
-        return verdicts
     found: list[Send] = []
     behind: Counter[Rank] = Counter()
     for send in reversed(verdicts):
-        more = behind[send.to]
-        found.append(
-            replace(send, message=replace(send.message, batch_remaining=more)) if more else send
-        )
+        remaining = behind[send.to]
+        message = replace(send.message, batch_remaining=remaining) if remaining else send.message
+        found.append(replace(send, message=message))
         behind[send.to] += 1
     return found[::-1]
 
 
 def _verdict(
-    session: StageSession, part: Part, result: object, stay: Sequence[int], now: float
+    session: StageSession, part: PassPart, result: object, alive: Sequence[int], now: float
 ) -> Send | None:
-    """The verdict of a pass, for the rows that are still alive, with their features if wanted."""
-    tokens = result.tokens if isinstance(result, SamplerOutput) else result
-    if not isinstance(tokens, tuple) or len(tokens) != len(part.verified):
+    """The verdict on the rows that are alive, with features if the session wants them."""
+    segment, sampled, opening = part.segment, part.job.sampled_rows, session.opening
+    output = result if isinstance(result, SamplerOutput) else SamplerOutput(result)  # type: ignore[arg-type]
+    tokens, top_tokens, log_probs = output.tokens, output.top_tokens, output.token_log_probs
+    if not isinstance(tokens, tuple) or len(tokens) != len(sampled):
         raise LocalProtocolError("the device verified other rows than it was asked to")
-    more = result if isinstance(result, SamplerOutput) else SamplerOutput(tokens)
     if (
-        (more.features is not None) != bool(session.features)
-        or len(more.top_tokens) != (len(tokens) if session.tops else 0)
-        or len(more.token_log_probs) != (len(tokens) if session.log_probs else 0)
+        (output.features is not None) != bool(opening.features)
+        or len(top_tokens) != (len(tokens) if opening.top_logprobs else 0)
+        or len(log_probs) != (len(tokens) if opening.log_probs else 0)
     ):
         raise LocalProtocolError("the device gave something to a session that wants none, or none")
-    ids = part.waiting.ids
-    alive = set(stay)
-    verified = [i for i, row in enumerate(part.verified) if row in alive]
-    features = (
-        TensorRows(more.features, tuple(stay)) if more.features is not None and stay else None
-    )
+    ids, live = segment.ids, set(alive)
+    verified = [i for i, row in enumerate(sampled) if row in live]
+    features = None
+    if output.features is not None and alive:
+        features = TensorRows(output.features, tuple(alive))
     if not verified and features is None:
         return None
+    tops = [top_tokens[i] for i in verified] if top_tokens else []
     message = Verdict(
-        session=session.session,
-        segment=part.waiting.segment,
-        applied=applied(session, part.waiting),
-        ids=tuple(ids[part.verified[i]] for i in verified),
-        tokens=tuple(tokens[i] for i in verified),
-        feature_ids=tuple(ids[row] for row in stay) if features is not None else (),
-        top_tokens=tuple(t for i in verified if more.top_tokens for t in more.top_tokens[i][0]),
-        top_token_log_probs=tuple(
-            p for i in verified if more.top_tokens for p in more.top_tokens[i][1]
-        ),
-        token_log_probs=tuple(more.token_log_probs[i] for i in verified if more.token_log_probs),
-        stage_seconds=part.waiting.spent_by(now),
-        pass_number=part.waiting.turn,
+        session=opening.session,
+        segment=segment.segment,
+        applied=applied(session, segment),
+        ids=tuple([ids[sampled[i]] for i in verified]),
+        tokens=tuple([tokens[i] for i in verified]),
+        feature_ids=() if features is None else tuple([ids[row] for row in alive]),
+        top_tokens=tuple([token for some, _ in tops for token in some]),
+        top_token_log_probs=tuple([log_prob for _, some in tops for log_prob in some]),
+        token_log_probs=tuple([log_probs[i] for i in verified]) if log_probs else (),
+        stage_seconds=segment.stage_seconds(now),
+        pass_number=segment.pass_number,
     )
-    return Send(owner(session.session), message, features)
+    return Send(owner(opening.session), message, features)

@@ -1,23 +1,96 @@
-"""One session at one verify stage: what is alive, who sits where in the cache, what was done."""
+"""State of a verify stage: its configuration, sessions, queued segments and passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import Batch, Compact, Forward, Row, TensorRows
+from asyncspec.core.cost_model.passes import PassCost
+from asyncspec.core.jobs import Batch, Compact, Forward, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
-from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import PruneIndices
+from asyncspec.core.machine import Effect, Send
+from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
+from asyncspec_protocol.messages import Fault, Open, PruneIndices
 
-_SOME = 1e-9
+Effects = tuple[Effect, ...]
+
+_MIN_STAGE_SECONDS = 1e-9
+"""Of a timed segment: 0 in ``Segment.stage_seconds`` means that it is not timed."""
 
 
-class Waiting(Struct, frozen=True):
-    """A segment in the queue; its dead rows are gone. ``hidden`` names the rows that are left."""
+class VerifyConfig(Struct, frozen=True):
+    """Place of a stage in the pipeline, and its limits."""
+
+    rank: Rank
+    stages: int
+    # Passes whose segments may wait here, the running one not counted: more hide jitter of the
+    # link, fewer leave the choice of what to send to a later moment.
+    window: int = 2
+    # Token ids are below this: the embedding has no others.
+    vocab: int = 2**31
+    # Layers [first_layer, end_layer) of ``layers`` are here: which features are known where.
+    first_layer: int = 0
+    end_layer: int = 2**31
+    layers: int = 2**31
+    # Bound of a link's credit, whatever its latency (docs/reference/protocol.md).
+    max_window: int = 64
+    # Cache slots there is memory for; 0: no bound.
+    slots: int = 0
+    # Rows of a pass over segments of several sessions.
+    batch_rows: int = 256
+    # Passes tried at load: rows of each, and microseconds it took.
+    tried_rows: tuple[int, ...] = ()
+    tried_microseconds: tuple[int, ...] = ()
+
+    @property
+    def last(self) -> bool:
+        """True for the stage with the head."""
+        return self.rank == self.stages
+
+    @property
+    def next_rank(self) -> Rank:
+        """Where segments go; meaningless on the last stage."""
+        return Rank(self.rank + 1)
+
+    def is_upstream(self, peer: Rank) -> bool:
+        """Whether segments come from a peer: to the first stage from every draft node."""
+        return is_draft(peer) if self.rank == 1 else peer == self.rank - 1
+
+    def upstream_of(self, session: SessionId) -> Rank:
+        """The peer that a session's segments come from."""
+        return owner(session) if self.rank == 1 else Rank(self.rank - 1)
+
+
+class LinkCredit(Struct, frozen=True):
+    """The account of one inbound link, since it came up, in segments."""
+
+    # What the peer may have sent in all, and what came.
+    granted: int = 0
+    received: int = 0
+    # Credit beyond the window: what the link itself holds (bandwidth-delay product).
+    extra: int = 0
+    # Sent at once and still to come (``Segment.batch_remaining``): they belong in one pass.
+    expected: int = 0
+
+
+class Watermarks(Struct, frozen=True):
+    """Which session ids of one draft node are over, whatever becomes of its links."""
+
+    # Highest id ever opened; what is below and not open is over.
+    opened: SessionId = SessionId(-1)
+    # Closed before their ``Open`` had come down the pipeline.
+    closed_early: frozenset[SessionId] = frozenset()
+    # Ids below are over, by the draft node's ``Floor``.
+    floor: SessionId = SessionId(0)
+
+
+class QueuedSegment(Struct, frozen=True):
+    """A segment at this stage, without its dead rows."""
 
     session: SessionId
     segment: SegmentId
@@ -25,91 +98,163 @@ class Waiting(Struct, frozen=True):
     ids: tuple[NodeId, ...]
     parents: tuple[NodeId, ...]
     tokens: tuple[int, ...] = ()
-    # Each with the taps that came with it: they die with their row.
+    # One row per node, [H] or [1 + auxiliary states, H]; None on the first stage.
     hidden: TensorRows | None = None
-    # Passes that could have taken it and have not.
+    # Passes that could have taken it and did not.
     passed_over: int = 0
-    # When it came, and what it had spent at the stages before. Told only where somebody wants to
-    # know (``timed``).
+    # When it came, and seconds at earlier stages; ``timed``: they are reported.
     since: float = 0.0
-    spent: float = 0.0
+    earlier_seconds: float = 0.0
     timed: bool = False
-    # See ``Segment.turn``.
-    turn: int = 0
+    # As in ``Segment``.
+    pass_number: int = 0
 
-    def spent_by(self, now: float) -> float:
-        """Seconds at all stages so far; 0 where nobody wants to know."""
-        return max(_SOME, self.spent + now - self.since) if self.timed else 0.0
+    def stage_seconds(self, now: float) -> float:
+        """Seconds at all stages so far; 0 where it is not timed."""
+        spent = self.earlier_seconds + now - self.since
+        return max(_MIN_STAGE_SECONDS, spent) if self.timed else 0.0
 
-    def select(self, stay: Sequence[int]) -> Waiting:
-        """The same segment with only the rows ``stay`` (indices into ``ids``, ascending)."""
-        if len(stay) == len(self.ids):
+    def select(self, rows: Sequence[int]) -> QueuedSegment:
+        """The same segment with only these rows (indices into ``ids``, ascending)."""
+        if len(rows) == len(self.ids):
             return self
         hidden = self.hidden
         if hidden is not None:
-            hidden = TensorRows(hidden.handle, tuple([hidden.rows[i] for i in stay]))
+            hidden = TensorRows(hidden.handle, tuple([hidden.rows[i] for i in rows]))
         return replace(
             self,
-            ids=tuple([self.ids[i] for i in stay]),
-            parents=tuple([self.parents[i] for i in stay]),
-            tokens=tuple([self.tokens[i] for i in stay]) if self.tokens else (),
+            ids=tuple([self.ids[i] for i in rows]),
+            parents=tuple([self.parents[i] for i in rows]),
+            tokens=tuple([self.tokens[i] for i in rows]) if self.tokens else (),
             hidden=hidden,
         )
 
 
-class Part(Struct, frozen=True):
-    """A segment in a pass. ``verified`` are the rows whose next token is drawn."""
+class PassPart(Struct, frozen=True):
+    """A segment in a pass."""
 
-    waiting: Waiting
-    verified: tuple[int, ...]
+    segment: QueuedSegment
     job: Forward
 
 
-class Running(Struct, frozen=True):
-    """What the device works on: a pass over segments of one or more sessions, those of a session
-    in their order."""
+class Pass(Struct, frozen=True):
+    """A forward pass over segments of one or more sessions, those of a session in order."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PassPart, ...]
     job: Forward | Batch
-    # When it began.
-    since: float = 0.0
-    # The device was told that nobody needs this pass any more.
+    started: float = 0.0
+    # The device was told to abandon it: all of its rows are dead.
     abandoned: bool = False
 
-    def of(self, session: SessionId) -> bool:
-        """Whether a session has a segment in it."""
-        return any(part.waiting.session == session for part in self.parts)
+    def has(self, session: SessionId) -> bool:
+        """Whether a segment of a session is in it."""
+        return any(part.segment.session == session for part in self.parts)
 
-    def counts_for(self, session: SessionId) -> bool:
-        """Whether it is one of a session's turns."""
-        return not self.abandoned and self.of(session)
+
+class NextPass(Struct, frozen=True):
+    """A pass that has not started; the queue and each session's slots once it has."""
+
+    planned: Pass
+    queue: tuple[QueuedSegment, ...]
+    slots: Mapping[SessionId, SlotTable]
 
 
 class StageSession(Struct, frozen=True):
-    """The state of one session; ``passes`` and the rest count what was spent on it."""
+    """The state of one session, and what was spent on it."""
 
-    session: SessionId
+    opening: Open
     liveness: Liveness
-    # What the token source reads of the target, as in ``Open.features``.
-    features: tuple[int, ...] = ()
-    # Likeliest tokens wanted with every verdict.
-    tops: int = 0
-    # Log-probabilities of the drawn tokens are wanted too.
-    log_probs: bool = False
-    # Its segments may share a pass.
-    coalesce: bool = False
     slots: SlotTable = SlotTable()
-    # Those it may come to: prompt, answer and tree; 0: nobody said how large the tree may be.
-    most_slots: int = 0
-    # Tokens travel with the session's segments, because the last stage's draws depend on them.
+    # Tokens travel with its segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
+    # Passes, and of these those that were not abandoned.
     passes: int = 0
-    # Of these passes those that were not given up.
-    turns: int = 0
+    finished_passes: int = 0
     rows: int = 0
-    # Rows whose node was dead by the end of their pass: work for nothing.
+    # Rows whose node was dead when their pass ended.
     dead_rows: int = 0
     compute_seconds: float = 0.0
+
+    @property
+    def max_slots(self) -> int:
+        """Slots of prompt, answer and tree; 0: the size of the tree was not given."""
+        opening = self.opening
+        return opening.capacity + opening.max_tree_nodes if opening.max_tree_nodes >= 0 else 0
+
+    def aux_states(self, layers: int) -> int:
+        """Hidden states beside its own that a row brings from the first so many layers, for the
+        token source."""
+        return sum(0 <= depth <= layers for depth in self.opening.features) if layers else 0
+
+
+class VerifyState(Struct, frozen=True):
+    """Everything a stage knows. Mappings are never changed in place."""
+
+    config: VerifyConfig
+    sessions: Mapping[SessionId, StageSession] = {}
+    # Closed during their last pass, at whose end they are reported.
+    closing: Mapping[SessionId, StageSession] = {}
+    # Tokens of the cached prompts of sessions that are over.
+    cached_prompts: Mapping[SessionId, int] = {}
+    # By draft node; also of those that are gone, whose segments may still be under way.
+    watermarks: Mapping[Rank, Watermarks] = {}
+    # In the order of arrival.
+    queue: tuple[QueuedSegment, ...] = ()
+    # Segments as large as those of the last pass that fit in one.
+    segments_per_pass: int = 1
+    # What passes have taken.
+    cost: PassCost = PassCost()
+    # Seconds that the link from the stage before takes for a row, as measured and as last reported
+    # to the draft nodes, and that of the link onward; 0: not known.
+    row_seconds: float = 0.0
+    reported_row_seconds: float = 0.0
+    onward_row_seconds: float = 0.0
+    running: Pass | None = None
+    # What the device starts after it, and what that was planned from.
+    next_pass: NextPass | None = None
+    planned_from: tuple[object, ...] = ()
+    # Computed segments that wait for credit of the next stage; while there are any no pass starts.
+    outbox: tuple[QueuedSegment, ...] = ()
+    peers: frozenset[Rank] = frozenset()
+    # By upstream peer, while its link is up.
+    inbound: Mapping[Rank, LinkCredit] = {}
+    # Segments that the next stage allows in all on this link, and those sent.
+    allowed: int = 0
+    sent: int = 0
+    # First stage only: the plan in use.
+    schedule: BatchSchedule = BatchSchedule()
+
+    @property
+    def drafts(self) -> tuple[Rank, ...]:
+        """The draft nodes that are linked, in order."""
+        return tuple(sorted(filter(is_draft, self.peers)))
+
+    def marks(self, draft: Rank) -> Watermarks:
+        """The session ids of a draft node."""
+        return self.watermarks.get(draft, Watermarks())
+
+    def with_marks(self, draft: Rank, marks: Watermarks) -> VerifyState:
+        """The state with other watermarks of a draft node."""
+        return replace(self, watermarks={**self.watermarks, draft: marks})
+
+    def with_credit(self, peer: Rank, credit: LinkCredit) -> VerifyState:
+        """The state with another account of an inbound link."""
+        return replace(self, inbound={**self.inbound, peer: credit})
+
+
+def check_was_opened(state: VerifyState, session: SessionId, peer: Rank) -> None:
+    """Raise ``RemoteProtocolError`` for a message about a session that was never opened."""
+    marks = state.marks(owner(session))
+    if session > marks.opened and session not in marks.closed_early:
+        raise RemoteProtocolError(f"session {session} was never opened", peer=peer)
+
+
+def fault(peer: Rank, session: SessionId, error: str) -> Send:
+    """Tell a session's draft node of its mistake, where a stage has passed it on: the link between
+    stages stays up for the others. Raises ``RemoteProtocolError`` where it came from itself."""
+    if is_draft(peer):
+        raise RemoteProtocolError(error, peer=peer)
+    return Send(owner(session), Fault("protocol", error))
 
 
 def survivors(session: StageSession, ids: Sequence[NodeId]) -> Sequence[int]:
@@ -117,14 +262,19 @@ def survivors(session: StageSession, ids: Sequence[NodeId]) -> Sequence[int]:
     return session.liveness.living(ids)
 
 
-def thin(session: StageSession, waiting: Waiting) -> Waiting | None:
-    """A segment without its dead rows; None where nothing is left of it."""
-    stay = survivors(session, waiting.ids)
-    return waiting.select(stay) if stay else None
+def drop_dead_rows(session: StageSession, segment: QueuedSegment) -> QueuedSegment | None:
+    """A segment without its dead rows; None where none is left."""
+    alive = survivors(session, segment.ids)
+    return segment.select(alive) if alive else None
+
+
+def applied(session: StageSession, segment: QueuedSegment) -> Version:
+    """The smallest version applied on a segment's way so far."""
+    return min(segment.applied, session.liveness.version)
 
 
 def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, Compact | None]:
-    """Apply a prune to what is known and to the cache. An old one changes nothing."""
+    """Apply a prune to a session and its cache. An old one changes nothing."""
     liveness = session.liveness.apply(message)
     if liveness is session.liveness:
         return session, None
@@ -132,113 +282,31 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
     slots, stay = reclaim(session.slots, liveness.committed, alive)
     job = None
     if stay is not None:
-        job = Compact(session=session.session, start=session.slots.committed, keep=stay)
+        job = Compact(message.session, start=session.slots.committed, keep=stay)
     return replace(session, liveness=liveness, slots=slots), job
 
 
-def plan(
-    session: StageSession, waiting: Waiting, *, first: bool, last: bool
-) -> tuple[StageSession, Part]:
+def plan_part(
+    session: StageSession, segment: QueuedSegment, config: VerifyConfig
+) -> tuple[StageSession, PassPart]:
     """Give a segment its slots and make it part of a forward pass.
 
-    On the last stage every row is verified except prompt nodes before the last of them, whose
+    The last stage samples for every row except prompt nodes before the last of them, whose
     successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
     """
-    if first:
-        waiting = replace(waiting, turn=session.turns + 1)
-    liveness = session.liveness
-    slots, rows = allocate(session.slots, waiting.ids, waiting.parents, liveness.committed)
-    verified = _verified(rows, liveness.prompt_length) if last else ()
+    if config.rank == 1:
+        segment = replace(segment, pass_number=session.finished_passes + 1)
+    liveness, last = session.liveness, config.last
+    slots, rows = allocate(session.slots, segment.ids, segment.parents, liveness.committed)
+    start = liveness.prompt_length - 1
+    sampled = tuple([i for i, row in enumerate(rows) if row.position >= start]) if last else ()
     job = Forward(
-        session=session.session,
-        segment=waiting.segment,
+        session=segment.session,
+        segment=segment.segment,
         committed=session.slots.committed,
         rows=rows,
-        tokens=waiting.tokens if last or waiting.hidden is None else (),
-        hidden=waiting.hidden,
-        sampled_rows=verified,
+        tokens=segment.tokens if last or segment.hidden is None else (),
+        hidden=segment.hidden,
+        sampled_rows=sampled,
     )
-    return replace(session, slots=slots), Part(waiting=waiting, verified=verified, job=job)
-
-
-def _verified(rows: Sequence[Row], prompt_length: int) -> tuple[int, ...]:
-    return tuple(i for i, row in enumerate(rows) if row.position >= prompt_length - 1)
-
-
-def taps(session: StageSession, layers: int) -> int:
-    """How many hidden states beside its own a row brings that has passed so many layers."""
-    if not layers or not session.features:
-        return 0
-    return sum(0 <= depth <= layers for depth in session.features)
-
-
-def count(
-    session: StageSession,
-    rows: int,
-    alive: int,
-    seconds: float,
-    *,
-    passes: int = 1,
-    turns: int = 1,
-) -> StageSession:
-    """Book a pass that has ended, or a further segment of one (0 ``passes``): of its ``rows`` so
-    many are ``alive``. 0 ``turns``: it was given up."""
-    return replace(
-        session,
-        passes=session.passes + passes,
-        turns=session.turns + turns,
-        rows=session.rows + rows,
-        dead_rows=session.dead_rows + rows - alive,
-        compute_seconds=session.compute_seconds + seconds,
-    )
-
-
-def applied(session: StageSession, waiting: Waiting) -> Version:
-    """The stamp a segment leaves with: the smallest version applied on its way so far."""
-    return min(waiting.applied, session.liveness.version)
-
-
-# --- Whether waiting nodes can be computed in their order: each has its parent before it.
-
-
-def orphan_error(
-    session: StageSession, before: Iterable[Waiting], segments: Iterable[Waiting]
-) -> str | None:
-    """What is wrong with the first node of ``segments`` that has no parent here, is here already,
-    or hangs beside the committed path; None where all is well. ``before``: what of the session
-    waits already.
-
-    A node beside a committed one would lose its parent while it waits: the tip moves past it.
-    """
-    held, here = session.slots.speculative, {session.slots.tip}
-    accepted, last = session.liveness.accepted, session.liveness.prompt_length - 1
-    # Parents of committed nodes that wait, with the only child they may have.
-    passed: dict[NodeId, NodeId] = {}
-    for waiting in before:
-        here.update(waiting.ids)
-        passed.update(_passed(waiting, accepted))
-    for waiting in segments:
-        ids, parents = waiting.ids, waiting.parents
-        passed.update(_passed(waiting, accepted))
-        if not held.keys().isdisjoint(ids):
-            return _sentence(session, ids[0], parents[0])
-        for node, parent in zip(ids, parents, strict=True):
-            known = node not in here and (parent in here or parent in held)
-            # The prompt is one path, and everything else hangs below its end.
-            on_path = parent == node - 1 if node <= last else parent >= last
-            if not (known and on_path) or passed.get(parent, node) != node:
-                return _sentence(session, node, parent)
-            here.add(node)
-    return None
-
-
-def _passed(waiting: Waiting, accepted: frozenset[NodeId]) -> Iterable[tuple[NodeId, NodeId]]:
-    """Of the nodes that are accepted, parent and node."""
-    if not accepted or accepted.isdisjoint(waiting.ids):
-        return ()
-    pairs = zip(waiting.parents, waiting.ids, strict=True)
-    return [(parent, node) for parent, node in pairs if node in accepted]
-
-
-def _sentence(session: StageSession, node: NodeId, parent: NodeId) -> str:
-    return f"node {node} of session {session.session} does not follow its parent {parent}"
+    return replace(session, slots=slots), PassPart(segment, job)
