@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,57 +14,53 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.core.errors import UserError
-from asyncspec.trace import records
-from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Line, Record, Step, Trace
 
 
 class TraceWriter:
-    """Appends whole lines and nothing else: whenever the writer is killed, the file is readable.
-    What it had before stays until ``begin``. Whatever cannot be written is a ``UserError``."""
+    """Appends whole lines, so that the file is readable whenever the writer is killed. Its previous
+    content stays until ``begin``. A failed write is a ``UserError``."""
 
     def __init__(self, path: Path, title: str = "") -> None:
         self._path = path
-        try:
+        with self._written():
             self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise self._unwritten(error) from None
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         header = Header(FORMAT, f"asyncspec {version('asyncspec')}", now, title)
         # Until it is written.
         self._header = ENCODER.encode_lines([header])
 
     def begin(self) -> None:
-        """There is something to record: from here on it is this trace's file."""
+        """Replace what the file contains by the header, once."""
         header, self._header = self._header, b""
-        if not header:
-            return
-        try:
-            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                self._file.truncate(0)
-        except OSError as error:
-            raise self._unwritten(error) from None
-        self.write(header)
+        if header:
+            with self._written():
+                if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                    self._file.truncate(0)
+            self.write(header)
 
     def write(self, lines: bytes | bytearray | memoryview) -> None:
-        """Append lines that are encoded already."""
+        """Append encoded lines."""
         self.begin()
         rest = memoryview(lines)
-        try:
+        with self._written():
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise self._unwritten(error) from None
-
-    def _unwritten(self, error: OSError) -> UserError:
-        return UserError(f"cannot write the trace {self._path}: {error.strerror}")
 
     def add(self, lines: list[Record]) -> None:
         """Append lines."""
         self.write(ENCODER.encode_lines(lines))
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the file."""
         self._file.close()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"cannot write the trace {self._path}: {error.strerror}") from None
 
 
 def read_trace(path: Path, *, partial: bool = False) -> Trace:
@@ -73,21 +71,8 @@ def read_trace(path: Path, *, partial: bool = False) -> Trace:
         raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
     if not data.strip():
         raise UserError(f"{path} is empty; record a trace with asyncspec run --trace FILE")
-    lines = data.split(b"\n")
-    header = _header(path, lines[0])
-    cut = lines.pop()
-    if cut and not partial:
-        raise UserError(
-            f"{path} was cut off in line {len(lines) + 1}; give --partial to read what is whole"
-        )
-    return Trace(header, tuple(_line(path, i, line) for i, line in enumerate(lines[1:], 2)))
-
-
-def _header(path: Path, line: bytes) -> Header:
-    try:
-        header = DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        header = None
+    *lines, cut = data.split(b"\n")
+    header = _decode(lines[0] if lines else cut)
     if not isinstance(header, Header):
         raise UserError(f"{path} is not a trace: its first line is not the header of one")
     if header.format != FORMAT:
@@ -95,16 +80,27 @@ def _header(path: Path, line: bytes) -> Header:
             f"{path} has trace format {header.format}, this program reads {FORMAT}; "
             f"it was written by {header.program}"
         )
-    return header
+    if cut and not partial:
+        raise UserError(
+            f"{path} was cut off in line {len(lines) + 1}; give --partial to read what is whole"
+        )
+    return Trace(header, tuple(_line(path, i, line) for i, line in enumerate(lines[1:], 2)))
+
+
+def _decode(line: bytes) -> Line | str:
+    """A line, or why it is none."""
+    try:
+        return DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)
 
 
 def _line(path: Path, number: int, line: bytes) -> Record:
-    try:
-        found = DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged in line {number}: {error}") from None
+    found = _decode(line)
     if isinstance(found, Header):
-        raise UserError(f"{path} is damaged in line {number}: a second header")
-    if isinstance(found, records.Step) and found.until < found.at:
-        raise UserError(f"{path} is damaged in line {number}: a step ends before it begins")
+        found = "a second header"
+    elif isinstance(found, Step) and found.until < found.at:
+        found = "a step ends before it begins"
+    if isinstance(found, str):
+        raise UserError(f"{path} is damaged in line {number}: {found}")
     return found

@@ -1,6 +1,7 @@
-"""The lines of a trace file (docs/reference/trace.md): inputs in full, so that a recording can be
-replayed,
-effects as summaries with checksums, no tensors or handles. Fields are append-only, with defaults.
+"""The lines of a trace file (docs/reference/trace.md).
+
+Inputs of machines are complete, so that a recording can be replayed; effects are summaries with
+checksums; tensors and handles are left out. Fields are append-only, with defaults.
 """
 
 from __future__ import annotations
@@ -43,9 +44,6 @@ class Node(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=Tru
     config: dict[str, int | float | str | bool | tuple[int, ...] | None] = {}
     # Recorded from the machine's first step on.
     whole: bool = False
-
-
-# --- inputs of a machine ------------------------------------------------------------------------
 
 
 class ReceivedMessage(Struct, frozen=True, array_like=True, tag="received", gc=False):
@@ -91,9 +89,6 @@ Input = (
     | machine.Stopped
     | TaskResult
 )
-
-
-# --- effects of a machine -----------------------------------------------------------------------
 
 
 class Sent(Struct, frozen=True, array_like=True, tag="send", gc=False):
@@ -189,9 +184,6 @@ Effect = (
 )
 
 
-# --- lines of a node ----------------------------------------------------------------------------
-
-
 class Step(Struct, frozen=True, tag="step", tag_field="event", omit_defaults=True, gc=False):
     """One input of the machine and its effects, which were performed by ``until``.
 
@@ -209,7 +201,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event", omit_defaults=Tru
 
 
 class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True, gc=False):
-    """The device ran the ``job``-th job. ``rows``: see ``serialize.job_rows``."""
+    """The device ran the ``job``-th job. ``rows``: see ``serialize.job_summary``."""
 
     rank: int
     job: int

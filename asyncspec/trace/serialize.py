@@ -8,18 +8,7 @@ from typing import assert_never
 import msgspec
 
 from asyncspec.core import machine
-from asyncspec.core.jobs import (
-    Admit,
-    Batch,
-    Compact,
-    DraftBatch,
-    Feed,
-    Forward,
-    Job,
-    Release,
-    SamplerOutput,
-    Trim,
-)
+from asyncspec.core.jobs import Batch, DraftBatch, Feed, Forward, Job, SamplerOutput
 from asyncspec.trace import records
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
@@ -70,17 +59,16 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
         case machine.Send(to, message):
             tag = message.__struct_config__.tag
             assert isinstance(tag, str)
-            session, segment = job_ids(message)
+            session, segment = _ids(message)
             count = _node_count(message)
             return records.Sent(to, tag, session, segment, count, nbytes, checksum(message))
         case machine.Compute(job):
-            parts = tuple([(*job_ids(part), job_rows(part)) for part in job_parts(job)])
             check = checksum(_without_handles(job))
-            return records.Issued(number, *_summary(job), check, parts)
+            return records.Issued(number, *job_summary(job), check, _parts(job))
         case machine.Abandon(job):
-            return records.Abandoned(job_kind(job), *job_ids(job))
+            return records.Abandoned(*job_summary(job)[:3])
         case machine.RunNext(_, job):
-            return records.NextJob() if job is None else records.NextJob(*_summary(job))
+            return records.NextJob() if job is None else records.NextJob(*job_summary(job))
         case machine.Emit(request, tokens, hits, session):
             return records.Emitted(request, tokens, hits, session)
         case machine.Finish(request, reason, stats, _, session):
@@ -99,59 +87,41 @@ def _node_count(message: Message) -> int:
     match message:
         case Segment(ids=nodes) | Verdict(ids=nodes) | PruneIndices(keep=nodes):
             return len(nodes)
-        case Expanded(tokens=nodes):
-            return len(nodes)
+        case Expanded(tokens=tokens):
+            return len(tokens)
         case _:
             return 0
 
 
-_JOB_KINDS: dict[type[Job], str] = {
-    Admit: "admit",
-    Forward: "forward",
-    Batch: "batch",
-    Compact: "compact",
-    Trim: "trim",
-    Release: "release",
-    Expand: "expand",
-    DraftBatch: "drafting",
-    Feed: "feed",
-}
-
-
-def job_kind(job: Job) -> str:
-    """The name of a job's type in trace files."""
-    return _JOB_KINDS[type(job)]
-
-
-def job_ids(job: Job | Message) -> tuple[int, int]:
+def _ids(job: Job | Message) -> tuple[int, int]:
     """Session and segment of a job or message; -1 where it has none, or more than one."""
     return getattr(job, "session", -1), getattr(job, "segment", -1)
 
 
-def job_rows(job: Job) -> int:
-    """Rows of a pass; nodes a draft job asks for; positions whose features a ``Feed`` brings."""
+def job_summary(job: Job) -> tuple[str, int, int, int]:
+    """The name of a job's type, its session and segment, and its rows: of a draft job the nodes
+    requested, of a ``Feed`` the positions whose features it brings."""
+    kind, rows = type(job).__name__.lower(), 0
     match job:
         case Forward() | Batch():
-            return job.row_count
+            rows = job.row_count
         case Expand(count=count):
-            return count
+            rows = count
         case DraftBatch(jobs):
-            return sum([tree.count for tree in jobs])
+            kind, rows = "drafting", sum([tree.count for tree in jobs])
         case Feed(rows=fed):
-            return sum(len(some.rows) for some in fed)
+            rows = sum([len(some.rows) for some in fed])
         case _:
-            return 0
+            pass
+    return kind, *_ids(job), rows
 
 
-def job_parts(job: Job) -> tuple[Forward | Expand, ...]:
-    """The passes or trees of a batch; empty for any other job."""
-    if isinstance(job, Batch):
-        return job.passes
-    return job.jobs if isinstance(job, DraftBatch) else ()
-
-
-def _summary(job: Job) -> tuple[str, int, int, int]:
-    return job_kind(job), *job_ids(job), job_rows(job)
+def _parts(job: Job) -> tuple[tuple[int, int, int], ...]:
+    """Session, segment and rows of the passes or trees of a batch; empty for any other job."""
+    if not isinstance(job, Batch | DraftBatch):
+        return ()
+    parts = job.passes if isinstance(job, Batch) else job.jobs
+    return tuple([job_summary(part)[1:] for part in parts])
 
 
 def _without_handles(job: Job) -> object:

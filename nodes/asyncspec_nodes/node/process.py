@@ -208,7 +208,7 @@ def _runtime(
         runtime, partial(_recorder, config, loaded), always=config.trace.events > 0
     )
     if config.trace.text:
-        shell.tell = collector.said
+        shell.tell = collector.text
     return runtime, engine
 
 
