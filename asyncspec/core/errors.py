@@ -1,13 +1,18 @@
-"""Errors of asyncspec, by whose fault they are.
+"""Errors of asyncspec, by the side at fault, and what msgspec says of a user's input.
 
 AsyncSpecError
 ├── UserError        a wrong argument, file or setting: one line, exit code 2, no traceback
 │   └── CheckpointError   a model directory that is missing, broken or cannot work here
 └── ClusterError     a node, link or device failed while we ran: one line, exit code 1
-(ProtocolError, for what a peer or our own machines say, is in ``asyncspec_protocol.errors``.)
+(ProtocolError, of peers and of our own machines, is in ``asyncspec_protocol.errors``.)
 """
 
 from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+import msgspec
 
 
 class AsyncSpecError(Exception):
@@ -27,5 +32,31 @@ class ClusterError(AsyncSpecError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short; its type where it says nothing."""
+    """The first line of an error's text; its type where it has none."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
+
+
+class InputProblem(NamedTuple):
+    """Why a file, an option or a request does not fit its struct."""
+
+    kind: Literal["unknown", "missing", "invalid"]
+    # Path of the field, as in ``node[0].port``; empty: the whole input.
+    where: str
+    # Of an invalid one: the reason, as in ``expected int <= 65535``.
+    reason: str = ""
+
+    @staticmethod
+    def of(error: msgspec.ValidationError) -> InputProblem:
+        """From msgspec's message, as in "Expected `int` <= 65535 - at `$.node[0].port`"."""
+        text, _, place = str(error).partition(" - at `$")
+        where = place.removeprefix(".").removesuffix("`")
+        if field := re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", text):
+            path = f"{where}.{field[2]}".removeprefix(".")
+            return InputProblem("missing" if "missing" in field[1] else "unknown", path)
+        return InputProblem("invalid", where, text[:1].lower() + text[1:].replace("`", ""))
+
+    def sentence(self, noun: str) -> str:
+        """One line for the user; ``noun``: their word for a field."""
+        if self.kind == "invalid":
+            return f"{self.where}: {self.reason}" if self.where else self.reason
+        return f"{self.kind} {noun}: {self.where}"

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import InputProblem, UserError
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain
@@ -110,9 +110,8 @@ def _changed(name: str, policy: Policy, changes: str) -> Policy:
     try:
         return msgspec.convert(fields, type(policy), strict=False)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).replace("`", "").partition(" - at $.")
-        place = f"{where}: " if where else ""
-        raise UserError(f"policy {name}: {place}{what[0].lower()}{what[1:]}") from None
+        sentence = InputProblem.of(error).sentence("parameter")
+        raise UserError(f"policy {name}: {sentence}") from None
 
 
 def _read(text: str, before: object) -> object:

@@ -130,7 +130,7 @@ def _line(
         (["--system", "x", "--raw"], "--system needs the chat template; leave out --no-chat"),
         (["--system", "\udcff"], "--system is not UTF-8 text"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be at least 1"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be 1 to 2147483647"),
         (["--concurrency", "0"], "--concurrency is 0; it must be at least 1"),
         (["--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["--quantize", "int2"], "argument --quantize: invalid choice: 'int2'"),

@@ -68,12 +68,12 @@ def test_draft_nodes_need_no_table() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("[target]", "[targe]"), "unknown key 'targe'"),
-        (('path = "model"', 'paths = "model"'), "unknown key 'paths' (at target)"),
-        (('path = "model"', ""), "missing key 'path' (at target)"),
-        (('path = "model"', 'path = "model"\ndtype = "int3"'), "'int3' (at target.dtype)"),
-        (('path = "model"', 'path = "model"\nquantize = "int3"'), "'int3' (at target.quantize)"),
-        (("port = 7701", "port = 70000"), "(at node[1].port)"),
+        (("[target]", "[targe]"), "unknown key: targe"),
+        (('path = "model"', 'paths = "model"'), "unknown key: target.paths"),
+        (('path = "model"', ""), "missing key: target.path"),
+        (('path = "model"', 'path = "model"\ndtype = "int3"'), "target.dtype: invalid enum value"),
+        (('path = "model"', 'path = "model"\nquantize = "int3"'), "target.quantize: invalid enum"),
+        (("port = 7701", "port = 70000"), "node[1].port: "),
         (("port = 7701", "port = 7700"), "both have the address 127.0.0.1:7700"),
         (("rank = 2", "rank = 3"), "no [[node]] table has rank 2 (a verify stage)"),
         (("rank = 2", "rank = 1"), "two [[node]] tables have rank 1"),
@@ -87,17 +87,20 @@ def test_draft_nodes_need_no_table() -> None:
         (("port = 7701", "port = 7701\nlayers = [0, 1]"), "rank 2 has no layers key"),
         (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
         (('path = "model"', 'path = "model"\n[draft]\nsource = "eagle:"'), "names no head"),
-        (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "(at limits.sessions)"),
-        (("[target]", "[limits]\nsilence_seconds = nan\n[target]"), "(at limits.silence_seconds)"),
+        (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "limits.sessions: "),
+        (("[target]", "[limits]\nsilence_seconds = nan\n[target]"), "limits.silence_seconds: "),
         (("[target]", "[pace.2]\nseconds = inf\n[target]"), "inf is no number"),
-        (("port = 7700", "port = 1e999"), "(at node[0].port)"),
+        (("port = 7700", "port = 1e999"), "node[0].port: "),
         (("[target]", '[source]\nhost = "10.0.0.9"\nport = 7703\n[target]'), "10.0.0.9 (rank 3)"),
         (("[target]", '[source]\nhost = "localhost"\nport = 7702\n[target]'), "ranks 2 and 3 both"),
         (
             ("[target]", '[draft]\nsource = "eagle:h"\n[source]\nhost = "::1"\nport = 1\n[target]'),
             "an EAGLE head works on the draft node",
         ),
-        (('path = "model"', 'path = "model"\n[security]\nca = "a"'), "missing key 'certificate'"),
+        (
+            ('path = "model"', 'path = "model"\n[security]\nca = "a"'),
+            "key: security.certificate",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(change: tuple[str, str], says: str) -> None:

@@ -122,7 +122,7 @@ USER = "[[user]]\nalpha = 0.7\ntoken_ms = 5.0\n"
         (ROWS.replace("[verifier]", "[verifier]\nlayers = 4") + USER, "row_ms says what layers"),
         (ROWS + "[[stage]]\nfixed_ms = 1.0\n" + USER, "give row_ms, as for the other stages"),
         (ROWS + "tflops = 1.0\n" + USER, "row_ms takes no layers, tflops and memory_gb"),
-        (ROWS.replace("row_ms = 1.0\n", "") + USER, "missing key 'layers' (at verifier)"),
+        (ROWS.replace("row_ms = 1.0\n", "") + USER, "missing key: verifier.layers"),
     ],
 )
 def test_a_wrong_file(

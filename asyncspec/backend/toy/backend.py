@@ -29,7 +29,7 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.toy.eagle import ToyEagle
 from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
-from asyncspec.core.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec_protocol.messages import FINAL
 
 PREFIX = "toy:"
@@ -146,8 +146,9 @@ def _settings(name: str, kind: type[C]) -> C:
     try:
         return msgspec.convert({key: value for key, _, value in pairs}, kind, strict=False)
     except msgspec.ValidationError as error:
+        problem = InputProblem.of(error).sentence("setting")
         known = ", ".join(kind.__struct_fields__)
-        raise CheckpointError(f"{name}: {error}; the settings are {known}") from None
+        raise CheckpointError(f"{name}: {problem}; the settings are {known}") from None
 
 
 class ToyBackend:

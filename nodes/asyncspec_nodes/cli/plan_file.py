@@ -150,7 +150,7 @@ def _stage(table: StageTable, where: str) -> StageProfile:
 
 def _given(value: T | None, name: str, where: str) -> T:
     if value is None:
-        raise UserError(f"missing key '{name}' (at {where})")
+        raise UserError(f"missing key: {where}.{name}")
     return value
 
 

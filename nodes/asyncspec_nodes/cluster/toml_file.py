@@ -1,10 +1,9 @@
-"""TOML files as structs; what a user wrote wrong in one, in the file's own words."""
+"""TOML files as structs; errors name the file and the key."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import InputProblem, UserError
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ def decode(text: str, kind: type[T]) -> T:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise UserError(_sentence(str(error))) from None
+        raise UserError(InputProblem.of(error).sentence("key")) from None
 
 
 def _check_finite(value: object, at: str) -> None:
@@ -51,7 +50,7 @@ def _check_finite(value: object, at: str) -> None:
         for number, inner in enumerate(value):
             _check_finite(inner, f"{at}[{number}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{value} is no number that could be meant (at {at})")
+        raise UserError(f"{at}: {value} is no number that could be meant")
 
 
 def table(head: str, values: Mapping[str, object]) -> str:
@@ -67,10 +66,3 @@ def table(head: str, values: Mapping[str, object]) -> str:
 
 def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
-
-
-def _sentence(text: str) -> str:
-    """msgspec's message in the file's own words: "- at `$.node[0].port`" -> "(at node[0].port)"."""
-    text = re.sub(r" - at `\$\.?([^`]*)`$", lambda m: f" (at {m[1]})" if m[1] else "", text)
-    text = text.replace("Object contains unknown field", "unknown key")
-    return text.replace("Object missing required field", "missing key").replace("`", "'")

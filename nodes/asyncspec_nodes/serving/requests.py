@@ -5,7 +5,6 @@ Each function returns the sentence a user reads, or None.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from asyncspec.backend.registry import backend_of
-from asyncspec.core.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
@@ -223,9 +222,7 @@ def _checked(said: Mapping[str, Any]) -> Defaults:
     try:
         defaults = msgspec.convert(said, Defaults)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at ")
-        name = re.sub(r"\W", "", where)
-        raise ValueError(f"{name}: {what[:1].lower()}{what[1:].replace('`', '')}") from None
+        raise ValueError(InputProblem.of(error).sentence("setting")) from None
     problem = settings_problem(1, defaults.fill(Sampling(), Defaults.__struct_fields__))
     if problem is not None:
         raise ValueError(problem)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core import machine
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import InputProblem, UserError
 from asyncspec.core.jobs import Job, SamplerOutput
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
@@ -104,7 +104,8 @@ def _machine(node: Node, policies: Mapping[str, Policy]) -> AnyMachine:
             return SourceMachine(msgspec.convert(node.config, SourceConfig))
         return VerifyMachine(msgspec.convert(node.config, VerifyConfig))
     except msgspec.ValidationError as error:
-        raise UserError(f"rank {node.rank} was recorded with other settings: {error}") from None
+        problem = InputProblem.of(error).sentence("setting")
+        raise UserError(f"rank {node.rank} was recorded with other settings: {problem}") from None
 
 
 class _Player:

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncspec.core.errors import InputProblem
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults
 from asyncspec.policy.registry import POLICIES
@@ -193,6 +194,12 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 T = TypeVar("T", bound=Shared)
 
+_CODES = {
+    "unknown": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "invalid": "invalid_value",
+}
+
 
 def parse(body: bytes, kind: type[T]) -> T:
     """A request of one kind. Raises ``ApiError``, and nothing else, for anything else."""
@@ -206,7 +213,13 @@ def parse(body: bytes, kind: type[T]) -> T:
     try:
         request = msgspec.convert(_whole(without_unsupported(fields), kind), kind)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        problem = InputProblem.of(error)
+        sentence = problem.sentence("parameter")
+        raise invalid(
+            sentence if problem.where else f"the body: {sentence}",
+            problem.where or None,
+            _CODES[problem.kind],
+        ) from None
     except (OverflowError, RecursionError) as error:
         raise invalid(f"a value is out of bounds: {error}") from None
     request.check()
@@ -244,23 +257,3 @@ def _no_json(body: bytes, error: Exception) -> ApiError:
     # msgspec says "truncated" of some of them.
     what = "an unpaired surrogate escape, which is no character" if _HALF.search(body) else error
     return invalid(f"the body is not valid JSON: {what}", code="invalid_json")
-
-
-_PLACE = re.compile(r" - at `\$\.?(.*)`$")
-_FIELD = re.compile(r"`([^`]*)`$")
-
-
-def _named(text: str) -> ApiError:
-    """msgspec's message in the API's form."""
-    place = _PLACE.search(text)
-    what = _PLACE.sub("", text)
-    where = place[1] if place else ""
-    field = _FIELD.search(what)
-    if field is not None and what.startswith("Object contains unknown field"):
-        name = f"{where}.{field[1]}".removeprefix(".")
-        return invalid(f"unknown parameter: {name}", name, "unknown_parameter")
-    if field is not None and what.startswith("Object missing required field"):
-        name = f"{where}.{field[1]}".removeprefix(".")
-        return invalid(f"missing parameter: {name}", name, "missing_required_parameter")
-    what = what[:1].lower() + what[1:].replace("`", "")
-    return invalid(f"{where or 'the body'}: {what}", where or None, "invalid_value")
