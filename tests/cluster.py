@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.eagle import ToyEagle
-from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
+from asyncspec.backend.toy.model import ToyModel, ToyStage
+from asyncspec.backend.toy.source import ToyEagle, ToySource
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling

@@ -60,7 +60,7 @@ class ToyCodec(Pieces):
 
 CODEC = ToyCodec()
 RULES = ServingConfig(context_length=2 * ENDLESS, eos=frozenset({END}), policy="flowspec", vocab=16)
-MODEL = ToyModel(reach="parent")
+MODEL = ToyModel(attention="parent")
 
 
 class ServingCluster(LocalCluster):

@@ -208,6 +208,7 @@ class Backend(Protocol):
 
     def model_name(self, name: str) -> str:
         """A model's name as users write it."""
+        return name
 
     def locate(self, name: str) -> str:
         """An absolute name that other processes of this machine can open; models on the Hub are
@@ -218,12 +219,14 @@ class Backend(Protocol):
 
     def check_target(self, name: str) -> ModelInfo:
         """As ``inspect``; raises also where weights or tokenizer are missing or broken."""
+        return self.inspect(name)
 
     def check_source(self, name: str, target: str) -> str:
         """The absolute name of a token source that fits the target."""
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         """Sampling settings that the model's authors recommend (``generation_config.json``)."""
+        return {}
 
     # Memory, from configurations alone (SpecPipe 4.5). May import the libraries.
 
@@ -244,9 +247,11 @@ class Backend(Protocol):
 
     def preload(self, name: str | None) -> None:
         """Import what every node imports, and what the model ``name`` needs."""
+        return
 
     def threads(self) -> int:
         """Threads that share a product in this process."""
+        return 1
 
     def open(self, name: str, *, tokenizer: bool = True) -> OpenModel:
         """Read through a model's files. ``tokenizer``: also fetch its tokenizer."""

@@ -35,7 +35,6 @@ class SlotTokens:
             self._tokens[row.slot] = token
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        """See ``Compact``."""
         self._tokens[start:] = [self._tokens[slot] for slot in keep]
 
     def own(self, row: Row) -> dict[int, int]:

@@ -48,7 +48,6 @@ class PathStage:
         self._tops: dict[SessionId, int] = {}
 
     def run(self, job: StageJob) -> object | None:
-        """See ``StageBackend``."""
         match job:
             case Forward():
                 return self._forward(job, self._caches[job.session])

@@ -187,20 +187,16 @@ class Synthetic(Struct, frozen=True):
     seed: int = 0
 
     def prompt(self, request: int, length: int) -> tuple[int, ...]:
-        """See ``Language``."""
         key = self.seed + 7919 * (request + 1)
         return tuple(int(uniform(key, i) * self.vocab) for i in range(length))
 
     def longest(self, request: int) -> int | None:
-        """See ``Language``."""
         return None
 
     def truth(self, path: int) -> int:
-        """See ``Language``."""
         return self._hash(path, _TRUTH) % self.vocab
 
     def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
-        """See ``Language``."""
         bits = self._hash(path, _GUESS)
         coverage, top = self.coverage, self.coverage.top * self.fade**stale
         if self.copying and uniform(self.seed ^ _COPY, position // SPAN) < self.copying:

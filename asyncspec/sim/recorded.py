@@ -71,7 +71,6 @@ class Recorded:
         return len(self._text(request).tokens)
 
     def truth(self, path: int) -> int:
-        """See ``Language``."""
         place = self._places.get(path)
         if place is None:
             return self._elsewhere.truth(path)
@@ -79,7 +78,6 @@ class Recorded:
         return text.tokens[i]
 
     def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
-        """See ``Language``."""
         place = self._places.get(path)
         if place is None:
             return self._elsewhere.propose(path, position, stale, width)

@@ -12,8 +12,8 @@ from asyncspec.actor.inbound import HostCallbacks
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import Tensors
-from asyncspec.backend.toy.eagle import ToyEagle
-from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
+from asyncspec.backend.toy.model import ToyModel, ToyStage
+from asyncspec.backend.toy.source import ToyEagle, ToySource
 from asyncspec.core.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder

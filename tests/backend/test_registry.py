@@ -35,7 +35,7 @@ def test_a_prefix_names_the_backend() -> None:
     [
         ("toy:layers=x", "layers"),
         ("toy:layers=0", "at least 1"),
-        ("toy:width=3", "the settings are layers, vocab, seed, context, attention"),
+        ("toy:width=3", "the settings are layers, vocab, seed, attention, context"),
     ],
 )
 def test_a_target_that_cannot_be(name: str, says: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.backend.toy.model import ToyModel, ToySource
+from asyncspec.backend.toy.model import ToyModel
+from asyncspec.backend.toy.source import ToySource
 from asyncspec.core.machine import (
     Abandon,
     Compute,

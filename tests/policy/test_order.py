@@ -20,7 +20,7 @@ def run(policy: str, stages: int = 4, draft_level: float = 0.2) -> dict[str, flo
     """Sums over seeds, with a draft whose first guess is right at 65 % of the nodes."""
     sums: dict[str, float] = {}
     for seed in SEEDS:
-        model = ToyModel(layers=4, vocab=64, seed=seed, reach="parent")
+        model = ToyModel(layers=4, vocab=64, seed=seed, attention="parent")
         cluster = Cluster(EqualTurns(draft_level), stages=stages, model=model, top=0.65)
         request = ask(policy=policy, max_new_tokens=TOKENS)
         cluster.submit(request)

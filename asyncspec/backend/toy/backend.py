@@ -1,6 +1,6 @@
 """The toy backend: clusters without weights and without torch.
 
-A target is called ``toy:`` and settings of ``ToyConfig`` (``toy:layers=8,vocab=32``); ``toy:`` as a
+A target is called ``toy:`` and settings of ``ToyTarget`` (``toy:layers=8,vocab=32``); ``toy:`` as a
 token source is one that knows the target, with settings of ``ToySourceConfig``, and ``eagle:toy``
 one that reads the target's final hidden states.
 """
@@ -8,8 +8,8 @@ one that reads the target's final hidden states.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,8 +27,8 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageSpec,
 )
-from asyncspec.backend.toy.eagle import ToyEagle
-from asyncspec.backend.toy.model import ToyModel, ToySource, ToyStage
+from asyncspec.backend.toy.model import ToyModel, ToyStage
+from asyncspec.backend.toy.source import ToyEagle, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec_protocol.messages import FINAL
 
@@ -38,14 +38,22 @@ _DTYPE = "uint64"
 _ITEM_BYTES = 8
 
 
-class ToyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a toy target."""
+class ToyTarget(ToyModel, frozen=True, forbid_unknown_fields=True):
+    """A toy target, opened: its fields are the settings."""
 
-    layers: int = 4
     vocab: int = 96
-    seed: int = 0
     context: int = 4096
-    attention: Literal["all", "parent"] = "all"
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo("Toy", self.layers, 1, self.vocab, self.context, (), _DTYPE)
+
+    @property
+    def fingerprint(self) -> str:
+        return PREFIX + msgspec.json.encode(self).decode()
+
+    def computed_dtype(self, dtype: DType) -> str:
+        return _DTYPE
 
 
 class ToySourceConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,46 +63,17 @@ class ToySourceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 1
 
 
-class OpenToy(Struct, frozen=True):
-    """See ``OpenModel``."""
-
-    name: str
-    config: ToyConfig
-
-    @property
-    def model(self) -> ToyModel:
-        """The target itself."""
-        config = self.config
-        return ToyModel(config.layers, config.vocab, config.seed, config.attention)
-
-    @property
-    def info(self) -> ModelInfo:
-        """See ``OpenModel``."""
-        config = self.config
-        return ModelInfo("Toy", config.layers, 1, config.vocab, config.context, (), _DTYPE)
-
-    @property
-    def fingerprint(self) -> str:
-        """See ``OpenModel``."""
-        return PREFIX + msgspec.json.encode(self.config).decode()
-
-    def computed_dtype(self, dtype: DType) -> str:
-        """See ``OpenModel``."""
-        return _DTYPE
-
-
 class LoadedToyStage(ToyStage):
-    """See ``LoadedStage``."""
+    """A ``LoadedStage``."""
 
     guarantee: Guarantee = "bitwise"
     weights = _DTYPE
 
     def cache_bytes(self, slots: int) -> int:
-        """See ``LoadedStage``."""
         return slots * _ITEM_BYTES * len(self._layers)
 
     def pass_seconds(self) -> dict[int, float]:
-        """See ``LoadedStage``. Some 5 us for a row and layer."""
+        """Some 5 us for a row and layer."""
         return {rows: 5e-6 * rows * len(self._layers) for rows in (1, 16)}
 
 
@@ -109,27 +88,22 @@ class ToyTokenizer:
         self._vocab = vocab
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """See ``Tokenizer``."""
         return tuple(self._token(character) for character in text)
 
     def render(self, chat: str) -> tuple[int, ...]:
-        """See ``Tokenizer``: the messages' texts, line by line."""
+        """The messages' texts, line by line."""
         return self.encode("".join(f"{message['content']}\n" for message in json.loads(chat)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See ``Tokenizer``."""
         return "".join("\n" if token == 95 else chr(32 + token % 95) for token in ids)
 
     def spell(self, token: int) -> bytes:
-        """See ``Tokenizer``."""
         return self.decode((token,)).encode()
 
     def is_left_out(self, token: int) -> bool:
-        """See ``Tokenizer``."""
         return False
 
     def is_loose(self, token: int) -> bool:
-        """See ``Tokenizer``."""
         return False
 
     def _token(self, character: str) -> int:
@@ -137,7 +111,7 @@ class ToyTokenizer:
         return (number if 0 <= number <= 95 else ord("?") - 32) % self._vocab
 
 
-C = TypeVar("C", ToyConfig, ToySourceConfig)
+C = TypeVar("C", ToyTarget, ToySourceConfig)
 
 
 def _settings(name: str, kind: type[C]) -> C:
@@ -151,30 +125,19 @@ def _settings(name: str, kind: type[C]) -> C:
         raise CheckpointError(f"{name}: {problem}; the settings are {known}") from None
 
 
-class ToyBackend:
-    """See ``Backend``."""
+class ToyBackend(Backend):
+    """Of clusters without weights."""
 
     library = "toy"
     runtime_bytes = 64 << 20
 
-    def model_name(self, name: str) -> str:
-        """See ``Backend``."""
-        return name
-
     def locate(self, name: str) -> str:
-        """See ``Backend``."""
         return name
 
     def inspect(self, name: str) -> ModelInfo:
-        """See ``Backend``."""
         return self.open(name).info
 
-    def check_target(self, name: str) -> ModelInfo:
-        """See ``Backend``."""
-        return self.inspect(name)
-
     def check_source(self, name: str, target: str) -> str:
-        """See ``Backend``."""
         if not name.startswith(EAGLE):
             _settings(name, ToySourceConfig)
         elif name != HEAD:
@@ -182,10 +145,6 @@ class ToyBackend:
         if not target.startswith(PREFIX):
             raise CheckpointError(f"{name} drafts for toy targets only; use another token source")
         return name
-
-    def sampling_defaults(self, name: str) -> Mapping[str, Any]:
-        """See ``Backend``."""
-        return {}
 
     def footprints(
         self,
@@ -195,45 +154,31 @@ class ToyBackend:
         mode: Mode,
         quantize: Quantize,
     ) -> list[Footprint]:
-        """See ``Backend``."""
         return [Footprint(span, 0, _ITEM_BYTES * (span[1] - span[0]), 0) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
-        """See ``Backend``."""
         return Footprint((0, 0), 0, 0, 0)
 
-    def preload(self, name: str | None) -> None:
-        """See ``Backend``."""
-
-    def threads(self) -> int:
-        """See ``Backend``."""
-        return 1
-
-    def open(self, name: str, *, tokenizer: bool = True) -> OpenToy:
-        """See ``Backend``."""
-        config = _settings(name, ToyConfig)
-        if min(config.layers, config.vocab, config.context) < 1:
+    def open(self, name: str, *, tokenizer: bool = True) -> ToyTarget:
+        target = _settings(name, ToyTarget)
+        if min(target.layers, target.vocab, target.context) < 1:
             raise CheckpointError(f"{name}: layers, vocab and context are at least 1")
-        return OpenToy(name, config)
+        return target
 
     def load(self, spec: StageSpec) -> LoadedToyStage:
-        """See ``Backend``."""
-        return LoadedToyStage(spec.model.model, *spec.layers)
+        return LoadedToyStage(spec.model, *spec.layers)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
-        """See ``Backend``."""
-        if not isinstance(spec.target, OpenToy):
+        if not isinstance(spec.target, ToyTarget):
             raise CheckpointError(f"{spec.name} drafts for toy targets only")
-        model = spec.target.model
         if spec.name == HEAD:
-            eagle = ToyEagle(model, (FINAL,))
+            eagle = ToyEagle(spec.target, (FINAL,))
             return LoadedSource(eagle, 0, eagle.features, eagle)
         settings = _settings(spec.name, ToySourceConfig)
-        return LoadedSource(ToySource(model, settings.top, settings.seed), 0)
+        return LoadedSource(ToySource(spec.target, settings.top, settings.seed), 0)
 
-    def load_tokenizer(self, model: OpenToy, template: str | None = None) -> ToyTokenizer:
-        """See ``Backend``."""
-        return ToyTokenizer(model.config.vocab)
+    def load_tokenizer(self, model: ToyTarget, template: str | None = None) -> ToyTokenizer:
+        return ToyTokenizer(model.vocab)
 
 
 BACKEND: Backend = ToyBackend()

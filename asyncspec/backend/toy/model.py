@@ -21,17 +21,16 @@ from asyncspec.core.jobs import (
     Compact,
     Forward,
     Release,
+    Row,
     SamplerOutput,
     StageJob,
     TensorRows,
     Trim,
 )
-from asyncspec.core.rng import mix, uniform, uniforms
+from asyncspec.core.rng import mix, uniforms
 from asyncspec.core.sampling import NOTHING, Sampling, Seen, choose, seen
-from asyncspec.source.base import StateSource
-from asyncspec.source.expand import Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.messages import FINAL, Expand
+from asyncspec_protocol.messages import FINAL
 
 _MASK = (1 << 64) - 1
 
@@ -50,12 +49,12 @@ class ToyState(Struct, frozen=True):
 
 
 class ToyModel(Struct, frozen=True):
-    """A target model. ``reach`` "parent" attends to one node only, for long cheap runs."""
+    """A target model. ``attention`` "parent" attends to one node only, for long cheap runs."""
 
     layers: int = 4
     vocab: int = 16
     seed: int = 0
-    reach: Literal["all", "parent"] = "all"
+    attention: Literal["all", "parent"] = "all"
 
     def embed(self, token: int) -> int:
         """Hidden state that enters the first layer."""
@@ -67,7 +66,7 @@ class ToyModel(Struct, frozen=True):
 
     def attend(self, layer: int, hidden: int, visible: Sequence[int]) -> int:
         """Hidden state that leaves a layer, given the visible cache, oldest first."""
-        seen = visible if self.reach == "all" else visible[-2:]
+        seen = visible if self.attention == "all" else visible[-2:]
         return hash((layer, hidden, *seen)) & _MASK
 
     def mode(self, hidden: int) -> int:
@@ -108,7 +107,7 @@ class ToyModel(Struct, frozen=True):
         for layer, cache in enumerate(state.caches):
             seen = (*cache, self.key(layer, stream[-1]))
             stream.append(self.attend(layer, stream[-1], seen))
-            caches.append(seen if self.reach == "all" else seen[-2:])
+            caches.append(seen if self.attention == "all" else seen[-2:])
         return ToyState(tuple(caches), tuple(stream))
 
     def feature(self, state: ToyState, features: Sequence[int]) -> bytes:
@@ -137,13 +136,10 @@ class ToyModel(Struct, frozen=True):
 class _Session(Struct):
     """One session on a stage."""
 
+    admit: Admit
     caches: list[list[int]]
-    sampling: Sampling
-    features: tuple[int, ...]
     # On the last stage, where draws depend on them.
     tokens: SlotTokens | None
-    tops: int
-    log_probs: bool
 
 
 class ToyStage:
@@ -158,20 +154,9 @@ class ToyStage:
         self._sessions: dict[SessionId, _Session] = {}
 
     def run(self, job: StageJob) -> object | None:
-        """See ``StageBackend``."""
         match job:
-            case Admit(session, _, sampling, prompt_length, features, tops, log_probs):
-                caches: list[list[int]] = [[] for _ in self._layers]
-                if job.common_prefix:
-                    caches = [
-                        cache[: job.common_prefix]
-                        for cache in self._sessions[job.parent_session].caches
-                    ]
-                last = self._layers.stop == self._model.layers
-                tokens = SlotTokens(prompt_length) if sampling.penalises and last else None
-                self._sessions[session] = _Session(
-                    caches, sampling, features, tokens, tops, log_probs
-                )
+            case Admit():
+                self._admit(job)
             case Trim(session, slots):
                 for cache in self._sessions[session].caches:
                     del cache[slots:]
@@ -188,44 +173,50 @@ class ToyStage:
                 return tuple(self._forward(one) for one in passes)
         return None
 
+    def _admit(self, job: Admit) -> None:
+        caches: list[list[int]] = [[] for _ in self._layers]
+        if job.common_prefix:
+            parent = self._sessions[job.parent_session]
+            caches = [cache[: job.common_prefix] for cache in parent.caches]
+        counts = job.sampling.penalises and self._layers.stop == self._model.layers
+        tokens = SlotTokens(job.prompt_length) if counts else None
+        self._sessions[job.session] = _Session(job, caches, tokens)
+
     def _forward(self, job: Forward) -> object:
         model, session = self._model, self._sessions[job.session]
-        hidden, taps = self._inputs(job)
-        if self._layers.start == 0 and 0 in session.features:
-            taps = _beside(taps, hidden)
+        admit, (hidden, captured) = session.admit, self._inputs(job)
+        if job.hidden is None and 0 in admit.features:
+            captured = [(h,) for h in hidden]
         for layer, cache in zip(self._layers, session.caches, strict=True):
             hidden = self._layer(job, layer, cache, hidden)
-            if layer + 1 in session.features:
-                taps = _beside(taps, hidden)
+            if layer + 1 in admit.features:
+                captured = [(*earlier, h) for earlier, h in zip(captured, hidden, strict=True)]
         if self._layers.stop < model.layers:
-            return tuple(
-                (h, *captured) if captured else h for h, captured in zip(hidden, taps, strict=True)
-            )
-        tokens = self._draw(job, session, hidden)
-        if not session.features and not session.tops and not session.log_probs:
+            return tuple((h, *c) if c else h for h, c in zip(hidden, captured, strict=True))
+        if session.tokens is not None:
+            session.tokens.write(job.committed, job.rows, job.tokens)
+        tokens = tuple(self._draw(session, job.rows[i], hidden[i]) for i in job.sampled_rows)
+        if not admit.features and not admit.top_logprobs and not admit.log_probs:
             return tokens
-        if FINAL in session.features:
-            taps = [(model.norm(h),) for h in hidden]
-        likely = tuple(model.likely(hidden[i], session.tops) for i in job.sampled_rows)
-        features = tuple(map(feature, taps)) if session.features else None
-        drawn: tuple[float, ...] = ()
-        if session.log_probs:
-            places = zip(job.sampled_rows, tokens, strict=True)
-            drawn = tuple(model.log_prob(hidden[i], token) for i, token in places)
-        return SamplerOutput(tokens, features, likely if session.tops else (), drawn)
+        if FINAL in admit.features:
+            captured = [(model.norm(h),) for h in hidden]
+        sampled = [hidden[i] for i in job.sampled_rows]
+        likely = [model.likely(h, admit.top_logprobs) for h in sampled if admit.top_logprobs]
+        drawn = zip(sampled, tokens, strict=True)
+        return SamplerOutput(
+            tokens,
+            tuple(map(feature, captured)) if admit.features else None,
+            tuple(likely),
+            tuple(model.log_prob(*one) for one in drawn) if admit.log_probs else (),
+        )
 
-    def _draw(self, job: Forward, session: _Session, hidden: Sequence[int]) -> tuple[int, ...]:
+    def _draw(self, session: _Session, row: Row, hidden: int) -> int:
         tokens = session.tokens
-        if tokens is not None:
-            tokens.write(job.committed, job.rows, job.tokens)
-        drawn = []
-        for row, h in ((job.rows[i], hidden[i]) for i in job.sampled_rows):
-            before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
-            drawn.append(self._model.draw(h, before, row.position + 1, session.sampling))
-        return tuple(drawn)
+        before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
+        return self._model.draw(hidden, before, row.position + 1, session.admit.sampling)
 
     def abandon(self, job: StageJob) -> None:
-        """See ``StageBackend``. A pass is over before it could be stopped."""
+        """A pass is over before it could be stopped."""
 
     def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
         """Hidden states, and beside each those captured before."""
@@ -234,33 +225,30 @@ class ToyStage:
         handle = cast("Sequence[int | tuple[int, ...]]", job.hidden.handle)
         rows = [handle[row] for row in job.hidden.rows]
         split = [(row, ()) if isinstance(row, int) else (row[0], row[1:]) for row in rows]
-        return [hidden for hidden, _ in split], [taps for _, taps in split]
+        return [hidden for hidden, _ in split], [captured for _, captured in split]
 
     def _layer(self, job: Forward, layer: int, cache: list[int], hidden: list[int]) -> list[int]:
         model = self._model
         for row, h in zip(job.rows, hidden, strict=True):
             cache.extend([-1] * (row.slot + 1 - len(cache)))
             cache[row.slot] = model.key(layer, h)
-        prefix = cache[: job.committed] if model.reach == "all" else cache[: job.committed][-2:]
+        prefix = cache[: job.committed]
+        prefix = prefix if model.attention == "all" else prefix[-2:]
         return [
             model.attend(layer, h, [*prefix, *(cache[slot] for slot in row.visible)])
             for row, h in zip(job.rows, hidden, strict=True)
         ]
 
     def pack(self, rows: TensorRows) -> WireTensor:
-        """See ``StageBackend``."""
         return pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
-        """See ``StageBackend``."""
-        fits = tensor.shape[-1] == 1 and len(tensor.shape) in (2, 3)
-        if not fits:
+        if tensor.shape[-1] != 1 or len(tensor.shape) not in (2, 3):
             raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
         rows = unpack(tensor)
         return tuple(row[0] for row in rows) if len(tensor.shape) == 2 else rows
 
     def check(self) -> None:
-        """See ``StageBackend``."""
         for session in self._sessions.values():
             assert len({len(cache) for cache in session.caches}) <= 1
 
@@ -269,63 +257,13 @@ class ToyStage:
         return {key: len(session.caches[0]) for key, session in self._sessions.items()}
 
 
-def _beside(taps: list[tuple[int, ...]], hidden: list[int]) -> list[tuple[int, ...]]:
-    return [(*captured, h) for captured, h in zip(taps, hidden, strict=True)]
-
-
-class ToySource(StateSource[ToyState]):
-    """A token source of tunable quality: it knows the toy target and guesses with noise.
-
-    ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
-    with the same chance, and so on: 0.65 gives the coverage of real draft models by rank.
-    """
-
-    def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
-        super().__init__()
-        self._model = model
-        self._top = top
-        self._seed = seed
-
-    def start(self) -> ToyState:
-        return self._model.start()
-
-    def extend(self, state: ToyState, token: int) -> ToyState:
-        return self._model.extend(state, token)
-
-    def grower(self, job: Expand) -> Grower:
-        _, tip = self._sessions[job.session]
-        noise = self._noise(job.session)
-        return StateGrower(tip, self.extend, lambda state, w: self._propose(state, w, noise))
-
-    def _noise(self, session: SessionId) -> int:
-        """What the guesses depend on beside the tokens."""
-        return self._seed
-
-    def _propose(self, state: ToyState, width: int, noise: int) -> Proposal:
-        """Guesses for one node. How sure the source is varies, and it is right as often as it
-        says."""
-        key = state.hidden ^ noise
-        sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
-        truth = self._model.mode(state.hidden)
-        noise_of = uniforms(key, 2, self._model.vocab)
-        others = sorted(range(self._model.vocab), key=noise_of.__getitem__)
-        others.remove(truth)
-        draw = uniform(key, 3)
-        rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
-        order = [*others[:rank], truth, *others[rank:]][:width]
-        return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
-
-
-# --- Hidden states, taps and features of a toy model as bytes and back.
-
-
 def feature(values: Sequence[int]) -> bytes:
-    """Tapped hidden states as the one thing a source reads."""
+    """Captured hidden states as the one thing a source reads."""
     return struct.pack(f"<{len(values)}Q", *values)
 
 
 def pack(rows: TensorRows) -> WireTensor:
-    """Rows of any kind as uint64: [n, 1], with taps [n, 1 + taps, 1], features [n, F]."""
+    """Rows of any kind as uint64: [n, 1], with C captured [n, 1 + C, 1], features [n, F]."""
     handle = cast("Sequence[int | tuple[int, ...] | bytes]", rows.handle)
     some = [handle[row] for row in rows.rows]
     data = b"".join(

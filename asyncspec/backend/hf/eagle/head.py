@@ -267,7 +267,6 @@ class Eagle3Head(EagleHead):
         self._norm_guess = weights.norm("norm")
 
     def known(self, features: torch.Tensor) -> torch.Tensor:
-        """See ``EagleHead``."""
         fused: torch.Tensor = self._fuse(features)
         return fused
 
@@ -278,14 +277,12 @@ class Eagle3Head(EagleHead):
         positions: torch.Tensor,
         tree: TreeMask,
     ) -> torch.Tensor:
-        """See ``EagleHead``."""
         normed = self._norm_feature(features)
         x = torch.cat([self._norm_token(self.embed(tokens)), normed], dim=-1)
         residual = normed if self.geometry.norm_before_residual else features
         return self._layer.forward(x, residual, positions, tree)
 
     def verified(self, guesses: torch.Tensor) -> torch.Tensor:
-        """See ``EagleHead``."""
         return self._norm_guess(guesses)
 
 

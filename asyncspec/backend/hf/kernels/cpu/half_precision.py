@@ -86,7 +86,6 @@ class HalfLinear(RowwiseLinear):
         return self._sums(pad_rows(flat, self.computed_rows(rows)))[:rows]
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         return _finish(self._sums(x), self._bias, x.dtype)
 
     def _sums(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,12 +94,10 @@ class HalfLinear(RowwiseLinear):
 
     @property
     def description(self) -> str:
-        """See ``RowwiseLinear``."""
         return type_name(self._weight_dtype)
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
         return self.out_features * self.in_features * self._weight_dtype.itemsize
 
 
@@ -123,17 +120,14 @@ class UpcastLinear(PackedLinear):
     """bfloat16 weights [N, K] as stored, converted to float32 slice by slice in every product."""
 
     def stored(self, weight: torch.Tensor) -> torch.Tensor:
-        """See ``PackedLinear``."""
         return weight
 
     def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         rows = _to_float32(x)
         parts = (part.float() for part in _split(self._weight, _UPCAST_SLICE))
         return _concatenate([product_of(rows, wide, None, onednn=self.packed) for wide in parts])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         return _finish(self.unrounded_product(x), self._bias, x.dtype)
 
 

@@ -142,7 +142,6 @@ class PackedLinear(RowwiseLinear):
         return _pack(weight) if self.packed else weight
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         rows = x.numel() // self.in_features
         if self._max_rows is None or rows <= self._max_rows:
             return self._product(x)
@@ -155,7 +154,6 @@ class PackedLinear(RowwiseLinear):
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
         return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
 
 

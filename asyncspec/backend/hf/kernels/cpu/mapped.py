@@ -48,12 +48,10 @@ class MmapLinear(RowwiseLinear):
         return self._bias
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         return torch.nn.functional.linear(x, self.weight, self._bias)
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
         return 0
 
 

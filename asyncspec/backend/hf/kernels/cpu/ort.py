@@ -208,12 +208,10 @@ class MlasLinear(RowwiseLinear):
         self._run = graph.compile([graph.product(_IN, weight)], [_IN])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         (y,) = self._run({_IN: x.numpy()})
         out = torch.from_numpy(y)
         return out if self._bias is None else out.add_(self._bias)
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
         return self.out_features * self.in_features * self.dtype.itemsize

@@ -55,19 +55,16 @@ class Int8Linear(RowwiseLinear):
             self._scales[first:end] = scales
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         flat = _activations(x, self.in_features, self._padding)
         y = torch._weight_int8pack_mm(flat, self._weight, self._scales)
         return _results(x, y, self._bias)
 
     @property
     def description(self) -> str:
-        """See ``RowwiseLinear``."""
         return "int8"
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
         return int8_bytes(self.out_features, self.in_features)
 
 
@@ -98,19 +95,16 @@ class Int4Linear(RowwiseLinear):
             self._steps[:, first : first + len(dense)] = steps
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``RowwiseLinear``."""
         flat = _activations(x, self.in_features, self._padding)
         y = torch._weight_int4pack_mm_for_cpu(flat, self._weight, self._group, self._steps)
         return _results(x, y[:, : self.out_features], self._bias)
 
     @property
     def description(self) -> str:
-        """See ``RowwiseLinear``."""
         return f"int4 in groups of {self._group}"
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``."""
         return int4_bytes(self.out_features, self.in_features)
 
 

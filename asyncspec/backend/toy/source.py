@@ -1,16 +1,63 @@
-"""An EAGLE head without tensors: it refuses features that are missing, late, doubled or wrong."""
+"""Token sources of toy targets, without tensors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.toy.model import ToyModel, ToySource, feature, pack, unpack
+from asyncspec.backend.toy.model import ToyModel, ToyState, feature, pack, unpack
 from asyncspec.core.jobs import Feed, TensorRows
+from asyncspec.core.rng import uniform, uniforms
+from asyncspec.source.base import StateSource
 from asyncspec.source.batch import Coroutine
+from asyncspec.source.expand import Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
+
+
+class ToySource(StateSource[ToyState]):
+    """A token source of tunable quality: it knows the toy target and guesses with noise.
+
+    ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
+    with the same chance, and so on: 0.65 gives the coverage of real draft models by rank.
+    """
+
+    def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
+        super().__init__()
+        self._model = model
+        self._top = top
+        self._seed = seed
+
+    def start(self) -> ToyState:
+        return self._model.start()
+
+    def extend(self, state: ToyState, token: int) -> ToyState:
+        return self._model.extend(state, token)
+
+    def grower(self, job: Expand) -> Grower:
+        _, tip = self._sessions[job.session]
+        noise = self._noise(job.session)
+        return StateGrower(tip, self.extend, lambda state, w: self._propose(state, w, noise))
+
+    def _noise(self, session: SessionId) -> int:
+        """What the guesses depend on beside the tokens."""
+        return self._seed
+
+    def _propose(self, state: ToyState, width: int, noise: int) -> Proposal:
+        """Guesses for one node. How sure the source is varies, and it is right as often as it
+        says."""
+        key = state.hidden ^ noise
+        sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
+        truth = self._model.mode(state.hidden)
+        noise_of = uniforms(key, 2, self._model.vocab)
+        others = sorted(range(self._model.vocab), key=noise_of.__getitem__)
+        others.remove(truth)
+        draw = uniform(key, 3)
+        rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
+        order = [*others[:rank], truth, *others[rank:]][:width]
+        return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
 
 
 class ToyEagle(ToySource):
