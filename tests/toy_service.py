@@ -22,10 +22,8 @@ from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.middleware import AllowedOrigins, ApiKeys
 from asyncspec_nodes.http.server import HttpServer
-from asyncspec_nodes.node.engine import LocalEngine
-from asyncspec_nodes.node.inspector import Inspector, node_counts
-from asyncspec_nodes.node.process import NodeShell
-from asyncspec_nodes.node.worker_thread import WorkerThread
+from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
+from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
@@ -69,29 +67,28 @@ class ServingCluster(LocalCluster):
     def __init__(self, stages: int, rules: ServingConfig) -> None:
         super().__init__(stages, MODEL)
         self._rules = rules
-        self._shell = NodeShell(structlog.wrap_logger(structlog.ReturnLogger()))
+        self._host = NodeHost(structlog.wrap_logger(structlog.ReturnLogger()))
         self.inspectors: dict[int, Inspector] = {}
 
     def shell(self, rank: int) -> HostCallbacks:
-        return super().shell(rank) if rank else self._shell
+        return super().shell(rank) if rank else self._host
 
     def start(self, rank: int) -> None:
         super().start(rank)
         self.inspectors[rank] = Inspector(
             self.nodes[rank],
             hello(rank, self.stages),
-            node_counts,
             model="toy",
             rules=None if rank else self._rules,
         )
         if rank == 0:
             feed, aside = self.nodes[rank].feed, WorkerThread("reading")
-            self._shell.service = TextService(CODEC, self._rules, feed, aside, most=8)
+            self._host.service = TextService(CODEC, self._rules, feed, aside, most=8)
 
     @property
     def engine(self) -> LocalEngine:
-        assert self._shell.service is not None
-        return LocalEngine(self._shell.service, self.inspectors[0])
+        assert self._host.service is not None
+        return LocalEngine(self._host.service, self.inspectors[0])
 
 
 class Toy:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ByHand:
-    """An ``Aside`` on the test's own thread (``test_aside.py`` holds it to a real one)."""
+    """A ``WorkQueue`` on the test's own thread; ``test_worker_thread.py`` compares both."""
 
     def __init__(self) -> None:
         self._pieces: deque[Callable[[], None]] = deque()

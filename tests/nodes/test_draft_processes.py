@@ -21,7 +21,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, to_toml
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.node.huge_pages import TUNABLES, huge_page_environment
+from asyncspec_nodes.node.cli import TUNABLES, huge_page_environment
 from asyncspec_nodes.node.reports import FailureReport, ReadyReport, read_report
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit

@@ -23,7 +23,7 @@ RESTART_STAGES = replace(CONFIG, node=tuple(node for node in CONFIG.node if node
 
 def draft_state(rank: Rank, named: bool) -> DraftState:
     config = CONFIG if named else RESTART_STAGES
-    state = load_node(config, rank, Reporter(rank, None)).initial
+    state = load_node(config, rank, Reporter(rank, None)).machine.initial()
     assert isinstance(state, DraftState)
     return state
 

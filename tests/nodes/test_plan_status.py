@@ -19,7 +19,7 @@ from asyncspec_nodes.cli.plan_measured import measured
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.node import inspector
-from asyncspec_nodes.node.inspector import Inspector, NodeCounts
+from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
@@ -45,7 +45,7 @@ answer: Callable[[Link, PlanStatusRequest], object]
 def inspected(cluster: LocalCluster, first: type[Inspector] = Inspector) -> None:
     for rank, node in cluster.nodes.items():
         kind = first if rank == 1 else Inspector
-        kind(node, hello(rank, cluster.stages), lambda state: NodeCounts())
+        kind(node, hello(rank, cluster.stages))
 
 
 async def connect(cluster: LocalCluster, rank: int) -> Client:
@@ -135,7 +135,7 @@ def test_a_draft_node_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         async with LocalCluster(1) as cluster:
-            Deaf(cluster.nodes[0], hello(0, 1), lambda state: NodeCounts())
+            Deaf(cluster.nodes[0], hello(0, 1))
             client = await connect(cluster, 0)
             with pytest.raises(ClusterError, match=r"127\.0\.0\.1:\d+ does not say within 0\.05 s"):
                 await client.plan_status()

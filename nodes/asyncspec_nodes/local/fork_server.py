@@ -27,7 +27,6 @@ import msgspec
 from setproctitle import setproctitle
 
 from asyncspec_nodes.node import cli
-from asyncspec_nodes.node.preload import preload
 
 INTEGER = struct.Struct("=q")
 """A process id or an exit code in the status pipe."""
@@ -141,7 +140,7 @@ def _as_node(arguments: list[str], descriptors: Sequence[int]) -> list[str]:
 
 def main() -> None:
     file, folder, descriptor = sys.argv[1:]
-    preload(Path(file))
+    cli.preload(Path(file))
     server = ForkServer(socket.socket(fileno=int(descriptor)))
     arguments = server.serve()
     if arguments is not None:

@@ -19,7 +19,7 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import INTEGER
 from asyncspec_nodes.local.processes import end, last_line
-from asyncspec_nodes.node.huge_pages import huge_page_environment
+from asyncspec_nodes.node.cli import huge_page_environment
 
 SUPPORTED = sys.platform == "linux"
 """macOS has no SEQPACKET Unix sockets, and its libraries do not survive a fork."""

@@ -1,8 +1,8 @@
-"""``asyncspec-node``: its arguments, the node they name, and the handling of its errors.
+"""``asyncspec-node``: its arguments, the node they name, and its exit code.
 
 Stages and the token source are listed in the cluster file. Draft nodes need no table: any process
-with the file and, under [security], a certificate of the cluster may draft. Nothing that imports
-torch is imported before the thread settings are made.
+with the file and, under [security], a certificate of the cluster may draft. Thread settings are
+made before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
@@ -28,43 +27,6 @@ from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank
 from asyncspec_protocol.links import role_of
 
 
-class NodePlacement(Struct, frozen=True):
-    """A node of a cluster, and its listening socket."""
-
-    config: Config
-    rank: Rank
-    sock: socket.socket
-
-    @property
-    def host(self) -> str:
-        """The address it listens on, as in the cluster file where it is listed."""
-        known = self.config.find(self.rank)
-        return str(self.sock.getsockname()[0]) if known is None else known.host
-
-
-def add_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--role", required=True, choices=["draft", "verify", "source"])
-    add(
-        "--rank",
-        required=True,
-        type=int,
-        help="1..N verify, N+1 is the source; draft nodes have the numbers 0, 1, 2, ...",
-    )
-    add("--config", required=True, type=Path, metavar="FILE", help="cluster file")
-    add(
-        "--listen",
-        metavar="HOST:PORT",
-        help="draft node: where clients reach it, if the cluster file does not say so",
-    )
-    add(
-        "--source",
-        metavar="NAME",
-        help="draft node: what proposes tokens here, in place of [draft] source and its node",
-    )
-    add("--listen-fd", type=int, metavar="N", help="inherited listening socket")
-
-
 def rank(arguments: argparse.Namespace) -> Rank:
     """The rank named by ``--role`` and ``--rank``, unchecked."""
     number = arguments.rank
@@ -72,16 +34,7 @@ def rank(arguments: argparse.Namespace) -> Rank:
     return draft_rank(number) if fine else Rank(number)
 
 
-def place_node(arguments: argparse.Namespace, config: Config) -> NodePlacement:
-    """Listen where this node has to. Raises ``UserError``."""
-    if arguments.role == "draft":
-        config = _draft(arguments, config)
-    else:
-        _check_listed(arguments, config)
-    return NodePlacement(config, rank(arguments), _sock(arguments, config))
-
-
-def _sock(arguments: argparse.Namespace, config: Config) -> socket.socket:
+def _listen(arguments: argparse.Namespace, config: Config) -> socket.socket:
     if arguments.listen_fd is not None:
         return listen.inherited(arguments.listen_fd)
     if arguments.listen is not None:
@@ -128,8 +81,27 @@ def _check_listed(arguments: argparse.Namespace, config: Config) -> None:
 def build_parser() -> Parser:
     """The command line of ``asyncspec-node``."""
     parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
-    add_arguments(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add("--role", required=True, choices=["draft", "verify", "source"])
+    add(
+        "--rank",
+        required=True,
+        type=int,
+        help="1..N verify, N+1 is the source; draft nodes have the numbers 0, 1, 2, ...",
+    )
+    add("--config", required=True, type=Path, metavar="FILE", help="cluster file")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help="draft node: where clients reach it, if the cluster file does not say so",
+    )
+    add(
+        "--source",
+        metavar="NAME",
+        help="draft node: what proposes tokens here, in place of [draft] source and its node",
+    )
+    add("--listen-fd", type=int, metavar="N", help="inherited listening socket")
+    add(
         "--threads",
         type=int,
         action=THREADS.action,
@@ -137,20 +109,18 @@ def build_parser() -> Parser:
         help="threads for products (default: OMP_NUM_THREADS, else this machine's cores, shared "
         "with what other nodes the cluster file puts on it)",
     )
-    parser.add_argument(
+    add(
         "--supervised",
         action="store_true",
         help="stop at the end of stdin; report progress as JSON lines on stdout",
     )
-    parser.add_argument(
+    add(
         "--http",
         type=int,
         metavar="PORT",
         help="draft node: serve the OpenAI interface there (docs/reference/http.md)",
     )
-    parser.add_argument(
-        "--http-host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1"
-    )
+    add("--http-host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1")
     http_options.add_arguments(parser)
     return parser
 
@@ -175,19 +145,27 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
-    placement = place_node(arguments, load(arguments.config))
-    http = None if arguments.http is None else _http(arguments, arguments.role)
-    resources.set_threads(placement.config, placement.rank, placement.host, arguments.threads)
+    config, node = load(arguments.config), rank(arguments)
+    if arguments.role == "draft":
+        config = _draft(arguments, config)
+    else:
+        _check_listed(arguments, config)
+    sock = _listen(arguments, config)
+    http = None if arguments.http is None else _http(arguments)
+    listed = config.find(node)
+    host = sock.getsockname()[0] if listed is None else listed.host
+    resources.set_threads(config, node, host, arguments.threads)
     from asyncspec.actor import loop
     from asyncspec_nodes.node.process import serve
 
-    config, rank, sock = placement.config, placement.rank, placement.sock
-    loop.run(serve(config, rank, sock, reporter, supervised=arguments.supervised, http=http))
+    loop.run(serve(config, node, sock, reporter, supervised=arguments.supervised, http=http))
 
 
-def _http(arguments: argparse.Namespace, role: str) -> HttpSocket:
-    if role != "draft":
-        raise UserError(f"a {role} node does not serve HTTP; give --http to the draft node")
+def _http(arguments: argparse.Namespace) -> HttpSocket:
+    if arguments.role != "draft":
+        raise UserError(
+            f"a {arguments.role} node does not serve HTTP; give --http to the draft node"
+        )
     host, port = arguments.http_host, arguments.http
     if not 0 <= port < 65536:
         raise UserError(f"--http is {port}; it must be 0 to 65535")

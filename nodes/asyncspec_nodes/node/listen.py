@@ -12,7 +12,7 @@ BACKLOG = 128
 
 
 def bind(host: str, port: int, *, whose: str) -> socket.socket:
-    """Listen on an address. Raises ``UserError`` that names it."""
+    """Listen on an address. ``whose``: the node or options that name it. Raises ``UserError``."""
     if not is_host(host):
         raise UserError(f"{host} ({whose}) is no host name and no address")
     try:
@@ -23,17 +23,14 @@ def bind(host: str, port: int, *, whose: str) -> socket.socket:
     except socket.gaierror as error:
         raise UserError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {_advice(error, whose)}") from None
+        advice = f"{error.strerror}; change the port of {whose}"
+        if error.errno == errno.EADDRINUSE:
+            advice = f"the port is in use; stop what listens there or change the port of {whose}"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            advice = f"this machine does not have that address; correct the host of {whose}"
+        raise UserError(f"cannot listen on {host}:{port}: {advice}") from None
     sock.setblocking(False)
     return sock
-
-
-def _advice(error: OSError, whose: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"the port is in use; stop what listens there or change the port of {whose}"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"this machine does not have that address; correct the host of {whose}"
-    return f"{error.strerror}; change the port of {whose}"
 
 
 def inherited(descriptor: int) -> socket.socket:

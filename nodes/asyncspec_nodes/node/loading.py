@@ -1,4 +1,7 @@
-"""A node's part of a cluster file, loaded: its model, its machine, its ``Hello``."""
+"""A node's part of a cluster file, loaded: its model, its machine, its ``Hello``.
+
+Backends import torch when they are used, after the thread settings are made.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import (
-    LoadedSource,
-    LoadedStage,
+    Backend,
     OpenModel,
     SourceSpec,
     StageSpec,
@@ -41,7 +43,7 @@ from asyncspec_nodes.cluster.config import (
 )
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.resources import cache_budget, draft_budget
+from asyncspec_nodes.node.resources import cache_budget
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.state import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -50,24 +52,24 @@ from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
 from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.links import role_of
-from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello, Role
+from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
 
 
 class Source(Struct, frozen=True):
-    """A token source that can be asked."""
+    """A token source that is ready to run."""
 
     run: Callable[[Any], DraftResult | None]
     abandon: Callable[[Any], None]
     drafts: bool = True
-    # Held for each token of a session, and for each node of its tree; 0: nothing worth counting.
+    # Memory per committed token of a session and per tree node; 0: negligible.
     token_bytes: int = 0
-    # What it reads of the target, as in ``Open.features``, and how that comes.
+    # As in ``LoadedSource``.
     features: tuple[int, ...] = ()
     tensors: Tensors | None = None
 
 
 def load_source(config: Config, target: OpenModel) -> Source:
-    """What proposes tokens. Raises ``UserError``."""
+    """The source that ``[draft]`` names. Raises ``UserError``."""
     names = parts(config.draft.source)
     if names == (NONE,):
         if POLICIES[config.draft.policy].uses_draft:
@@ -76,7 +78,13 @@ def load_source(config: Config, target: OpenModel) -> Source:
                 "use policy autoregressive, or another source"
             )
         return Source(_no_source, _no_source, drafts=False)
-    models = [_load(name, config, target) for name in names if name != NGRAM]
+    models = [
+        backend_of_source(name, config.target.path).load_source(
+            SourceSpec(name, target, config.target.dtype)
+        )
+        for name in names
+        if name != NGRAM
+    ]
     lookups = [NGramSource()] if NGRAM in names else []
     reader = next((loaded for loaded in models if loaded.features), None)
     source: TokenSource
@@ -95,178 +103,136 @@ def load_source(config: Config, target: OpenModel) -> Source:
     )
 
 
-def _load(name: str, config: Config, target: OpenModel) -> LoadedSource:
-    backend = backend_of_source(name, config.target.path)
-    return backend.load_source(SourceSpec(name, target, config.target.dtype))
-
-
 def _no_source(job: FeatureJob) -> None:
     raise AssertionError(f"no policy may ask for {type(job).__name__} here")
 
 
-ELSEWHERE = Source(_no_source, _no_source)
-"""On the draft node where the source is a node of its own."""
-
-
-def short(name: str) -> str:
-    """A source's name without the folders."""
-    return "+".join(Path(part).name or part for part in name.split("+"))
-
-
-# --- From a cluster file to what one node needs to serve: its model, its machine, its model_info.
-# Imports torch, inside the functions: the process entry has set the thread settings before.
-
-
-class Loaded(Struct, frozen=True):
+class Loaded(Struct, frozen=True, kw_only=True):
     """A node that can begin to serve."""
 
     me: Hello
     machine: DraftMachine | VerifyMachine | SourceMachine
-    initial: object
     run_job: Callable[[Any], object | None]
     abandon_job: Callable[[Any], None]
     tensors: Tensors | None = None
     # As in ``LinkOptions``.
     packing_seconds: float = NEVER_PACK
+    # As in ``LoadedStage``; empty on other nodes.
     guarantee: str = ""
-    # Stages only: how the weights are kept.
     weights: str = ""
     # Threads that share a product.
     threads: int = 1
-    # Draft node only: what clients' text is made of, and what they may ask for.
-    codec: Tokenizer | None = None
+    # Draft node only.
+    tokenizer: Tokenizer | None = None
     rules: ServingConfig | None = None
 
 
 def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     """Load a node's part. Slow; raises ``UserError`` with what to change."""
+    backend = backend_of(config.target.path)
+    reporter.loading(backend.library)
     role = role_of(rank, config.stages)
-    if role == "source":
-        loaded = _load_source(config, rank, reporter)
-    elif role == "draft":
-        loaded = _load_draft(config, Rank(rank), reporter)
-    else:
-        loaded = _load_stage(config, rank, reporter)
-    loaded = replace(loaded, packing_seconds=_packing_seconds(config, loaded))
-    return _paced(loaded, config.pace[rank]) if rank in config.pace else loaded
-
-
-def _packing_seconds(config: Config, loaded: Loaded) -> float:
-    """What packing rows costs, for the sake of where it pays; measured where that decides."""
-    if config.cluster.wire == "plain" or loaded.me.role != "verify":
-        return NEVER_PACK
-    if config.cluster.wire == "packed":
-        return ALWAYS_PACK
-    return packing_seconds() if loaded.me.dtype == "bfloat16" else NEVER_PACK
-
-
-def _paced(loaded: Loaded, pace: PaceTable) -> Loaded:
-    """The same node on a slower device."""
+    load = {"draft": _load_draft, "verify": _load_stage, "source": _load_source}[role]
+    loaded = load(config, Rank(rank), backend, reporter)
+    loaded = replace(
+        loaded, threads=backend.threads(), packing_seconds=_packing_seconds(config, loaded.me)
+    )
+    if (pace := config.pace.get(rank)) is None:
+        return loaded
     first, end = loaded.me.layers
+    draft_cost = DraftCost(pace.level_seconds, pace.call_seconds)
     device = Paced(
         loaded.run_job,
         loaded.abandon_job,
-        Pace(
-            _stage_cost(pace),
-            DraftCost(pace.level_seconds, pace.call_seconds),
-            layers=max(1, end - first),
-        ),
+        Pace(_stage_cost(pace), draft_cost, layers=max(1, end - first)),
     )
     return replace(loaded, run_job=device.run, abandon_job=device.abandon)
+
+
+def _packing_seconds(config: Config, me: Hello) -> float:
+    """Cost of packing rows; measured where it decides whether to pack."""
+    if config.cluster.wire == "plain" or me.role != "verify":
+        return NEVER_PACK
+    if config.cluster.wire == "packed":
+        return ALWAYS_PACK
+    return packing_seconds() if me.dtype == "bfloat16" else NEVER_PACK
 
 
 def _stage_cost(pace: PaceTable) -> StageCost:
     return StageCost(pace.seconds, pace.plateau, pace.row_seconds)
 
 
-def _load_stage(config: Config, rank: int, reporter: Reporter) -> Loaded:
+def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     target = config.target
-    backend = backend_of(target.path)
-    reporter.loading(backend.library)
     model = backend.open(target.path, tokenizer=False)
     layers = model.info.layers
     span = layout(config, layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
     stage = backend.load(StageSpec(model, span, target.dtype, target.mode, target.quantize))
-    tried = _tried(config, rank, stage)
-    machine = VerifyMachine(
-        VerifyConfig(
-            rank=Rank(rank),
-            stages=config.stages,
-            window=config.limits.window,
-            batch_rows=config.limits.batch_rows,
-            slots=cache_budget(config, rank) // stage.cache_bytes(1),
-            vocab=model.info.vocab_size,
-            first_layer=span[0],
-            end_layer=span[1],
-            layers=layers,
-            tried_rows=tuple(tried),
-            tried_microseconds=tuple(round(1e6 * seconds) for seconds in tried.values()),
-        )
-    )
+    pass_seconds = stage.pass_seconds()
+    if rank in config.pace:
+        cost = _stage_cost(config.pace[rank])
+        pass_seconds = {
+            rows: max(cost.seconds(rows), measured) for rows, measured in pass_seconds.items()
+        }
     return Loaded(
-        me=_hello(config, rank, "verify", span, model),
-        machine=machine,
-        initial=machine.initial(),
+        me=_hello(config, rank, model, span),
+        machine=VerifyMachine(
+            VerifyConfig(
+                rank=rank,
+                stages=config.stages,
+                window=config.limits.window,
+                batch_rows=config.limits.batch_rows,
+                slots=cache_budget(config, rank) // stage.cache_bytes(1),
+                vocab=model.info.vocab_size,
+                first_layer=span[0],
+                end_layer=span[1],
+                layers=layers,
+                tried_rows=tuple(pass_seconds),
+                tried_microseconds=tuple(round(1e6 * took) for took in pass_seconds.values()),
+            )
+        ),
         run_job=stage.run,
         abandon_job=stage.abandon,
         tensors=stage,
         guarantee=stage.guarantee,
         weights=stage.weights,
-        threads=backend.threads(),
     )
 
 
-def _tried(config: Config, rank: int, stage: LoadedStage) -> dict[int, float]:
-    """By rows, the seconds that some passes of a stage take here."""
-    taken = stage.pass_seconds()
-    if rank in config.pace:
-        pace = _stage_cost(config.pace[rank])
-        taken = {rows: max(pace.seconds(rows), real) for rows, real in taken.items()}
-    return taken
-
-
-def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
-    backend = backend_of(config.target.path)
-    reporter.loading(backend.library)
+def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     target = backend.open(config.target.path)
     # A mistake in the layers is every node's: all of them name it at once.
     layout(config, target.info.layers)
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
+    # Where the source is a node of its own, this one runs no jobs.
+    source = Source(_no_source, _no_source)
     if config.source is None:
-        reporter.loading(f"draft {short(config.draft.source)}")
-        source = load_source(config, target)
-    else:
-        source = ELSEWHERE
-    machine = DraftMachine(
-        DraftConfig(
-            stages=config.stages,
-            source=None if config.source is None else Rank(config.stages + 1),
-            # Where there may be several the file names none.
-            sole=config.find(0) is not None,
-            vocab=target.info.vocab_size,
-            max_sessions=config.limits.sessions,
-            rejoin_seconds=config.limits.rejoin_seconds,
-            features=source.features,
-            slots=_source_slots(config, rank, source),
-            first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
-        )
-    )
+        source = _report_and_load(config, target, reporter)
+    # ``PLAIN`` serves chats of targets that were not made for them.
+    chats = tokenizer.has_template and config.target.chat_template != PLAIN
     return Loaded(
-        me=replace(
-            _hello(config, rank, "draft", (0, 0), target),
-            # ``PLAIN`` serves chats of targets that were not made for them.
-            chat_template=tokenizer.has_template and config.target.chat_template != PLAIN,
+        me=_hello(config, rank, target, chat_template=chats),
+        machine=DraftMachine(
+            DraftConfig(
+                stages=config.stages,
+                source=None if config.source is None else Rank(config.stages + 1),
+                # Where there may be several the file names none.
+                sole=config.find(0) is not None,
+                vocab=target.info.vocab_size,
+                max_sessions=config.limits.sessions,
+                rejoin_seconds=config.limits.rejoin_seconds,
+                features=source.features,
+                slots=_source_slots(config, rank, source),
+                first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
+            )
         ),
-        machine=machine,
-        initial=machine.initial(),
         run_job=source.run,
         abandon_job=source.abandon,
         tensors=source.tensors,
-        threads=backend.threads(),
-        codec=tokenizer,
+        tokenizer=tokenizer,
         rules=ServingConfig(
             context_length=target.info.context_length,
             eos=frozenset(target.info.eos_token_ids),
@@ -278,51 +244,58 @@ def _load_draft(config: Config, rank: Rank, reporter: Reporter) -> Loaded:
     )
 
 
-def _load_source(config: Config, rank: int, reporter: Reporter) -> Loaded:
-    backend = backend_of(config.target.path)
-    reporter.loading(backend.library)
-    # Whoever has a draft model compares its tokenizer with the target's.
+def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
+    # A draft model's tokenizer is compared with the target's.
     compares = any(part not in WITHOUT_MODEL for part in parts(config.draft.source))
     target = backend.open(config.target.path, tokenizer=compares)
-    reporter.loading(f"draft {short(config.draft.source)}")
-    source = load_source(config, target)
-    machine = SourceMachine(
-        SourceConfig(
-            Rank(rank),
-            target.info.vocab_size,
-            sessions=config.limits.sessions,
-            slots=_source_slots(config, rank, source),
-        )
-    )
+    source = _report_and_load(config, target, reporter)
     return Loaded(
-        me=_hello(config, rank, "source", (0, 0), target),
-        machine=machine,
-        initial=machine.initial(),
+        me=_hello(config, rank, target),
+        machine=SourceMachine(
+            SourceConfig(
+                rank,
+                target.info.vocab_size,
+                sessions=config.limits.sessions,
+                slots=_source_slots(config, rank, source),
+            )
+        ),
         run_job=source.run,
         abandon_job=source.abandon,
-        threads=backend.threads(),
     )
+
+
+def _report_and_load(config: Config, target: OpenModel, reporter: Reporter) -> Source:
+    # Without the folders.
+    names = "+".join(Path(part).name or part for part in config.draft.source.split("+"))
+    reporter.loading(f"draft {names}")
+    return load_source(config, target)
 
 
 def _source_slots(config: Config, rank: int, source: Source) -> int:
-    """Slots there is memory for; 0: no bound, where the source holds nothing worth counting."""
+    """Slots there is memory for; 0: no bound, where the source holds next to nothing."""
     if not source.token_bytes:
         return 0
-    return max(1, draft_budget(config, rank) // source.token_bytes)
+    return max(1, cache_budget(config, rank) // source.token_bytes)
 
 
 def _hello(
-    config: Config, rank: int, role: Role, span: tuple[int, int], target: OpenModel
+    config: Config,
+    rank: Rank,
+    target: OpenModel,
+    span: tuple[int, int] = (0, 0),
+    *,
+    chat_template: bool = False,
 ) -> Hello:
     return Hello(
         protocol=PROTOCOL_VERSION,
         cluster=config.cluster.name,
-        rank=Rank(rank),
-        role=role,
+        rank=rank,
+        role=role_of(rank, config.stages),
         stages=config.stages,
         layers=span,
         dtype=target.computed_dtype(config.target.dtype),
         fingerprint=target.fingerprint,
         mode=config.target.mode,
         quantize=config.target.quantize,
+        chat_template=chat_template,
     )

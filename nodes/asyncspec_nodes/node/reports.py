@@ -1,4 +1,4 @@
-"""What a node tells whoever started it: log lines for people, JSON lines for a parent process."""
+"""A node's progress: log lines on stderr, and JSON lines to a parent process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReadyReport(Struct, frozen=True, tag="ready", tag_field="event"):
     seconds: float
     # On a stage, how its weights are kept: "bfloat16", "int8", "int4 in groups of 64, head int8".
     weights: str = ""
-    # That share its products.
+    # Threads that share a product.
     threads: int = 1
 
 
@@ -44,29 +44,27 @@ class FailureReport(Struct, frozen=True, tag="fault", tag_field="event"):
     text: str
 
 
-_READY = ("layers", "dtype", "guarantee", "weights", "threads", "seconds")
 Report = LoadingReport | ReadyReport | FailureReport
-
-_DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 def read_report(line: bytes) -> Report:
-    """A parent's view of one line. Raises ``msgspec.DecodeError`` for anything else."""
-    return _DECODER.decode(line)
+    """One line of a node. Raises ``msgspec.DecodeError`` for anything else."""
+    report: Report = msgspec.json.decode(line, type=Report)
+    return report
 
 
 def _one_line(logger: Any, method: str, fields: MutableMapping[str, Any]) -> Any:
-    """Names and texts in a log line may be a peer's: each stays on its line, and is text."""
+    """Escapes control characters: names and texts may be a peer's."""
     return {k: printable(v) if isinstance(v, str) else v for k, v in fields.items()}
 
 
 class Reporter:
-    """Log lines on stderr always; reports on ``pipe`` as well where a parent listens."""
+    """Logs to stderr; reports to ``pipe``, where there is a parent."""
 
     def __init__(self, rank: int, pipe: TextIO | None) -> None:
         self._pipe = pipe
         self.rank = rank
-        # How far it has got, in words.
+        # Progress, for error texts.
         self.step = "starting"
         self.log: Any = structlog.wrap_logger(
             structlog.PrintLogger(sys.stderr),
@@ -87,14 +85,14 @@ class Reporter:
         """A step of loading begins."""
         self.step = f"loading {text}"
         self.log.info("loading", what=text)
-        self._tell(LoadingReport(self.rank, text))
+        self._report(LoadingReport(self.rank, text))
 
     def serving(self, report: ReadyReport) -> None:
         """Loading is over."""
         self.step = "ready"
-        fields = {n: getattr(report, n) for n in _READY}
-        self.log.info("ready", **fields)
-        self._tell(report)
+        names = ("layers", "dtype", "guarantee", "weights", "threads", "seconds")
+        self.log.info("ready", **{name: getattr(report, name) for name in names})
+        self._report(report)
 
     def failed(self, kind: Literal["user", "cluster"], text: str) -> None:
         """The node is about to stop. A user's mistake stands alone on its line."""
@@ -102,9 +100,9 @@ class Reporter:
             sys.stderr.write(f"asyncspec-node: {text}\n")
         else:
             self.log.error("stopping", why=text)
-        self._tell(FailureReport(self.rank, kind, text))
+        self._report(FailureReport(self.rank, kind, text))
 
-    def _tell(self, report: Report) -> None:
+    def _report(self, report: Report) -> None:
         if self._pipe is not None:
             self._pipe.write(msgspec.json.encode(report).decode() + "\n")
             self._pipe.flush()

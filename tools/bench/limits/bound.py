@@ -28,7 +28,7 @@ from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Admit, Forward, Row
 from asyncspec.core.sampling import Sampling
-from asyncspec_nodes.node.huge_pages import huge_page_environment
+from asyncspec_nodes.node.cli import huge_page_environment
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.enlarge import Size, enlarge
 from tools.bench.limits.progress import Tick

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.node.huge_pages import TUNABLES, huge_page_environment
+from asyncspec_nodes.node.cli import TUNABLES, huge_page_environment
 
 ASKED = "glibc.malloc.hugetlb=1"
 
@@ -53,7 +53,7 @@ def test_what_the_user_has_set_stays(
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from asyncspec_nodes.node.huge_pages import reexec_with_huge_pages
+from asyncspec_nodes.node.cli import reexec_with_huge_pages
 print("begun", flush=True)
 reexec_with_huge_pages(Path(sys.argv[1]))
 told = os.environ.get("GLIBC_TUNABLES"), os.read(int(sys.argv[2]), 9).decode()

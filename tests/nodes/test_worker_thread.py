@@ -1,4 +1,4 @@
-"""Work beside the event loop: the thread, and the tests' stand-in for it."""
+"""Work beside the event loop: the thread, and its stand-in in tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from asyncspec_nodes.node.worker_thread import WorkerThread
+from asyncspec_nodes.node.host import WorkerThread
 from asyncspec_nodes.serving.prompts import WorkQueue
 from nodes.by_hand import ByHand
 
 
-async def told(aside: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object]:
+async def told(queue: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object]:
     """What is told of pieces of work that are submitted at once, in the order it is told."""
     heard: list[object] = []
     all_told = asyncio.Event()
@@ -28,10 +28,10 @@ async def told(aside: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object
             all_told.set()
 
     for number, piece in enumerate(pieces):
-        aside.submit(piece, hear, partial(hear, f"{number} failed"))
+        queue.submit(piece, hear, partial(hear, f"{number} failed"))
     assert heard == []
-    if isinstance(aside, ByHand):
-        aside.run()
+    if isinstance(queue, ByHand):
+        queue.run()
     await all_told.wait()
     return heard
 
@@ -39,7 +39,7 @@ async def told(aside: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", [ByHand, partial(WorkerThread, "test")])
 async def test_pieces_are_told_in_their_order(kind: Callable[[], WorkQueue]) -> None:
-    aside = kind()
+    queue = kind()
     errors: list[BaseException] = []
     done: list[int] = []
 
@@ -54,15 +54,15 @@ async def test_pieces_are_told_in_their_order(kind: Callable[[], WorkQueue]) -> 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     pieces = [partial(piece, 0), partial(piece, 1), broken, partial(piece, 2)]
-    assert await told(aside, pieces) == [0, 1, "2 failed", 2]
-    assert isinstance(aside, ByHand | WorkerThread)
-    found = aside.errors if isinstance(aside, ByHand) else errors
+    assert await told(queue, pieces) == [0, 1, "2 failed", 2]
+    assert isinstance(queue, ByHand | WorkerThread)
+    found = queue.errors if isinstance(queue, ByHand) else errors
     assert [str(error) for error in found] == ["broken"]
 
 
 @pytest.mark.asyncio
 async def test_the_loop_goes_on_meanwhile() -> None:
-    aside, begun, go = WorkerThread("test"), asyncio.Event(), threading.Event()
+    queue, begun, go = WorkerThread("test"), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     def work() -> bool:
@@ -70,7 +70,7 @@ async def test_the_loop_goes_on_meanwhile() -> None:
         return go.wait(60)
 
     ended: asyncio.Future[bool] = loop.create_future()
-    aside.submit(work, ended.set_result, ended.cancel)
+    queue.submit(work, ended.set_result, ended.cancel)
     await begun.wait()
     assert not ended.done()
     go.set()
@@ -91,9 +91,9 @@ def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
         return True
 
     async def node() -> None:
-        aside = WorkerThread("test")
+        queue = WorkerThread("test")
         for work in (first, next_one):
-            aside.submit(work, heard.append, heard.clear)
+            queue.submit(work, heard.append, heard.clear)
         await asyncio.get_running_loop().run_in_executor(None, begun.wait)
 
     asyncio.run(node())

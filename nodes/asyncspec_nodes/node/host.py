@@ -1,0 +1,124 @@
+"""What surrounds a node's runtime in its process: the log, and on a draft node the text service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from asyncspec.actor.inbox import Answers, Event, Inbox
+from asyncspec.actor.link import Link
+from asyncspec.core.machine import Emit, Finish
+from asyncspec_nodes.node.inspector import Inspector
+from asyncspec_nodes.serving.service import TextService
+from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.messages import Cancel, Finished, Output, Status, Submit
+
+T = TypeVar("T")
+
+
+class NodeHost:
+    """``HostCallbacks`` that log, and on a draft node pass on to the text service."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self.service: TextService | None = None
+        # Records the text of answers: request, tokens, text.
+        self.record_text: Callable[[int, tuple[int, ...], str], None] | None = None
+
+    def emit(self, effect: Emit) -> None:
+        if self.service is not None:
+            text = self.service.emit(effect)
+            if self.record_text is not None:
+                self.record_text(effect.request, effect.tokens, text)
+
+    def finish(self, effect: Finish) -> None:
+        """Logs numbers, never text."""
+        self._log.info(
+            "finished",
+            session=int(effect.session),
+            reason=effect.reason,
+            detail=effect.detail,
+            prompt_tokens=effect.stats.get("prompt_tokens"),
+            new_tokens=effect.stats.get("new_tokens"),
+        )
+        if self.service is not None:
+            rest = self.service.finish(effect)
+            if self.record_text is not None and rest:
+                self.record_text(effect.request, (), rest)
+
+    def client(self, link: Link, message: Submit | Cancel) -> None:
+        if self.service is not None:
+            self.service.client(link, message)
+
+    def client_gone(self, link: Link) -> None:
+        if self.service is not None:
+            self.service.client_gone(link)
+
+    def changed(self, peer: Rank, up: bool, reason: str) -> None:
+        if up:
+            self._log.info("linked", peer=int(peer))
+        else:
+            self._log.warning("unlinked", peer=int(peer), why=reason)
+
+
+class LocalEngine:
+    """The draft node of this process as an ``Engine`` of the HTTP service, without a link."""
+
+    def __init__(self, service: TextService, inspector: Inspector) -> None:
+        self._service = service
+        self._inspector = inspector
+        self._inboxes: dict[int, Inbox] = {}
+        self._numbers = count()
+
+    def send(self, message: Output | Finished, /) -> None:
+        """See ``ResponseSink``."""
+        if (inbox := self._inboxes.get(message.request)) is not None:
+            inbox.put(message)
+
+    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
+        """The answer's events; the last is ``Finished``. Closing early cancels the request."""
+        number = next(self._numbers)
+        inbox = Inbox(lambda: self._service.client(self, Cancel(number)))
+        self._inboxes[number] = inbox
+        try:
+            self._service.client(self, replace(submit, request=number))
+            async for event in inbox.read():
+                yield event
+        finally:
+            del self._inboxes[number]
+            inbox.close()
+
+    async def nodes(self) -> tuple[Status, ...]:
+        """Status of every reachable node, by rank."""
+        answers = Answers()
+        self._inspector.ask(answers, 0)
+        return await answers.complete
+
+
+class WorkerThread:
+    """A ``WorkQueue``: one thread beside the running event loop. The loop's end does not wait for
+    work in progress, whose result is dropped."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        # The thread starts with the first work.
+        self._pool = ThreadPoolExecutor(1, name)
+
+    def submit(
+        self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[], None]
+    ) -> None:
+        def finished(future: asyncio.Future[T]) -> None:
+            error = future.exception()
+            if error is None:
+                done(future.result())
+                return
+            context = {"message": "work aside has failed", "exception": error}
+            self._loop.call_exception_handler(context)
+            failed()
+
+        self._loop.run_in_executor(self._pool, work).add_done_callback(finished)
