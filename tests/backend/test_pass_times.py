@@ -9,7 +9,7 @@ import pytest
 
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.pass_times import pass_seconds
+from asyncspec.backend.pass_times import pass_seconds
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from backend.probe import cut, same_bits
 
@@ -22,7 +22,7 @@ def test_every_stage_says_what_passes_take(
     mode: Mode, dtype: str, tiny: Callable[..., Path]
 ) -> None:
     for stage in cut(open_checkpoint(tiny()), 3, dtype=dtype, mode=mode):
-        taken = pass_seconds(stage)
+        taken = stage.pass_seconds()
         assert list(taken) == sorted(PARAMETERS.trial_rows)
         assert min(taken.values()) > 0
         assert stage.cache_bytes_held == 0
@@ -30,11 +30,11 @@ def test_every_stage_says_what_passes_take(
 
 def test_a_large_stage_tries_few_sizes(tiny: Callable[..., Path]) -> None:
     (stage,) = cut(open_checkpoint(tiny()), 1)
-    assert list(pass_seconds(stage, max_seconds=0.0)) == [1, 16]
+    assert list(pass_seconds(stage, stage.trial, max_seconds=0.0)) == [1, 16]
 
 
 def test_a_stage_is_as_before(tiny: Callable[..., Path]) -> None:
     stages = cut(open_checkpoint(tiny()), 2)
     for stage in stages:
-        pass_seconds(stage)
+        stage.pass_seconds()
     same_bits(stages, "after")

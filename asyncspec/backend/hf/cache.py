@@ -147,8 +147,9 @@ class TreeCache:
             return
         to = slice(start + unmoved, start + len(keep))
         index = torch.from_numpy(moved)
-        for stored in (*self.keys, *self.values):
-            stored[:, to] = stored.index_select(1, index)
+        with torch.inference_mode():
+            for stored in (*self.keys, *self.values):
+                stored[:, to] = stored.index_select(1, index)
         self.positions[to] = self.positions[moved]
 
     def check(self, committed: int) -> None:

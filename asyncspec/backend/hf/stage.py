@@ -26,12 +26,13 @@ from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
-from asyncspec.backend.hf.pass_times import pass_seconds
+from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.process import HeapTrimmer
 from asyncspec.backend.hf.sampling import best_successors, draw, log_probs_of
 from asyncspec.backend.hf.self_test import choose_settings, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
+from asyncspec.backend.pass_times import Trial, pass_seconds
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.jobs import (
     Admit,
@@ -169,7 +170,14 @@ class HFStage:
 
     def pass_seconds(self) -> dict[int, float]:
         """See ``LoadedStage``."""
-        return pass_seconds(self)
+        return pass_seconds(self, self.trial)
+
+    @property
+    def trial(self) -> Trial:
+        """Passes that are timed."""
+        width, dtype = self.shard.info.hidden_size, self.shard.dtype
+        vocab, has_head = self.shard.info.vocab_size, self.shard.has_head
+        return Trial(lambda rows: noise(rows, width).to(dtype), vocab, has_head)
 
     def cache_bytes(self, slots: int) -> int:
         """See ``LoadedStage``."""

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.backend.draft_model import CHUNK, REMEMBER, DraftPass
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.draft_model import CHUNK, REMEMBER, BatchedDraftPass, DraftPass
+from asyncspec.backend.hf.draft_model import BatchedDraftPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.geometry import Features
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
@@ -42,7 +43,7 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class EaglePass(DraftPass):
+class EaglePass(DraftPass[TreeCache]):
     """See ``DraftPass``, of a session of a head."""
 
     # [n, H]: true features as the layer takes them, or earlier guesses.
