@@ -14,11 +14,15 @@ from asyncspec.backend.base import EAGLE, Backend
 
 MODULES: Mapping[str, str] = {
     "hf": "asyncspec.backend.hf.backend",
+    "llama": "asyncspec.backend.llama.backend",
     "toy": "asyncspec.backend.toy.backend",
 }
 
 DEFAULT = "hf"
-"""Of models whose name has no prefix."""
+"""Of models whose name says nothing else."""
+
+GGUF = ".gguf"
+"""The end of names of files that are llama.cpp's."""
 
 
 def backend(name: str) -> Backend:
@@ -27,9 +31,11 @@ def backend(name: str) -> Backend:
 
 
 def backend_of(model: str) -> Backend:
-    """The backend of a model: its prefix ``BACKEND:`` says which, else it is ``DEFAULT``."""
+    """The backend of a model: its prefix ``BACKEND:`` says which, else what kind of file it is."""
     prefix, colon, _ = model.partition(":")
-    return backend(prefix if colon and prefix in MODULES else DEFAULT)
+    if colon and prefix in MODULES:
+        return backend(prefix)
+    return backend("llama" if model.endswith(GGUF) else DEFAULT)
 
 
 def backend_of_source(source: str, target: str) -> Backend:

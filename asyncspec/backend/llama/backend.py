@@ -1,0 +1,161 @@
+"""The llama.cpp backend: GGUF files on whatever llama.cpp computes on. The library is loaded inside
+the functions that need it; what a file says of its model needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncspec.backend.base import (
+    EAGLE,
+    Backend,
+    DType,
+    Footprint,
+    LoadedSource,
+    Mode,
+    ModelInfo,
+    Quantize,
+    SourceSpec,
+    StageSpec,
+)
+from asyncspec.backend.llama.footprint import footprint
+from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
+from asyncspec.core.errors import CheckpointError, UserError
+
+PREFIX = "llama:"
+
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Our names of settings, and those of ``general.sampling.*``."""
+
+
+class LlamaBackend:
+    """See ``Backend``."""
+
+    library = "llama.cpp"
+
+    runtime_bytes = 200 << 20
+
+    def model_name(self, name: str) -> str:
+        """See ``Backend``."""
+        return _path(name).stem
+
+    def locate(self, name: str) -> str:
+        """See ``Backend``."""
+        return str(_existing(name).absolute())
+
+    def inspect(self, name: str) -> ModelInfo:
+        """See ``Backend``."""
+        return open_target(_existing(name)).info
+
+    def check_target(self, name: str) -> ModelInfo:
+        """See ``Backend``."""
+        from asyncspec.backend.llama.library import bindings
+
+        bindings()
+        return self.inspect(name)
+
+    def check_source(self, name: str, target: str) -> str:
+        """See ``Backend``."""
+        if name.startswith(EAGLE):
+            raise CheckpointError(f"{name}: EAGLE heads do not work on GGUF targets yet")
+        if not _is_gguf(target):
+            raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
+        check_vocab(self.open(target), self.open(name))
+        return self.locate(name)
+
+    def sampling_defaults(self, name: str) -> Mapping[str, Any]:
+        """See ``Backend``."""
+        model = open_target(_existing(name)).model
+        said = {ours: model.get(f"general.sampling.{key}") for ours, key in _SAMPLING.items()}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def footprints(
+        self,
+        name: str,
+        spans: Sequence[tuple[int, int]],
+        dtype: DType,
+        mode: Mode,
+        quantize: Quantize,
+    ) -> list[Footprint]:
+        """See ``Backend``."""
+        target = self.open(name)
+        _check(target, dtype, quantize)
+        return [footprint(target, span) for span in spans]
+
+    def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
+        """See ``Backend``."""
+        draft = self.open(name)
+        return footprint(draft, (0, draft.info.layers))
+
+    def preload(self, name: str | None) -> None:
+        """See ``Backend``."""
+        from asyncspec.backend.llama import draft_model, stage, tokenizer
+        from asyncspec.backend.llama.library import bindings
+
+        del draft_model, stage, tokenizer
+        bindings()
+
+    def threads(self) -> int:
+        """See ``Backend``."""
+        from asyncspec.backend.llama.library import threads
+
+        return threads()
+
+    def open(self, name: str, *, tokenizer: bool = True) -> OpenTarget:
+        """See ``Backend``."""
+        return open_target(_existing(name))
+
+    def load(self, spec: StageSpec) -> Any:
+        """See ``Backend``."""
+        from asyncspec.backend.llama.stage import load_stage
+
+        _check(spec.model, spec.dtype, spec.quantize)
+        return load_stage(spec.model, *spec.layers, mode=spec.mode)
+
+    def load_source(self, spec: SourceSpec) -> LoadedSource:
+        """See ``Backend``."""
+        from asyncspec.backend.llama.draft_model import load_draft
+
+        if spec.name.startswith(EAGLE) or not isinstance(spec.target, OpenTarget):
+            raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
+        draft = self.open(spec.name)
+        check_vocab(spec.target, draft)
+        loaded = load_draft(draft, spec.target.info.vocab_size)
+        return LoadedSource(loaded, loaded.token_bytes)
+
+    def load_tokenizer(self, model: OpenTarget, template: str | None = None) -> Any:
+        """See ``Backend``."""
+        from asyncspec.backend.llama.tokenizer import LlamaTokenizer
+
+        return LlamaTokenizer(model, template)
+
+
+def _check(target: OpenTarget, dtype: DType, quantize: Quantize) -> None:
+    target.computed_dtype(dtype)
+    if quantize != "none":
+        raise UserError(f"a GGUF file is quantised as it is; leave quantize {quantize} out")
+
+
+def _is_gguf(name: str) -> bool:
+    return name.startswith(PREFIX) or name.endswith(".gguf")
+
+
+def _path(name: str) -> Path:
+    return Path(name.removeprefix(PREFIX)).expanduser()
+
+
+def _existing(name: str) -> Path:
+    path = _path(name)
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}; give a GGUF file")
+    return path
+
+
+BACKEND: Backend = LlamaBackend()

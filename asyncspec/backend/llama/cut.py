@@ -1,0 +1,215 @@
+"""A block of layers as a GGUF file of its own, which is nowhere written.
+
+llama.cpp loads whole models only, so a stage is given one: the target's metadata with fewer layers,
+and of the tensors the stage's own, renumbered. It reads them where they are in the target's files;
+what llama.cpp asks for and a stage does not use (a head before the last stage) is a hole in the
+file, whose bytes are never read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+
+from asyncspec.backend.llama.gguf_file import (
+    GGUF,
+    STRING,
+    Tensor,
+    Value,
+    header,
+    tensor_bytes,
+    value,
+)
+from asyncspec.core.errors import CheckpointError
+
+PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4, "cohere2": 4}
+"""Of families with windows: every n-th layer sees everything, unless the file says which."""
+
+FAMILIES = frozenset(
+    {
+        "llama",
+        "mistral3",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "gemma",
+        "phi3",
+        "granite",
+        "olmoe",
+        "deepseek2",
+        *PATTERNS,
+    }
+)
+"""Those that llama.cpp computes alike in parts and as a whole; what they derive from a layer's
+number is said in the metadata of the part."""
+
+BY_DEPTH: Mapping[str, frozenset[int]] = {
+    "gemma2": frozenset({46}),
+    "gemma3": frozenset({62}),
+    "deepseek2": frozenset({26, 27, 47, 48}),
+}
+"""Numbers of layers by which llama.cpp takes a model for another variant of its family."""
+
+SCALED_INPUT = frozenset({"gemma", "gemma2"})
+"""Families that multiply whatever comes in by the root of its width, embeddings or not."""
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_EMBEDDING, _HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+_OF_THE_HEAD = (_HEAD, _NORM, "output.bias", "output_norm.bias")
+_LEFT_OUT = ("tokenizer.", "split.", "general.alignment")
+DUMMY_VOCAB = 32
+
+
+def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str, Tensor]]:
+    """Metadata and tensors of layers [first, last). Raises ``CheckpointError`` for a family that
+    cannot be cut."""
+    layers = layer_count(model)
+    has_embedding, has_head = first == 0, last == layers
+    if not (has_embedding and has_head):
+        check_family(model, last - first)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.tensors.items():
+        if (layer := _LAYER.fullmatch(name)) is None:
+            if name != _EMBEDDING and name not in _OF_THE_HEAD:
+                tensors[name] = tensor
+        elif first <= int(layer[1]) < last:
+            tensors[f"blk.{int(layer[1]) - first}.{layer[2]}"] = tensor
+    embedding = _found(model, _EMBEDDING)
+    head = model.tensors.get(_HEAD)
+    width, vocab = embedding.shape[0], embedding.shape[1]
+    if has_head:
+        tensors |= {name: model.tensors[name] for name in _OF_THE_HEAD if name in model.tensors}
+    else:
+        tensors[_NORM] = _hole((width,), "F32")
+    if has_embedding or (has_head and head is None):
+        tensors[_EMBEDDING] = embedding
+    else:
+        vocab = vocab if has_head else DUMMY_VOCAB
+        tensors[_EMBEDDING] = _hole((width, vocab), embedding.type)
+    if not has_head and head is not None:
+        tensors[_HEAD] = _hole((width, vocab), head.type)
+    return _metadata(model, first, last, vocab), tensors
+
+
+def layer_count(model: GGUF) -> int:
+    """Layers that predict the next token; those for later ones come after them."""
+    layers = int(model.need("{arch}.block_count"))
+    return layers - int(model.get("{arch}.nextn_predict_layers", 0))
+
+
+def check_family(model: GGUF, layers: int) -> None:
+    """Raises ``CheckpointError`` for a family that cannot be cut into parts of so many layers."""
+    family, whole = model.architecture, layer_count(model)
+    if family not in FAMILIES:
+        raise CheckpointError(
+            f"{model.files[0]}: a model of the family {family} cannot be cut into stages; use one "
+            f"stage, or a model of {', '.join(sorted(FAMILIES))}"
+        )
+    depths = BY_DEPTH.get(family, frozenset())
+    if whole in depths or layers in depths:
+        raise CheckpointError(
+            f"{model.files[0]}: llama.cpp tells variants of {family} by their number of layers, "
+            f"and cannot compute {layers} of {whole}; use other stages, or one"
+        )
+
+
+def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value]:
+    family, layers = model.architecture, layer_count(model)
+    found = {
+        key: content
+        for key, content in model.metadata.items()
+        if not key.startswith(_LEFT_OUT) and key != f"{family}.nextn_predict_layers"
+    }
+    for key, content in found.items():
+        listed = content.get() if key.startswith(f"{family}.") else None
+        if isinstance(listed, list) and len(listed) >= layers:
+            kind = int.from_bytes(content.raw[4:8], "little")
+            found[key] = value(kind, listed[first:last])
+    pattern = f"{family}.attention.sliding_window_pattern"
+    # Gemma 2 has windows also where its file does not say so.
+    windowed = family == "gemma2" or f"{family}.attention.sliding_window" in found
+    if family in PATTERNS and windowed:
+        listed = model.get(pattern, PATTERNS[family])
+        if not isinstance(listed, list):
+            full = int(listed)
+            listed = [full == 0 or layer % full < full - 1 for layer in range(layers)]
+            found[pattern] = value(7, listed[first:last])
+        if not any(listed[first:last]):
+            raise CheckpointError(
+                f"{model.files[0]}: llama.cpp cannot compute layers {first} to {last - 1} by "
+                "themselves, of which none has a sliding window; use other stages"
+            )
+    if f"{family}.leading_dense_block_count" in found:
+        dense = int(model.get("{arch}.leading_dense_block_count"))
+        found[f"{family}.leading_dense_block_count"] = value(4, max(0, dense - first))
+    if first:
+        found.pop(f"{family}.embedding_scale", None)
+    return found | {
+        f"{family}.block_count": value(4, last - first),
+        f"{family}.vocab_size": value(4, vocab),
+        "tokenizer.ggml.model": value(STRING, "no_vocab"),
+    }
+
+
+def _found(model: GGUF, name: str) -> Tensor:
+    if name not in model.tensors:
+        raise CheckpointError(f"{model.files[0]} has no {name}; it is no whole language model")
+    return model.tensors[name]
+
+
+def _hole(shape: tuple[int, ...], kind: str) -> Tensor:
+    return Tensor(shape, kind, tensor_bytes(shape, kind))
+
+
+class VirtualFile:
+    """The bytes of a GGUF file that consists of a header and of tensors in other files."""
+
+    def __init__(self, metadata: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> None:
+        self._header = header(metadata, tensors)
+        self._starts: list[int] = []
+        self._tensors = tuple(tensors.values())
+        at = len(self._header)
+        for tensor in self._tensors:
+            self._starts.append(at)
+            at += tensor.size + -tensor.size % 32
+        self.size = at
+        self._open: dict[Path, int] = {}
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def read(self, at: int, into: memoryview) -> int:
+        """Fill ``into`` with the bytes from ``at`` on, as far as there are. Bytes of holes, and
+        between tensors, are left as they are. Raises ``OSError``."""
+        most = min(len(into), self.size - at)
+        done = 0
+        while done < most:
+            done += self._some(at + done, into[done:most])
+        return max(0, most)
+
+    def _some(self, at: int, into: memoryview) -> int:
+        if at < len(self._header):
+            found = self._header[at : at + len(into)]
+            into[: len(found)] = found
+            return len(found)
+        number = bisect_right(self._starts, at) - 1
+        tensor = self._tensors[number]
+        start, following = self._starts[number], self._starts[number + 1 : number + 2]
+        past = at - start
+        if past >= tensor.size or tensor.file is None:
+            return min(len(into), (following[0] if following else self.size) - at)
+        into = into[: tensor.size - past]
+        got = os.preadv(self._descriptor(tensor.file), [into], tensor.offset + past)
+        if not got:
+            raise OSError(f"{tensor.file} has become shorter")
+        return got
+
+    def _descriptor(self, file: Path) -> int:
+        if file not in self._open:
+            self._open[file] = os.open(file, os.O_RDONLY)
+        return self._open[file]

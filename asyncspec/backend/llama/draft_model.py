@@ -1,0 +1,58 @@
+"""A GGUF draft model on llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncspec.backend.draft_model import CachedDraftModel, ModelPass
+from asyncspec.backend.llama.cut import VirtualFile, cut
+from asyncspec.backend.llama.engine import Engine, Settings
+from asyncspec.backend.llama.footprint import footprint
+from asyncspec.backend.llama.library import load_model
+from asyncspec.backend.llama.target import OpenTarget
+from asyncspec.backend.llama.tree import TreeCache
+from asyncspec.backend.sampling import best_successors
+
+
+class LlamaDraft(CachedDraftModel[TreeCache]):
+    """A whole small model. One thread only. ``token_bytes``: held for each token of a session, and
+    for each node of its tree."""
+
+    def __init__(self, engine: Engine, context: int, vocab: int, token_bytes: int) -> None:
+        super().__init__(context, min(vocab, engine.model.vocab_size))
+        self.engine = engine
+        self.token_bytes = token_bytes
+
+    def new_cache(self) -> TreeCache:
+        return TreeCache(self.engine)
+
+    def drop(self, cache: TreeCache) -> None:
+        cache.close()
+
+    def compute(self, passes: Sequence[ModelPass[TreeCache]]) -> None:
+        known = self.engine.model.vocab_size
+        rows, wanted = [], []
+        for one in passes:
+            # Two models may share a tokenizer and still pad their vocabularies differently.
+            tokens = [token if token < known else 0 for token in one.tokens]
+            nodes = one.cache.grow(one.committed, one.rows, tokens)
+            rows += [(one.cache.branches, node) for node in nodes]
+            unasked = len(nodes) - len(one.nodes)
+            wanted += [False] * unasked + [True] * len(one.nodes)
+        self.rows_computed += len(rows)
+        logits = self.engine.run(rows, wanted).logits[:, : self.vocab]
+        if not len(logits):
+            return
+        most = max(one.session.remembered for one in passes)
+        proposals = iter(best_successors(logits, most))
+        for one in passes:
+            for node in one.nodes:
+                one.session.trie.learn(node, next(proposals))
+
+
+def load_draft(draft: OpenTarget, vocab: int) -> LlamaDraft:
+    """Load a whole model as a draft of a target with so many tokens. Raises ``CheckpointError``."""
+    span = (0, draft.info.layers)
+    model = load_model(VirtualFile(*cut(draft.model, *span)), str(draft.path))
+    engine = Engine(model, Settings(exact=False))
+    return LlamaDraft(engine, draft.info.context_length, vocab, footprint(draft, span).slot)

@@ -1,0 +1,148 @@
+"""A GGUF model opened: what its metadata says of it, and whether two nodes have the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncspec.backend.base import DType, ModelInfo
+from asyncspec.backend.llama.cut import layer_count
+from asyncspec.backend.llama.gguf_file import GGUF, Tensor, open_gguf
+from asyncspec.core.errors import CheckpointError, UserError
+
+DTYPE = "float32"
+"""Of hidden states between stages, whatever the weights are."""
+
+TOKENS = "tokenizer.ggml.tokens"
+
+_SAMPLE = 1024
+"""Bytes that are read at the beginning, in the middle and at the end of each tensor."""
+
+_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|return|>",
+        "<｜end▁of▁sentence｜>",  # noqa: RUF001
+    }
+)
+"""Control tokens that end an answer where the file does not say so, as in llama.cpp."""
+
+_CONTROL = 3
+"""The type of tokens that are no text."""
+
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class OpenTarget(Struct, frozen=True):
+    """See ``OpenModel``."""
+
+    path: Path
+    model: GGUF
+
+    @property
+    def info(self) -> ModelInfo:
+        """See ``OpenModel``."""
+        model = self.model
+        embedding = model.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise CheckpointError(f"{self.path} has no token_embd.weight; name the whole model")
+        return ModelInfo(
+            model.architecture,
+            layer_count(model),
+            int(model.need("{arch}.embedding_length")),
+            embedding.shape[1],
+            int(model.need("{arch}.context_length")),
+            end_tokens(model),
+            DTYPE,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """See ``OpenModel``: of the metadata, the tensors' names, types and shapes, and samples of
+        their bytes. Which file a tensor is in does not matter."""
+        digest = hashlib.sha256()
+        for key, value in sorted(self.model.metadata.items()):
+            if not key.startswith("split."):
+                digest.update(key.encode() + value.raw)
+        opened: dict[Path, int] = {}
+        try:
+            for name, tensor in sorted(self.model.tensors.items()):
+                digest.update(f"\n{name} {tensor.type} {tensor.shape} ".encode())
+                digest.update(_sample(opened, tensor))
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read ({error})") from error
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+        return f"gguf:{digest.hexdigest()}"
+
+    @property
+    def weights(self) -> str:
+        """The type that most of the weights have."""
+        sizes: Counter[str] = Counter()
+        for tensor in self.model.tensors.values():
+            sizes[tensor.type] += tensor.size
+        return sizes.most_common(1)[0][0]
+
+    def computed_dtype(self, dtype: DType) -> str:
+        """See ``OpenModel``."""
+        if dtype not in ("auto", DTYPE, "fp32"):
+            raise UserError(f"llama.cpp's stages exchange float32; leave dtype {dtype} out")
+        return DTYPE
+
+
+def open_target(path: Path) -> OpenTarget:
+    """Read the headers of a model's files. Raises ``CheckpointError``."""
+    opened = OpenTarget(path, open_gguf(path))
+    opened.model.need("general.architecture")
+    return opened
+
+
+def end_tokens(model: GGUF) -> tuple[int, ...]:
+    """Tokens that end an answer."""
+    said = {model.get(f"tokenizer.ggml.{key}") for key in _END_KEYS} - {None}
+    kinds = model.get("tokenizer.ggml.token_type") or []
+    named = {
+        i
+        for i, (token, kind) in enumerate(zip(model.get(TOKENS) or [], kinds, strict=False))
+        if kind == _CONTROL and token in _ENDS
+    }
+    return tuple(sorted({*map(int, said), *named}))
+
+
+def check_vocab(target: OpenTarget, draft: OpenTarget) -> None:
+    """Raise ``CheckpointError`` where the draft's tokens are not the target's."""
+    ours, theirs = (model.model.get(TOKENS) for model in (target, draft))
+    if ours == theirs:
+        return
+    ours, theirs = ours or [], theirs or []
+    least = min(len(ours), len(theirs))
+    different = [i for i in range(least) if ours[i] != theirs[i]]
+    if different or not least:
+        first = f", the first being {ours[different[0]]!r}" if different else ""
+        raise CheckpointError(
+            f"tokenizer mismatch: {draft.path} and {target.path} disagree on {len(different)} "
+            f"entries of their vocabularies{first}; use a draft model of the same family"
+        )
+
+
+def _sample(opened: dict[Path, int], tensor: Tensor) -> bytes:
+    assert tensor.file is not None
+    if tensor.file not in opened:
+        opened[tensor.file] = os.open(tensor.file, os.O_RDONLY)
+    last = max(0, tensor.size - _SAMPLE)
+    length = min(tensor.size, _SAMPLE)
+    read = (
+        os.pread(opened[tensor.file], length, tensor.offset + at) for at in (0, last // 2, last)
+    )
+    return b"".join(read)

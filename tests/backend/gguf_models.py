@@ -1,0 +1,355 @@
+"""Small GGUF models: random ones of every family, and the bundled ones converted; and what
+llama.cpp itself writes with a whole file."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXTRA = 'needs the extra "llama": pip install "asyncspec[llama]" gguf'
+gguf = pytest.importorskip("gguf", reason=EXTRA)
+pytest.importorskip("llama_cpp.llama_cpp", reason=EXTRA)
+
+LAYERS, VOCAB, WIDTH, HEADS, KV_HEADS, HEAD, FEED = 5, 160, 64, 4, 2, 16, 96
+EXPERTS, EXPERT_FEED = 4, 32
+
+_SWA = {"attention.sliding_window": 16}
+_EXPERTS = {
+    "expert_count": EXPERTS,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": EXPERT_FEED,
+}
+_FACTORS = [1.0 + i / 8 for i in range(HEAD // 2)]
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {"tied": True},
+    "llama-freqs": {"globals": {"rope_freqs.weight": _FACTORS}},
+    "mixtral": {"experts": {"expert_count": EXPERTS, "expert_used_count": 2}},
+    "mistral3": {"arch": "mistral3"},
+    "qwen2": {"arch": "qwen2", "biases": True},
+    "qwen3": {"arch": "qwen3", "norms": "head"},
+    "qwen3moe": {"arch": "qwen3moe", "norms": "head", "experts": _EXPERTS},
+    "gemma": {"arch": "gemma", "tied": True},
+    "gemma2": {
+        "arch": "gemma2",
+        "tied": True,
+        "keys": _SWA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "post_norms": True,
+    },
+    "gemma3": {"arch": "gemma3", "tied": True, "keys": _SWA, "post_norms": True, "norms": "head"},
+    "phi3": {"arch": "phi3", "fused": True},
+    "phi3-long": {
+        "arch": "phi3",
+        "fused": True,
+        "keys": {
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.attn_factor": 1.1,
+        },
+        "globals": {
+            "rope_factors_long.weight": _FACTORS,
+            "rope_factors_short.weight": [1.0] * (HEAD // 2),
+        },
+    },
+    "gpt-oss": {
+        "arch": "gpt-oss",
+        "keys": _SWA,
+        "experts": _EXPERTS,
+        "biases": True,
+        "all_biases": True,
+        "post_norms": "attention",
+    },
+    "granite": {
+        "arch": "granite",
+        "keys": {
+            "embedding_scale": 3.0,
+            "residual_scale": 0.5,
+            "logit_scale": 2.0,
+            "attention.scale": 0.2,
+        },
+    },
+    "olmo2": {"arch": "olmo2", "post_norms": "only", "norms": "row"},
+    "deepseek2": {
+        "arch": "deepseek2",
+        "mla": True,
+        "experts": _EXPERTS
+        | {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.0,
+            "expert_gating_func": 1,
+        },
+    },
+}
+
+
+class Writer:
+    """One random model."""
+
+    def __init__(self, path: Path, family: str, kind: str, seed: int) -> None:
+        self.spec = FAMILIES[family]
+        self.arch = self.spec.get("arch", "llama")
+        self.kind, self.random = kind, np.random.default_rng(seed)
+        self.file = gguf.GGUFWriter(path, self.arch)
+
+    def key(self, name: str, value: Any) -> None:
+        add = self.file.add_float32 if isinstance(value, float) else self.file.add_uint32
+        add(f"{self.arch}.{name}", value)
+
+    def matrix(self, name: str, *shape: int, scale: float = 1.5) -> None:
+        values = self.random.standard_normal(shape, np.float32) * scale / math.sqrt(shape[-1])
+        add_matrix(self.file, name, values, self.kind)
+
+    def vector(self, name: str, *shape: int, around: float = 1.0) -> None:
+        values = around + 0.1 * self.random.standard_normal(shape, np.float32)
+        self.file.add_tensor(name, values.astype(np.float32))
+
+
+def add_matrix(file: Any, name: str, values: Any, kind: str) -> None:
+    """A tensor in a type that ``gguf`` can write; Q8_0 where its rows do not fit the blocks."""
+    if kind == "F32":
+        file.add_tensor(name, values)
+    elif kind == "F16":
+        file.add_tensor(name, values.astype(np.float16))
+    else:
+        type_ = gguf.GGMLQuantizationType[kind]
+        file.add_tensor(name, gguf.quants.quantize(values, type_), raw_dtype=type_)
+
+
+def save_random(
+    path: Path, family: str = "llama", *, layers: int = LAYERS, kind: str = "F16", seed: int = 0
+) -> Path:
+    """A random model, without a vocabulary of texts."""
+    out = Writer(path, family, kind, seed)
+    spec = out.spec
+    keys = {
+        "block_count": layers,
+        "context_length": 512,
+        "embedding_length": WIDTH,
+        "feed_forward_length": FEED,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "rope.dimension_count": HEAD,
+        "rope.freq_base": 10000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": VOCAB,
+    }
+    if spec.get("mla"):
+        keys |= {
+            "attention.head_count_kv": 1,
+            "attention.q_lora_rank": 24,
+            "attention.kv_lora_rank": 32,
+            "attention.key_length": 32 + 8,
+            "attention.value_length": 32,
+            "attention.key_length_mla": HEAD + 8,
+            "attention.value_length_mla": HEAD,
+            "rope.dimension_count": 8,
+        }
+    for name, value in (keys | spec.get("keys", {}) | spec.get("experts", {})).items():
+        out.key(name, value)
+    out.file.add_tokenizer_model("no_vocab")
+    out.matrix("token_embd.weight", VOCAB, WIDTH, scale=0.3 if spec.get("tied") else 6.0)
+    out.vector("output_norm.weight", WIDTH)
+    if not spec.get("tied"):
+        out.matrix("output.weight", VOCAB, WIDTH, scale=3.0)
+    for name, values in spec.get("globals", {}).items():
+        out.file.add_tensor(name, np.array(values, np.float32))
+    for layer in range(layers):
+        _attention(out, f"blk.{layer}.")
+        _feed_forward(
+            out,
+            f"blk.{layer}.",
+            dense=layer
+            < spec.get("experts", {}).get(
+                "leading_dense_block_count", 0 if "experts" in spec else layers
+            ),
+        )
+    finish(out.file)
+    return path
+
+
+def finish(file: Any) -> None:
+    """Write all of it."""
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def _attention(out: Writer, at: str) -> None:
+    spec, query, keys = out.spec, HEADS * HEAD, KV_HEADS * HEAD
+    post = spec.get("post_norms")
+    if post != "only":
+        out.vector(f"{at}attn_norm.weight", WIDTH)
+    if post:
+        out.vector(f"{at}post_attention_norm.weight", WIDTH)
+    if spec.get("mla"):
+        out.matrix(f"{at}attn_q_a.weight", 24, WIDTH)
+        out.vector(f"{at}attn_q_a_norm.weight", 24)
+        out.matrix(f"{at}attn_q_b.weight", HEADS * (HEAD + 8), 24)
+        out.matrix(f"{at}attn_kv_a_mqa.weight", 32 + 8, WIDTH)
+        out.vector(f"{at}attn_kv_a_norm.weight", 32)
+        out.matrix(f"{at}attn_k_b.weight", HEADS, 32, HEAD)
+        out.matrix(f"{at}attn_v_b.weight", HEADS, HEAD, 32)
+    elif spec.get("fused"):
+        out.matrix(f"{at}attn_qkv.weight", query + 2 * keys, WIDTH)
+    else:
+        for name, height in (("q", query), ("k", keys), ("v", keys)):
+            out.matrix(f"{at}attn_{name}.weight", height, WIDTH)
+            if spec.get("biases"):
+                out.vector(f"{at}attn_{name}.bias", height, around=0.0)
+    if (norms := spec.get("norms")) is not None:
+        out.vector(f"{at}attn_q_norm.weight", HEAD if norms == "head" else query)
+        out.vector(f"{at}attn_k_norm.weight", HEAD if norms == "head" else keys)
+    out.matrix(f"{at}attn_output.weight", WIDTH, query)
+    if spec.get("all_biases"):
+        out.vector(f"{at}attn_output.bias", WIDTH, around=0.0)
+        out.vector(f"{at}attn_sinks.weight", HEADS)
+
+
+def _feed_forward(out: Writer, at: str, *, dense: bool) -> None:
+    spec = out.spec
+    post = spec.get("post_norms")
+    if post not in ("only", "attention"):
+        out.vector(f"{at}ffn_norm.weight", WIDTH)
+    if post in (True, "only"):
+        out.vector(f"{at}post_ffw_norm.weight", WIDTH)
+    if dense:
+        if not spec.get("fused"):
+            out.matrix(f"{at}ffn_gate.weight", FEED, WIDTH)
+        out.matrix(f"{at}ffn_up.weight", 2 * FEED if spec.get("fused") else FEED, WIDTH)
+        out.matrix(f"{at}ffn_down.weight", WIDTH, FEED)
+        return
+    wide = spec["experts"].get("expert_feed_forward_length", FEED)
+    out.matrix(f"{at}ffn_gate_inp.weight", EXPERTS, WIDTH)
+    parts = {"gate": (wide, WIDTH), "up": (wide, WIDTH), "down": (WIDTH, wide)}
+    for name, shape in parts.items():
+        out.matrix(f"{at}ffn_{name}_exps.weight", EXPERTS, *shape)
+        if spec.get("all_biases"):
+            out.vector(f"{at}ffn_{name}_exps.bias", EXPERTS, shape[0], around=0.0)
+        if "expert_shared_count" in spec["experts"]:
+            out.matrix(f"{at}ffn_{name}_shexp.weight", *shape)
+    if spec.get("all_biases"):
+        out.vector(f"{at}ffn_gate_inp.bias", EXPERTS, around=0.0)
+
+
+# --- The bundled models.
+
+
+def convert(source: Path, path: Path, kind: str = "F16") -> Path:
+    """A checkpoint of the Llama family with its byte-level tokenizer."""
+    from safetensors import safe_open
+
+    config = json.loads((source / "config.json").read_text())
+    file = gguf.GGUFWriter(path, "llama")
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head = config["head_dim"]
+    file.add_block_count(config["num_hidden_layers"])
+    file.add_context_length(config["max_position_embeddings"])
+    file.add_embedding_length(config["hidden_size"])
+    file.add_feed_forward_length(config["intermediate_size"])
+    file.add_head_count(heads)
+    file.add_head_count_kv(kv_heads)
+    file.add_key_length(head)
+    file.add_value_length(head)
+    file.add_rope_dimension_count(head)
+    file.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    file.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    file.add_vocab_size(config["vocab_size"])
+    _add_vocabulary(file, json.loads((source / "tokenizer.json").read_text()), config)
+    weights: dict[str, Any] = {}
+    for part in sorted(source.glob("model*.safetensors")):
+        with safe_open(part, "pt") as tensors:
+            weights |= {name: tensors.get_tensor(name).float().numpy() for name in tensors.keys()}  # noqa: SIM118
+
+    def turned(values: Any, count: int) -> Any:
+        """Rows as llama.cpp's rotary embedding pairs them."""
+        return values.reshape(count, 2, head // 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+    add_matrix(file, "token_embd.weight", weights["model.embed_tokens.weight"], kind)
+    file.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    if not config["tie_word_embeddings"]:
+        add_matrix(file, "output.weight", weights["lm_head.weight"], kind)
+    for layer in range(config["num_hidden_layers"]):
+        names = {
+            "attn_q": ("self_attn.q_proj", heads),
+            "attn_k": ("self_attn.k_proj", kv_heads),
+            "attn_v": ("self_attn.v_proj", 0),
+            "attn_output": ("self_attn.o_proj", 0),
+            "ffn_gate": ("mlp.gate_proj", 0),
+            "ffn_up": ("mlp.up_proj", 0),
+            "ffn_down": ("mlp.down_proj", 0),
+        }
+        at = f"model.layers.{layer}."
+        for ours, theirs in (("attn_norm", "input"), ("ffn_norm", "post_attention")):
+            file.add_tensor(f"blk.{layer}.{ours}.weight", weights[f"{at}{theirs}_layernorm.weight"])
+        for ours, (theirs, count) in names.items():
+            values = weights[f"{at}{theirs}.weight"]
+            values = np.ascontiguousarray(turned(values, count) if count else values)
+            fits = kind in ("F32", "F16") or values.shape[1] % 32 == 0
+            add_matrix(file, f"blk.{layer}.{ours}.weight", values, kind if fits else "F16")
+    finish(file)
+    return path
+
+
+def _add_vocabulary(file: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    tokens = [""] * config["vocab_size"]
+    for text, token in tokenizer["model"]["vocab"].items():
+        tokens[token] = text
+    kinds = [gguf.TokenType.NORMAL] * len(tokens)
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]], kinds[added["id"]] = added["content"], gguf.TokenType.CONTROL
+    merges = [
+        one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]
+    ]
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("smollm")  # digits one by one, then GPT-2's words
+    file.add_token_list(tokens)
+    file.add_token_types(kinds)
+    file.add_token_merges(merges)
+    file.add_bos_token_id(config["bos_token_id"])
+    file.add_eos_token_id(config["eos_token_id"])
+    file.add_add_bos_token(True)
+
+
+# --- llama.cpp itself.
+
+
+def own_greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
+    """What llama.cpp writes with the whole file, one token a pass and greedily; and the least lead
+    of a token over the next best."""
+    from asyncspec.backend.llama.library import bindings
+
+    bound = bindings()
+    parameters = bound.llama_model_default_params()
+    parameters.use_extra_bufts = False
+    model = bound.llama_model_load_from_file(str(path).encode(), parameters)
+    settings = bound.llama_context_default_params()
+    settings.n_ctx = 512
+    settings.n_threads = settings.n_threads_batch = 1
+    context = bound.llama_init_from_model(model, settings)
+    found: list[int] = []
+    fresh, lead = list(prompt), math.inf
+    try:
+        while len(found) < count:
+            tokens = (ctypes.c_int32 * len(fresh))(*fresh)
+            assert bound.llama_decode(context, bound.llama_batch_get_one(tokens, len(fresh))) == 0
+            vocab = bound.llama_vocab_n_tokens(bound.llama_model_get_vocab(model))
+            logits = np.ctypeslib.as_array(bound.llama_get_logits_ith(context, -1), (vocab,))
+            best = np.sort(logits)[-2:]
+            lead = min(lead, float(best[1] - best[0]))
+            fresh = [int(logits.argmax())]
+            found += fresh
+    finally:
+        bound.llama_free(context)
+        bound.llama_model_free(model)
+    return found, lead

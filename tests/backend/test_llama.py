@@ -1,0 +1,139 @@
+"""Stages on llama.cpp: trees, batches and shared prompts against one row per pass, and every family
+against llama.cpp's own text of the whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from asyncspec.backend.base import StageBackend
+from asyncspec.backend.llama.branches import Pool
+from asyncspec.backend.llama.cut import VirtualFile, cut
+from asyncspec.backend.llama.gguf_file import open_gguf
+from asyncspec.backend.llama.stage import LlamaStage, load_stage
+from asyncspec.backend.llama.target import open_target
+from asyncspec.backend.reference import decode
+from asyncspec.core.errors import CheckpointError
+from asyncspec.core.sampling import Sampling
+from backend import conformance
+from backend.conformance import MakeStages
+from backend.gguf_models import FAMILIES, LAYERS, own_greedy, save_random
+
+SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
+DRAWS = (Sampling(), SAMPLED, Sampling(repetition_penalty=1.4, presence_penalty=0.5))
+LEAD = 0.002
+"""Of a token's logit over the next one's."""
+
+PROMPT = [3 + i * 7 % 150 for i in range(40)]
+
+
+def stages_of(path: Path, count: int) -> list[LlamaStage]:
+    target = open_target(path)
+    edges = [LAYERS * i // count for i in range(count + 1)]
+    return [load_stage(target, *span) for span in pairwise(edges)]
+
+
+@pytest.fixture(scope="module", params=["F16", "Q8_0", "Q4_0"])
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeStages:
+    path = save_random(tmp_path_factory.mktemp("gguf") / "model.gguf", kind=request.param)
+    made: dict[int, Sequence[StageBackend]] = {}
+
+    def stages(count: int) -> Sequence[StageBackend]:
+        if count not in made:
+            made[count] = stages_of(path, count)
+        return made[count]
+
+    return stages
+
+
+@pytest.mark.parametrize("how", DRAWS)
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
+    for coalesced in (False, True):
+        conformance.check_tree_equals_sequential(
+            make, 16, 0, stages=stages, length=25, sampling=how, coalesced=coalesced
+        )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_batch_equals_each_alone(make: MakeStages, seed: int) -> None:
+    conformance.check_batches_equal_sequential(make, 16, seed, DRAWS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
+    conformance.check_begins_like_another(make, 16, seed)
+
+
+def test_the_rest_of_the_suite(make: MakeStages) -> None:
+    conformance.check_sessions_apart(make, 16)
+    conformance.check_prompt_needs_no_verdict(make, 16)
+    conformance.check_release(make)
+    conformance.check_wire(make)
+
+
+def test_few_sequences_are_enough(make: MakeStages) -> None:
+    (stage,) = make(1)
+    assert isinstance(stage, LlamaStage)
+    pool = stage.engine.pool
+    stage.engine.pool = Pool(3)
+    try:
+        conformance.check_tree_equals_sequential(make, 16, 5, stages=1, length=25)
+    finally:
+        stage.engine.pool = pool
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_what_llama_cpp_makes_of_the_whole_file(family: str, tmp_path: Path) -> None:
+    for seed in range(9):  # rounding decides where two tokens are as likely
+        path = save_random(tmp_path / f"{seed}.gguf", family, seed=seed)
+        want, lead = own_greedy(path, PROMPT, 30)
+        if lead > LEAD:
+            break
+    else:
+        pytest.fail("no model that is sure of its text")
+    for count in (1, 2):
+        stages = stages_of(path, count)
+        assert decode(stages, PROMPT, 30) == want
+        assert [stage.guarantee for stage in stages] == ["bitwise"] * count
+    conformance.check_batches_equal_sequential(
+        lambda _: stages, 150, 0, (Sampling(), SAMPLED), length=60
+    )
+
+
+def test_a_cut_holds_its_own_tensors_only(tmp_path: Path) -> None:
+    model = open_gguf(save_random(tmp_path / "model.gguf"))
+    (whole,) = model.files
+    metadata, tensors = cut(model, 1, 3)
+    own = {name for name, tensor in tensors.items() if tensor.file is not None}
+    kinds = {name.removeprefix("blk.0.") for name in model.tensors if name.startswith("blk.0.")}
+    assert own == {f"blk.{layer}.{kind}" for layer in (0, 1) for kind in kinds}
+    file = VirtualFile(metadata, tensors)
+    data = bytearray(file.size)
+    assert file.read(0, memoryview(data)) == file.size
+    file.close()
+    copy = tmp_path / "cut.gguf"
+    copy.write_bytes(data)
+    stored = open_gguf(copy).tensors["blk.1.ffn_up.weight"]
+    source = model.tensors["blk.2.ffn_up.weight"]
+    assert (
+        data[stored.offset : stored.offset + stored.size]
+        == whole.read_bytes()[source.offset : source.offset + source.size]
+    )
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    path = save_random(tmp_path / "model.gguf")
+    data = path.read_bytes()
+    for broken, message in (
+        (b"", "cannot be read|damaged|no GGUF"),
+        (b"PK" + data[2:], "no GGUF file"),
+        (data[:200], "truncated"),
+        (data[:-100], "truncated"),
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match=message):
+            open_target(path)
