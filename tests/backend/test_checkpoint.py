@@ -17,14 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.checkpoint_files import locate
-from asyncspec.backend.hf.families import (
-    check_vocab,
-    context_length,
-    eos_token_ids,
-    inspect_checkpoint,
-)
+from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.backend.hf.tokenizer import check_vocab
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, ClusterError, UserError
 from backend.probe import cut
@@ -81,16 +77,15 @@ def test_inspecting_needs_no_torch(mine: Path) -> None:
 
 def test_end_of_answer(mine: Path) -> None:
     (mine / "generation_config.json").unlink(missing_ok=True)
-    assert eos_token_ids(mine) == (2,)
+    assert inspect_checkpoint(mine).eos_token_ids == (2,)
     edit(mine / "generation_config.json", eos_token_id=[7, 9])
-    assert eos_token_ids(mine) == (7, 9)
+    assert inspect_checkpoint(mine).eos_token_ids == (7, 9)
     edit(mine / "generation_config.json", eos_token_id=None)
     edit(mine / "config.json", eos_token_id=None)
-    assert eos_token_ids(mine) == ()
+    assert inspect_checkpoint(mine).eos_token_ids == ()
     edit(mine / "config.json", eos_token_id="</s>")
     with pytest.raises(CheckpointError, match="eos_token_id"):
-        eos_token_ids(mine)
-    assert context_length(mine) == 512
+        inspect_checkpoint(mine)
 
 
 def test_sharded_is_the_same_model(sharded: Path, tiny: MakeTiny) -> None:
@@ -159,14 +154,14 @@ def test_other_weights_are_another_model(mine: Path, tiny: MakeTiny) -> None:
 )
 def test_dtype(tiny: MakeTiny, stored: torch.dtype, asked: str, used: torch.dtype) -> None:
     checkpoint = open_checkpoint(tiny("llama", dtype=stored))
-    assert resolve_dtype(checkpoint, asked) is used
+    assert resolve_dtype(checkpoint.info, asked) is used
     stage = load_stage(checkpoint, 1, 2, dtype=asked)
     assert {x.dtype for x in stage.shard.linears} == {used}
 
 
 def test_unknown_dtype(tiny: MakeTiny) -> None:
     with pytest.raises(UserError, match="int4"):
-        resolve_dtype(open_checkpoint(tiny("llama")), "int4")
+        resolve_dtype(open_checkpoint(tiny("llama")).info, "int4")
 
 
 def renamed(path: Path, new: Callable[[str], str]) -> None:
@@ -289,7 +284,7 @@ def bad_index(path: Path) -> None:
         (garbage_header, "cannot be read"),
         (lfs_pointer, "not a whole"),
         (index_of_missing_file, "'gone.safetensors'"),
-        (index_out_of_directory, "not there"),
+        (index_out_of_directory, "cannot be read"),
         (index_of_missing_tensor, "'nothing'"),
         (bad_index, "cannot be read"),
     ],

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.families import context_length
+from asyncspec.backend.hf.model_config import context_length, read_config
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError
 from backend.probe import cut
@@ -64,7 +64,7 @@ def test_it_is_what_yarn_stretches_to(
     if outside is not None:
         config["original_max_position_embeddings"] = outside
     folder = directory(tmp_path_factory, config)
-    found = context_length(folder)
+    found = context_length(read_config(folder), folder)
     if kind != "yarn":
         assert found == most
         return
@@ -97,23 +97,19 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ),
     ],
 )
-def test_published(
-    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], length: int
-) -> None:
+def test_published(tmp_path: Path, config: dict[str, Any], length: int) -> None:
     usual = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096}
-    assert context_length(directory(tmp_path_factory, usual | config)) == length
+    assert context_length(usual | config, tmp_path) == length
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"factor": "4"}, {"factor": 0}, {"factor": True}, {"original_max_position_embeddings": -1}],
 )
-def test_what_makes_no_sense(
-    tmp_path_factory: pytest.TempPathFactory, wrong: dict[str, Any]
-) -> None:
+def test_what_makes_no_sense(tmp_path: Path, wrong: dict[str, Any]) -> None:
     config = {"max_position_embeddings": 4096, "rope_scaling": YARN | wrong}
     with pytest.raises(CheckpointError, match=f"needs a positive number as {next(iter(wrong))}"):
-        context_length(directory(tmp_path_factory, config))
+        context_length(config, tmp_path)
 
 
 def test_tokens_behind_the_original_length_are_those_of_generate(tiny: Callable[..., Path]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.checkpoint_files import list_tensors
-from asyncspec.backend.hf.families import SUPPORTED
+from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
 from backend.probe import cut, same_bits
 from backend.tiny import FAMILIES, LAYERS, generated

@@ -14,9 +14,9 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.eagle.head import EagleHead, head_footprint
 from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.backend.hf.families import inspect_checkpoint
 from asyncspec.backend.hf.footprint import draft_footprint, footprint
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec_nodes.cli import main as cli
 from backend.eagle_heads import TARGET, State, eagle, eagle3, save

@@ -41,7 +41,7 @@ def load(path: Path, dtype: str, mode: Mode) -> Shard:
     checkpoint = open_checkpoint(path)
     with torch.inference_mode():
         return load_shard(
-            checkpoint, FIRST, LAST, resolve_dtype(checkpoint, dtype), mode, KernelSettings()
+            checkpoint, FIRST, LAST, resolve_dtype(checkpoint.info, dtype), mode, KernelSettings()
         )
 
 

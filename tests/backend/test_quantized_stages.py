@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.families import inspect_checkpoint
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu.quantized import (
     Int8Linear,
@@ -24,6 +23,7 @@ from asyncspec.backend.hf.kernels.cpu.quantized import (
     quantize_int4,
     quantize_int8,
 )
+from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.backend.hf.weights import quantization_of
 from asyncspec.backend.reference import decode

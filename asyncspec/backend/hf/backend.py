@@ -20,21 +20,16 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageSpec,
 )
-from asyncspec.backend.hf.checkpoint_files import list_tensors, locate, short_name
+from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.eagle.geometry import check_head
-from asyncspec.backend.hf.families import (
-    check_vocab,
-    inspect_checkpoint,
-    read_generation_config,
-    token_ids,
-)
-from asyncspec.backend.hf.repository import open_files
+from asyncspec.backend.hf.hub import locate, open_files, short_name
+from asyncspec.backend.hf.model_config import inspect_checkpoint, read_generation_config
+from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
 from asyncspec.core.errors import AsyncSpecError
 
 if TYPE_CHECKING:
     from asyncspec.backend.hf.checkpoint import Checkpoint
     from asyncspec.backend.hf.stage import HFStage
-    from asyncspec.backend.hf.tokenizer import HFTokenizer
 
 
 class HFBackend:
@@ -111,11 +106,11 @@ class HFBackend:
 
     def preload(self, name: str | None) -> None:
         """See ``Backend``."""
-        from asyncspec.backend.hf import draft_model, stage, tokenizer
+        from asyncspec.backend.hf import draft_model, stage
         from asyncspec.backend.hf.kernels.cpu import ort
         from asyncspec.backend.hf.shard import model_class
 
-        del draft_model, stage, tokenizer
+        del draft_model, stage
         ort.is_available()
         if name is not None:
             with suppress(AsyncSpecError):
@@ -158,8 +153,6 @@ class HFBackend:
 
     def load_tokenizer(self, model: Checkpoint, template: str | None = None) -> HFTokenizer:
         """See ``Backend``."""
-        from asyncspec.backend.hf.tokenizer import load_tokenizer
-
         return load_tokenizer(model.path, template)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint, opened: its configuration and the list of its tensors, nothing loaded yet."""
+"""An opened checkpoint: its configuration, the list of its tensors, and the reading of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import ModelInfo
-from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo, main_dtype, read_into
+from asyncspec.backend.hf.checkpoint_files import (
+    EMBEDDING,
+    HEAD,
+    CheckpointFiles,
+    TensorInfo,
+    main_dtype,
+)
 from asyncspec.backend.hf.experts import unstack_experts
-from asyncspec.backend.hf.families import inspect_checkpoint, read_config
-from asyncspec.backend.hf.repository import CheckpointFiles, open_files
+from asyncspec.backend.hf.hub import open_files
+from asyncspec.backend.hf.model_config import inspect_checkpoint, read_config
 from asyncspec.core.errors import CheckpointError, UserError
 
 TORCH_DTYPES = {
@@ -23,31 +29,23 @@ TORCH_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_NAMES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-}
-_PIECE = 16 << 20
+_CONVERTED = 16 << 20
 """Bytes converted at a time."""
 
 LAYERS = "model.layers."
-"""How the tensors of layers are named."""
+"""How the names of layers' tensors begin."""
 
 
 class Checkpoint(Struct, frozen=True):
-    """A directory whose files were looked through and fit together. Weights of a model on the Hub
-    are fetched when they are first read."""
+    """An ``OpenModel``. Weights of a model on the Hub are fetched when they are first read."""
 
-    # Where its weights come from.
     files: CheckpointFiles
+    # ``dtype`` is the type that most bytes of the weights have.
     info: ModelInfo
     # transformers' configuration object.
     config: Any
     # By name; every expert has its own.
     tensors: Mapping[str, TensorInfo]
-    # The same model or not: see ``CheckpointFiles``.
     fingerprint: str
 
     @property
@@ -56,30 +54,31 @@ class Checkpoint(Struct, frozen=True):
         return self.files.directory
 
     def computed_dtype(self, dtype: str) -> str:
-        """See ``OpenModel``."""
-        return str(resolve_dtype(self, dtype)).removeprefix("torch.")
+        return str(resolve_dtype(self.info, dtype)).removeprefix("torch.")
 
     def fetch(self, tensors: Iterable[TensorInfo]) -> None:
-        """Have the files in place that some of its tensors are in. Raises as ``download``."""
+        """Make the files of some of its tensors available. Raises as ``download``."""
         self.files.fetch({info.file for info in tensors})
 
 
 def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
-    """Look through a checkpoint: a directory, or a Hub id (``tokenizer``: whose tokenizer is
-    needed, too). Raises ``CheckpointError`` with what to change, ``ClusterError`` where the Hub
-    cannot be reached."""
+    """Open a directory or a Hub id (``tokenizer``: fetch its tokenizer, too). Raises
+    ``CheckpointError`` with what to change, ``ClusterError`` where the Hub cannot be reached."""
     files = open_files(name, tokenizer=tokenizer)
     path = files.directory
     model_info = inspect_checkpoint(path)
     tensors = unstack_experts(files.tensors())
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         config = AutoConfig.from_pretrained(str(path))
-    except Exception as error:  # a setting that makes no sense may fail in any way
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"config.json of {path} is not understood: {why}") from error
-    meant = _causal_model(config.model_type)
+    except Exception as error:  # invalid settings may fail in any way
+        raise CheckpointError(
+            f"config.json of {path} is not understood: {in_line(error)}"
+        ) from error
+    # transformers runs the class that the model_type names.
+    meant = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "model without a head")
     if meant != model_info.architecture:
         raise CheckpointError(
             f"config.json of {path} has the model_type {config.model_type!r}, which is a {meant}, "
@@ -87,11 +86,11 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
         )
     _check_names(path, tensors)
     if config.tie_word_embeddings and HEAD in tensors:
-        # Of matrices that are one, some programs store only the first by its name.
+        # Some programs store a tied matrix once, under the head's name.
         tensors.setdefault(EMBEDDING, tensors[HEAD])
     return Checkpoint(
         files=files,
-        info=model_info,
+        info=replace(model_info, dtype=main_dtype(tensors)),
         config=config,
         tensors=tensors,
         fingerprint=files.fingerprint(read_config(path), tensors),
@@ -114,62 +113,58 @@ def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
     )
 
 
-def _causal_model(model_type: str) -> str:
-    """The class transformers itself makes of a configuration, by whose settings it runs."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, "model without a head"))
+def in_line(error: Exception) -> str:
+    """The whole message of one of transformers' errors without line breaks, or the error's type."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
-def resolve_dtype(checkpoint: Checkpoint, name: str = "auto") -> torch.dtype:
-    """The type to compute in. "auto": bfloat16 for a bfloat16 checkpoint, else float32.
+def resolve_dtype(info: ModelInfo, name: str = "auto") -> torch.dtype:
+    """The type to compute in. "auto": bfloat16 for a bfloat16 checkpoint, else float32. Raises
+    ``UserError`` for an unknown one.
 
     float16 becomes float32, which holds all its values; few CPUs compute in float16. The matrices
     of layers stay float16 in memory where torch can multiply them so (``dense.py``).
     """
-    if name == "auto":
-        stored = main_dtype(checkpoint.tensors)
-        return torch.bfloat16 if stored == "bfloat16" else torch.float32
-    return named_dtype(name)
-
-
-def named_dtype(name: str) -> torch.dtype:
-    """A type by its name. Raises ``UserError``."""
-    if name not in _NAMES:
+    kind = info.dtype if name == "auto" else name
+    if kind in ("bf16", "bfloat16"):
+        return torch.bfloat16
+    if name not in ("auto", "fp32", "float32"):
         raise UserError(f"unknown dtype {name!r}; use auto, float32 or bfloat16")
-    return _NAMES[name]
+    return torch.float32
 
 
 def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
-    """Whether a model in ``dtype`` has one matrix as embedding and head. As in transformers a head
-    that is stored and is another one counts for more than the configuration."""
+    """Whether a model in ``dtype`` has one matrix as embedding and head. As in transformers, a
+    stored head that differs takes precedence over the configuration."""
     embedding, head = checkpoint.tensors.get(EMBEDDING), checkpoint.tensors.get(HEAD)
     if not checkpoint.config.tie_word_embeddings or embedding is None or head is None:
         return bool(checkpoint.config.tie_word_embeddings)
     if embedding == head or embedding.shape != head.shape:
         return embedding == head
     checkpoint.fetch((embedding, head))
-    rows = head.shape[0]
-    step = max(1, _PIECE * rows // head.size)
-    parts = ((first, min(first + step, rows)) for first in range(0, rows, step))
     return all(
-        torch.equal(read_rows(embedding, *part).to(dtype), read_rows(head, *part).to(dtype))
-        for part in parts
+        torch.equal(*(read_rows(info, *span).to(dtype) for info in (embedding, head)))
+        for span in _row_spans(head)
     )
 
 
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
-    """Read one tensor in its own memory and convert it to ``dtype``, piece by piece, so that no
-    second copy of a large one lies beside it."""
+    """Read one tensor in its own memory and convert it to ``dtype``, ``_CONVERTED`` bytes at a
+    time, so that no second copy of a large one is in memory."""
     stored = stored_type(info)
-    if stored == dtype or info.size <= _PIECE:
+    if stored == dtype or info.size <= _CONVERTED:
         return _read(info, stored).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)
-    step = max(1, _PIECE * info.shape[0] // info.size)
-    for first in range(0, info.shape[0], step):
-        end = min(first + step, info.shape[0])
+    for first, end in _row_spans(info):
         tensor[first:end] = read_rows(info, first, end)
     return tensor
+
+
+def _row_spans(info: TensorInfo) -> list[tuple[int, int]]:
+    """[first, end) of rows that make about ``_CONVERTED`` bytes each."""
+    rows = info.shape[0]
+    step = max(1, _CONVERTED * rows // info.size)
+    return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def read_rows(info: TensorInfo, first: int, end: int) -> torch.Tensor:
@@ -182,9 +177,14 @@ def read_rows(info: TensorInfo, first: int, end: int) -> torch.Tensor:
 
 def _read(info: TensorInfo, stored: torch.dtype) -> torch.Tensor:
     tensor = torch.empty(info.shape, dtype=stored)
-    if info.size:
-        raw = tensor.reshape(-1).view(torch.uint8)
-        read_into(info, raw.numpy().data)
+    try:
+        with info.file.open("rb") as stream:
+            stream.seek(info.offset)
+            count = stream.readinto(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    except OSError as error:
+        raise CheckpointError(f"{info.file} cannot be read ({error})") from error
+    if count < info.size:
+        raise CheckpointError(f"{info.file} is shorter than its header says")
     return tensor
 
 

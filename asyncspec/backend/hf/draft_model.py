@@ -78,7 +78,7 @@ def load_draft(
             checkpoint,
             0,
             layers,
-            resolve_dtype(checkpoint, dtype),
+            resolve_dtype(checkpoint.info, dtype),
             "fast",
             FAST,
             # A draft is to be quick: a tied head gets a packed copy.

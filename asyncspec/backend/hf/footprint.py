@@ -11,12 +11,11 @@ import torch
 
 from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
 from asyncspec.backend.hf.cache import shape_of
-from asyncspec.backend.hf.checkpoint import LAYERS, named_dtype
-from asyncspec.backend.hf.checkpoint_files import main_dtype
+from asyncspec.backend.hf.checkpoint import LAYERS, in_line, resolve_dtype
+from asyncspec.backend.hf.checkpoint_files import CheckpointFiles, main_dtype
 from asyncspec.backend.hf.experts import split_experts
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
-from asyncspec.backend.hf.repository import CheckpointFiles
 from asyncspec.backend.hf.weights import is_plain_embedding, layer_of, quantization_of, sub_config
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.errors import CheckpointError
@@ -38,7 +37,7 @@ def footprint(
     Raises ``CheckpointError`` where transformers cannot build the model.
     """
     first, last = span
-    computed = computed_type(model_info, dtype)
+    computed = resolve_dtype(model_info, dtype)
     config, model = _unloaded(directory, span)
     if first:
         model.model.embed_tokens = torch.nn.Identity()
@@ -56,7 +55,7 @@ def draft_footprint(directory: Path, model_info: ModelInfo, dtype: str) -> Footp
 
     Raises as ``footprint``."""
     span = (0, model_info.layers)
-    computed = computed_type(model_info, dtype)
+    computed = resolve_dtype(model_info, dtype)
     config, model = _unloaded(directory, span)
     weights = _weights(model, _items(model_info, computed), "none", tied=False)
     slot = shape_of(config, model_info.layers, computed, "fast").max_slot_bytes()
@@ -71,14 +70,6 @@ def as_stored(files: CheckpointFiles, model_info: ModelInfo) -> ModelInfo:
     except CheckpointError:
         return model_info  # not all there; who loads it says what is missing
     return msgspec.structs.replace(model_info, dtype=stored)
-
-
-def computed_type(model_info: ModelInfo, dtype: str) -> torch.dtype:
-    """What a checkpoint is computed in: half precision as bfloat16 only where it is stored as
-    that. Raises ``UserError`` for a type there is not."""
-    if dtype != "auto":
-        return named_dtype(dtype)
-    return torch.bfloat16 if model_info.dtype == "bfloat16" else torch.float32
 
 
 def stored_half(model_info: ModelInfo) -> torch.dtype | None:
@@ -109,8 +100,9 @@ def _unloaded(directory: Path, span: tuple[int, int]) -> tuple[Any, Any]:
             )
             split_experts(model)
     except Exception as error:  # a setting that makes no sense may fail in any way
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"transformers cannot build {directory} ({why})") from error
+        raise CheckpointError(
+            f"transformers cannot build {directory} ({in_line(error)})"
+        ) from error
     return config, model
 
 

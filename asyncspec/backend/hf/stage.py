@@ -324,7 +324,7 @@ def load_stage(
     Raises ``UserError`` or ``CheckpointError`` with what to change.
     """
     check_quantize(quantize)
-    torch_dtype = resolve_dtype(checkpoint, dtype)
+    torch_dtype = resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():
         initial = FAST if mode == "fast" else settings or KernelSettings()
         shard = load_shard(checkpoint, first, last, torch_dtype, mode, initial, quantize=quantize)

@@ -1,12 +1,15 @@
-"""The target's own tokenizer, as Hugging Face loads it."""
+"""The target's own tokenizer, as Hugging Face loads it, and the comparison of two vocabularies."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from asyncspec.core.errors import CheckpointError, first_line
 
@@ -14,8 +17,8 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """What byte-level vocabularies write for each byte: printable Latin-1 characters as they are,
-    the others as the characters from 256 on, in order (GPT-2's table)."""
+    """The byte of each letter of byte-level vocabularies: printable Latin-1 characters stand for
+    themselves, the characters from 256 on for the other bytes, in order (GPT-2's table)."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -25,35 +28,31 @@ _BYTES = _byte_letters()
 
 
 class HFTokenizer:
-    """Text to tokens and back. A ``Codec`` for ``text.Detokenizer``."""
+    """A ``Tokenizer``. ``template``: a chat template (Jinja) in place of the tokenizer's own."""
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
-        """``template``: a chat template (Jinja) in place of the tokenizer's own."""
         self._tokenizer = tokenizer
         self._template = template or tokenizer.chat_template
         added = tokenizer.added_tokens_decoder
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
-        self._left_out: dict[int, bool] = {}
-        self._loose: dict[int, bool] = {}
-        self._spelled: dict[int, bytes] = {}
-        # The first text makes transformers set the tokenizer up, which it refuses to have done
-        # while another thread uses it.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._byte_level = backend is not None and "ByteLevel" in str(backend.decoder)
+        # Only WordPiece vocabularies clean up the spaces before punctuation.
+        self.reshapes = (
+            bool(tokenizer.clean_up_tokenization_spaces)
+            and type(getattr(backend, "model", None)).__name__ != "BPE"
+        )
+        # A detokenizer asks for the same few tokens again and again.
+        self.spell = cache(self._spell)
+        self.is_left_out = cache(self._is_left_out)
+        self.is_loose = cache(self._is_loose)
+        # The first text makes transformers set the tokenizer up, which it refuses to do while
+        # another thread uses it.
         self.encode("a")
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a chat template."""
         return self._template is not None
-
-    @property
-    def reshapes(self) -> bool:
-        """See ``Codec``. Only WordPiece vocabularies clean up the spaces before punctuation."""
-        return bool(self._tokenizer.clean_up_tokenization_spaces) and self._model != "BPE"
-
-    @property
-    def _model(self) -> str:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return type(backend.model).__name__ if backend is not None else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt with the tokenizer's usual special tokens, no chat template."""
@@ -74,18 +73,15 @@ class HFTokenizer:
                 add_generation_prompt=True,
                 tokenize=False,
             )
-        except Exception as error:  # a template is a program of somebody else's
+        except Exception as error:  # templates are programs and may fail in any way
             why = first_line(error)
             raise ValueError(f"the chat template refuses these messages: {why}") from error
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def spell(self, token: int) -> bytes:
-        """The bytes a token means, also where they are no whole character; of a special token its
-        name."""
-        known = self._spelled.get(token)
-        if known is None:
-            known = self._spelled[token] = self._spell(token)
-        return known
+    def decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
 
     def _spell(self, token: int) -> bytes:
         name = self._tokenizer.convert_ids_to_tokens(token)
@@ -99,31 +95,12 @@ class HFTokenizer:
             return bytes((int(name[3:5], 16),))
         return name.replace("\u2581", " ").encode()
 
-    @property
-    def _byte_level(self) -> bool:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return backend is not None and "ByteLevel" in str(backend.decoder)
+    def _is_left_out(self, token: int) -> bool:
+        return token in self._special and not self.decode((token,))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """See ``Codec``."""
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        assert isinstance(text, str)
-        return text
-
-    def is_left_out(self, token: int) -> bool:
-        """See ``Codec``."""
-        known = self._left_out.get(token)
-        if known is None:
-            known = self._left_out[token] = token in self._special and not self.decode((token,))
-        return known
-
-    def is_loose(self, token: int) -> bool:
-        """See ``Codec``."""
-        known = self._loose.get(token)
-        if known is None:
-            name = self._tokenizer.convert_ids_to_tokens(token)
-            known = self._loose[token] = isinstance(name, str) and _BYTE.fullmatch(name) is not None
-        return known
+    def _is_loose(self, token: int) -> bool:
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        return isinstance(name, str) and _BYTE.fullmatch(name) is not None
 
 
 def load_tokenizer(directory: Path, template: str | None = None) -> HFTokenizer:
@@ -137,3 +114,35 @@ def load_tokenizer(directory: Path, template: str | None = None) -> HFTokenizer:
     except Exception as error:  # tokenizers raises bare Exception for files it cannot read
         why = first_line(error)
         raise CheckpointError(f"the tokenizer of {directory} cannot be read: {why}") from error
+
+
+def token_ids(directory: Path) -> dict[str, int]:
+    """Every token of a checkpoint's ``tokenizer.json`` and its id, added tokens included. Raises
+    ``CheckpointError``."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json; save its tokenizer in the fast format"
+        )
+    try:
+        content = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        vocab = content["model"]["vocab"]
+        if isinstance(vocab, list):  # Unigram: (token, score) in order of id
+            vocab = {entry[0]: i for i, entry in enumerate(vocab)}
+        added = content.get("added_tokens") or ()
+        return dict(vocab) | {token["content"]: token["id"] for token in added}
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{file} is not a tokenizer this program can read") from error
+
+
+def check_vocab(target: Path, draft: Path) -> None:
+    """Raise ``CheckpointError`` where the draft's tokenizer maps tokens to other ids than the
+    target's. Normalisation and chat templates may differ: only ids cross between the models."""
+    ours, theirs = token_ids(target), token_ids(draft)
+    if ours == theirs:
+        return
+    different = sorted(ours.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+    raise CheckpointError(
+        f"tokenizer mismatch: {draft} and {target} disagree on {len(different)} entries of their "
+        f"vocabularies, the first being {different[0][0]!r}; use a draft model of the same family"
+    )

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint import TORCH_DTYPES, read_tensor
-from asyncspec.backend.hf.checkpoint_files import TensorInfo, list_tensors, locate
+from asyncspec.backend.hf.checkpoint_files import TensorInfo, list_tensors
 from asyncspec.backend.hf.eagle.geometry import Geometry, describe, pickled
+from asyncspec.backend.hf.hub import locate
 from asyncspec.core.errors import CheckpointError
 
 

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from asyncspec.backend.base import ModelInfo
-from asyncspec.backend.hf.checkpoint_files import INDEX, SINGLE, list_tensors, locate
-from asyncspec.backend.hf.families import FIXED_ROPE, architecture, read_config
+from asyncspec.backend.hf.checkpoint_files import INDEX, SINGLE, list_tensors
+from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.model_config import FIXED_ROPE, architecture, read_config
 from asyncspec.core.errors import CheckpointError
 from asyncspec_protocol.messages import FINAL
 

@@ -30,7 +30,7 @@ from asyncspec.backend.hf.eagle.geometry import (
     Features,
     Geometry,
 )
-from asyncspec.backend.hf.footprint import computed_type, pass_scores, stored_half
+from asyncspec.backend.hf.footprint import pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
@@ -310,7 +310,7 @@ def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "aut
     Raises ``UserError`` or ``CheckpointError``.
     """
     with torch.inference_mode():
-        weights = Weights(checkpoint, target, resolve_dtype(target, dtype))
+        weights = Weights(checkpoint, target, resolve_dtype(target.info, dtype))
         third = checkpoint.geometry.kind == "EAGLE-3"
         return Eagle3Head(weights) if third else EagleHead(weights)
 
@@ -324,7 +324,7 @@ def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
 
     Raises ``CheckpointError``, and ``UserError`` for a type there is not."""
     head = open_eagle(name, target)
-    geometry, computed = head.geometry, computed_type(target, dtype)
+    geometry, computed = head.geometry, resolve_dtype(target, dtype)
     own = [tensor for key, tensor in head.tensors.items() if key not in VOCABULARY]
     weights = sum(_bytes(tensor, computed) for tensor in own)
     shared = sum(key not in head.tensors for key in (EMBEDDING, HEAD))
