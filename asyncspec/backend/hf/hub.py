@@ -121,17 +121,22 @@ def download(name: HubName, patterns: Sequence[str], *, bars: bool = True) -> Pa
 def _bars(*, shown: bool) -> Iterator[None]:
     """Inside, huggingface_hub's progress bars are ``shown`` on a terminal, and nowhere else unless
     HF_HUB_DISABLE_PROGRESS_BARS says so."""
-    from huggingface_hub import constants, utils
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     given = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
-    if given or utils.are_progress_bars_disabled() or (shown and sys.stderr.isatty()):
+    if given or are_progress_bars_disabled() or (shown and sys.stderr.isatty()):
         yield
         return
-    utils.disable_progress_bars()
+    disable_progress_bars()
     try:
         yield
     finally:
-        utils.enable_progress_bars()
+        enable_progress_bars()
 
 
 @contextmanager
