@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, Release, draft_jobs
-from asyncspec.sim.costs import DraftCost, KnownLevels, StageCost
+from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, draft_jobs
+from asyncspec.sim.costs import DraftCost, LevelCache, StageCost
 from asyncspec_protocol.messages import Expand
 
 REMEMBERED = 128
@@ -74,7 +74,7 @@ class Paced:
         self._pace = pace
         self._lock = threading.Lock()
         self._given_up = threading.Event()
-        self._levels = KnownLevels()
+        self._levels = LevelCache()
         # Of its time, what the real work of a job takes: the most, lately.
         self._real = 1.0
         # What is in service, a batch tree by tree, and what was given up: maybe before its turn
@@ -89,7 +89,7 @@ class Paced:
             self._parts = draft_jobs(job) or (job,)
             self._given_up.clear()
             self._note()
-        seconds, steps = self._pace.steps(self._to_pay(job))
+        seconds, steps = self._pace.steps(self._levels.uncached(job))
         step = seconds / steps
         self._given_up.wait(LEAD * (1 - self._real) * seconds)
         at = time.monotonic()
@@ -101,12 +101,6 @@ class Paced:
             done = int((time.monotonic() - start) / step) + 1
             time.sleep(max(0.0, start + min(done, steps) * step - time.monotonic()))
         return result
-
-    def _to_pay(self, job: Job) -> Job:
-        """A source pays for a level once."""
-        if isinstance(job, Release):
-            self._levels.forget(job.session)
-        return self._levels.rest(job)
 
     def abandon(self, job: Job) -> None:
         """See ``StageBackend``: called from another thread."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-_MASK = (1 << 64) - 1
+MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
@@ -18,25 +18,25 @@ LARGEST = 2.0**53 - 1
 
 def mix(x: int) -> int:
     """splitmix64's finaliser: a bijection of 64-bit integers that looks random."""
-    x = (x ^ (x >> 30)) * MIX_1 & _MASK
-    x = (x ^ (x >> 27)) * MIX_2 & _MASK
+    x = (x ^ (x >> 30)) * MIX_1 & MASK
+    x = (x ^ (x >> 27)) * MIX_2 & MASK
     return x ^ (x >> 31)
 
 
 def stream(seed: int, position: int) -> int:
     """64-bit key of one position of one seed, to be mixed with a token id."""
-    return mix((mix(seed & _MASK) + GOLDEN * (position + 1)) & _MASK)
+    return mix((mix(seed & MASK) + GOLDEN * (position + 1)) & MASK)
 
 
 def uniform(seed: int, position: int, token: int = 0) -> float:
     """A number in the open interval (0, 1), 53 bits."""
-    return _inside(mix((stream(seed, position) + GOLDEN * (token + 1)) & _MASK))
+    return _inside(mix((stream(seed, position) + GOLDEN * (token + 1)) & MASK))
 
 
 def uniforms(seed: int, position: int, tokens: int) -> list[float]:
     """``uniform`` of the tokens below ``tokens``, of which it hashes what they share only once."""
     key = stream(seed, position)
-    hashes = (mix((key + GOLDEN * token) & _MASK) for token in range(1, tokens + 1))
+    hashes = (mix((key + GOLDEN * token) & MASK) for token in range(1, tokens + 1))
     return [_inside(x) for x in hashes]
 
 

@@ -1,4 +1,4 @@
-"""Bytes of messages in the simulator: the real frame, and what its tensor would add. Pure."""
+"""What passes, drafts and messages cost in virtual time."""
 
 from __future__ import annotations
 
@@ -10,37 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, Release, draft_jobs
-from asyncspec.core.rng import GOLDEN, mix
+from asyncspec.core.rng import GOLDEN, MASK, mix
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId, is_draft
 from asyncspec_protocol.messages import Expand, Message, PruneIndices, Segment, Verdict
-
-
-class Sizes:
-    """``sizes(message)`` is its length on the wire: prefix, header and tensor.
-
-    ``width``: values in a row of hidden states, or in a position's feature, of two bytes each, as
-    real stages send them. A message that goes to every stage is measured once.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._last: Message | None = None
-        self._bytes = 0
-
-    def __call__(self, message: Message) -> int:
-        if message is not self._last:
-            tensor = None
-            if isinstance(message, Segment) and not message.tokens:
-                tensor = TensorSpec("float16", (len(message.ids), self._width))
-            elif isinstance(message, Verdict) and message.feature_ids:
-                tensor = TensorSpec("float16", (len(message.feature_ids), self._width))
-            self._last, self._bytes = message, frame_bytes(message, tensor)
-        return self._bytes
-
-
-# --- What things take in virtual time: what the simulator asks, and the papers' own accounting.
 
 
 class Costs(Protocol):
@@ -53,67 +27,40 @@ class Costs(Protocol):
         """A job on a node's device."""
 
 
-class Wires(Protocol):
-    """What bytes do, where somebody wants to know."""
+class WireModel(Protocol):
+    """What the bytes of messages cost."""
 
     def nbytes(self, message: Message) -> int:
         """Length of a message on the wire, tensor included."""
 
-    def carried(self, message: Message) -> float:
-        """Seconds that a line takes for a message's bytes."""
+    def transfer_seconds(self, message: Message) -> float:
+        """Time that a message's bytes take."""
 
-    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+    def occupied_seconds(self, source: Rank, target: Rank, message: Message) -> float:
         """For so long a message keeps its direction of a link to itself; those behind it wait."""
 
 
-class EqualTurns(Struct, frozen=True):
-    """Every pass takes one turn, whatever its rows; a draft one turn at most; the rest is free.
-
-    The unit is the turn. This is the paper's own accounting (FlowSpec III-A). ``draft_level`` is
-    the share of a turn that one draft pass costs: five levels of 0.2 fill a turn.
-    """
-
-    draft_level: float = 0.2
-
-    def link(self, source: Rank, target: Rank, message: Message) -> float:
-        """Transfers are hidden."""
-        return 0.0
-
-    def device(self, rank: Rank, job: Job) -> float:
-        """One turn a pass; a draft by its depth."""
-        if isinstance(job, Forward | Batch):
-            return 1.0
-        if is_draft(rank) and (trees := draft_jobs(job)):
-            return min(1.0, self.draft_level * max(tree.depth for tree in trees))
-        return 0.0
-
-
-# --- How long a forward pass takes, by its rows. Pure.
-
-
 class StageCost(Struct, frozen=True):
-    """A plateau, then a line: up to ``plateau`` rows a pass costs what reading the weights costs,
-    and every row past it ``row_seconds`` more (SpecPipe Fig. 9, without its small steps)."""
+    """Time of a forward pass. Up to ``plateau`` rows it costs what reading the weights costs, and
+    every row past it ``row_seconds`` more (SpecPipe Fig. 9, without its small steps)."""
 
     pass_seconds: float = 1.0
     plateau: int = 16
     row_seconds: float = 0.0
 
     def seconds(self, rows: int) -> float:
-        """One pass over ``rows`` rows. Dead rows never get here: the stage has dropped them."""
+        """One pass over ``rows`` rows, without the dead ones, which a stage drops."""
         if rows <= self.plateau:
             return self.pass_seconds
         return self.pass_seconds + self.row_seconds * (rows - self.plateau)
 
-
-# --- How long the token source works on a tree, or on several of them together. Pure.
 
 PROMPT_ROWS = 64
 """Committed tokens that one draft pass takes in."""
 
 
 class DraftCost(Struct, frozen=True):
-    """One draft pass a level, and what every call costs besides.
+    """Time of a token source: one draft pass a level, and what every call costs besides.
 
     The pass for the first level takes in the tokens committed since the last call; a long prompt
     needs more of them. The sessions of a batch share their passes: it takes as many as its longest
@@ -144,39 +91,31 @@ def pass_rows(job: Expand) -> list[int]:
     return [*reading, first, *([job.beam or job.width] * (max(1, job.depth) - 1))]
 
 
-# --- What a token source that keeps its tree computes anew. No clock, no tensors.
-
-
-class KnownLevels:
-    """Levels below each session's tip that are computed already.
+class LevelCache:
+    """Levels below each session's tip that a token source has computed.
 
     Asked again below the same tip, only deeper (FlowSpec's score-aware expansion), a source pays
-    for the levels that are new, as FlowSpec's own does. A tree that hangs from given nodes
+    for the levels that are new, as FlowSpec's own does. A tree that grows from given nodes
     (PipeDec) has only new levels.
     """
 
     def __init__(self) -> None:
-        self._known: dict[SessionId, int] = {}
+        self._levels: dict[SessionId, int] = {}
 
-    def rest(self, job: Job) -> Job:
-        """A job as it is to be paid for, which makes its trees' levels known."""
+    def uncached(self, job: Job) -> Job:
+        """A job without the cached levels of its trees; the others are cached from now on."""
         if isinstance(job, DraftBatch):
-            return DraftBatch(tuple(map(self._rest, job.jobs)))
-        return self._rest(job) if isinstance(job, Expand) else job
+            return DraftBatch(tuple(map(self._uncached, job.jobs)))
+        if isinstance(job, Release):
+            self._levels.pop(job.session, None)
+        return self._uncached(job) if isinstance(job, Expand) else job
 
-    def _rest(self, job: Expand) -> Expand:
-        known = 0 if job.committed else self._known.get(job.session, 0)
-        self._known[job.session] = max(known, 0 if job.frontier else job.depth)
-        if known and not job.frontier:
-            return replace(job, depth=max(1, job.depth - known))
+    def _uncached(self, job: Expand) -> Expand:
+        cached = 0 if job.committed else self._levels.get(job.session, 0)
+        self._levels[job.session] = max(cached, 0 if job.frontier else job.depth)
+        if cached and not job.frontier:
+            return replace(job, depth=max(1, job.depth - cached))
         return job
-
-    def forget(self, session: SessionId) -> None:
-        """A session is over."""
-        self._known.pop(session, None)
-
-
-# --- How long a message is on the way. Pure.
 
 
 class LinkCost(Struct, frozen=True):
@@ -188,23 +127,12 @@ class LinkCost(Struct, frozen=True):
     # Bytes a second; 0: no limit.
     bandwidth: float = 0.0
 
-    def occupied(self, nbytes: int) -> float:
-        """Seconds for which a message keeps the link to itself."""
-        return nbytes / self.bandwidth if self.bandwidth else 0.0
-
-
-# --- Jitter as a function: what is done for the same node, segment or version takes the same
-# time.
-# No generator, so a run does not depend on the order in which events were simulated, and two
-# policies meet the same slow passes. Pure.
-
-_MASK = (1 << 64) - 1
-
 
 class Jitter(Struct, frozen=True):
-    """Durations vary by up to ``share`` of themselves in either direction, evenly: the mean stays.
+    """Durations vary by up to ``share`` (below 1) of themselves in either direction, evenly.
 
-    0 is a perfect machine; ``share`` is below 1.
+    A function of what is done (node, segment, version), so a run does not depend on the order in
+    which events are simulated, and two policies meet the same slow passes.
     """
 
     share: float = 0.0
@@ -214,13 +142,10 @@ class Jitter(Struct, frozen=True):
         """The factor for one event, named by some integers."""
         if not self.share:
             return 1.0
-        key = mix(self.seed & _MASK)
+        key = mix(self.seed & MASK)
         for number in event:
-            key = mix((key + GOLDEN * (number + 2)) & _MASK)
+            key = mix((key + GOLDEN * (number + 2)) & MASK)
         return 1.0 + self.share * ((key >> 11) * 2.0**-52 - 1.0)
-
-
-# --- What a cluster's work costs in virtual time: stages, draft node, links, jitter. No clock.
 
 
 class ClusterCost(Struct, frozen=True):
@@ -238,24 +163,38 @@ class ClusterCost(Struct, frozen=True):
     jitter: Jitter = Jitter()
 
 
-class Pricing:
-    """A ``ClusterCost`` as the simulator of one cluster asks for it, about each job once, in their
-    order (see ``Costs`` and ``Wires``)."""
+class CostModel:
+    """Times and sizes in the simulator of one cluster (``Costs``, ``WireModel``). It is asked about
+    each job once, in their order."""
 
     def __init__(self, cost: ClusterCost) -> None:
         self._cost = cost
-        self._levels = KnownLevels()
-        self.nbytes = Sizes(cost.width)
+        self._levels = LevelCache()
+        # A message that goes to every stage is measured once.
+        self._measured: Message | None = None
+        self._nbytes = 0
 
-    def carried(self, message: Message) -> float:
-        """Time of the bytes."""
+    def nbytes(self, message: Message) -> int:
+        """Length of the real frame: prefix, header, and the tensor (of values of two bytes) that
+        real stages would send."""
+        if message is not self._measured:
+            rows = 0
+            if isinstance(message, Segment) and not message.tokens:
+                rows = len(message.ids)
+            elif isinstance(message, Verdict):
+                rows = len(message.feature_ids)
+            tensor = TensorSpec("float16", (rows, self._cost.width)) if rows else None
+            self._measured, self._nbytes = message, frame_bytes(message, tensor)
+        return self._nbytes
+
+    def transfer_seconds(self, message: Message) -> float:
         wire = self._cost.wire
-        return wire.occupied(self.nbytes(message)) if wire.bandwidth else 0.0
+        return self.nbytes(message) / wire.bandwidth if wire.bandwidth else 0.0
 
-    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+    def occupied_seconds(self, source: Rank, target: Rank, message: Message) -> float:
         """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
         over one link, so they are handled one after another."""
-        seconds = self.carried(message)
+        seconds = self.transfer_seconds(message)
         return seconds + self._cost.verdict_seconds if type(message) is Verdict else seconds
 
     def link(self, source: Rank, target: Rank, message: Message) -> float:
@@ -266,7 +205,7 @@ class Pricing:
         return cost.wire.latency * cost.jitter.factor(1, source, target, *_event(message))
 
     def device(self, rank: Rank, job: Job) -> float:
-        """A pass or a draft; what only changes tables is free. A source computes a level once."""
+        """A pass or a draft; what only changes tables is free."""
         cost = self._cost
         if isinstance(job, Forward | Batch):
             seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
@@ -274,11 +213,7 @@ class Pricing:
                 return seconds
             one = job.passes[0] if isinstance(job, Batch) else job
             return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
-        if not is_draft(rank):
-            return 0.0
-        if isinstance(job, Release):
-            self._levels.forget(job.session)
-        elif trees := draft_jobs(self._levels.rest(job)):
+        if is_draft(rank) and (trees := draft_jobs(self._levels.uncached(job))):
             first = trees[0]
             factor = cost.jitter.factor(3, first.session, first.version, first.base)
             return cost.draft.seconds(*trees) * factor
@@ -296,15 +231,9 @@ def _event(message: Message) -> tuple[int, ...]:
             return ()
 
 
-# --- Named cost models: what is known of real clusters, in units of one stage pass. Pure.
-# The unit is the pass of a segment that fits the plateau, so tokens a second are tokens a pass.
-# ``scaled`` turns a preset into seconds.
-
-JETSON_ROW = 0.013
-
 # A 7B model in fp16 on four 8 GB boards with 1 Gbit/s between them.
 JETSON_7B = ClusterCost(
-    stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
+    stage=StageCost(plateau=16, row_seconds=0.013),
     draft=DraftCost(level_seconds=0.2),
     verdict_seconds=0.15,
     wire=LinkCost(latency=0.03),
@@ -316,7 +245,7 @@ PRESETS: dict[str, ClusterCost] = {
     "jetson-7b": JETSON_7B,
     # A 13B model in four bits on the same boards: passes are long, so the rest weighs less.
     "jetson-13b-int4": ClusterCost(
-        stage=StageCost(plateau=16, row_seconds=JETSON_ROW),
+        stage=JETSON_7B.stage,
         draft=DraftCost(level_seconds=0.065),
         verdict_seconds=0.05,
         wire=LinkCost(latency=0.01),
@@ -332,6 +261,8 @@ PRESETS: dict[str, ClusterCost] = {
     # "jetson-7b" with ten times the latency.
     "slow-links": replace(JETSON_7B, wire=LinkCost(latency=0.3)),
 }
+"""Real clusters in units of one stage pass (of a segment that fits the plateau), so tokens a second
+are tokens a pass."""
 
 
 def scaled(cost: ClusterCost, pass_seconds: float) -> ClusterCost:

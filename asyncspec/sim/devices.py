@@ -21,14 +21,12 @@ from asyncspec.core.jobs import (
     TensorRows,
     Trim,
 )
-from asyncspec.core.rng import mix
+from asyncspec.core.rng import MASK, mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
 from asyncspec.source.base import StateSource
 from asyncspec.source.expand import Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
-
-_MASK = (1 << 64) - 1
 
 Hidden = tuple[int, int]
 """What a row carries from stage to stage: its parent's path and its own."""
@@ -89,9 +87,6 @@ class PathStage:
             hidden.append((seen, own))
         return tuple(hidden)
 
-    def abandon(self, job: StageJob) -> None:
-        """See ``StageBackend``. A pass is over before it could be stopped."""
-
     def slots_held(self) -> dict[SessionId, int]:
         """Number of slots in use, by session."""
         return {session: len(cache) for session, cache in self._caches.items()}
@@ -115,7 +110,7 @@ def _check(job: Forward, came: TensorRows, cache: list[int]) -> Sequence[Hidden]
         if seen == parent:
             cache[slot] = own
         else:
-            cache[slot] = mix((own + seen) & _MASK)
+            cache[slot] = mix((own + seen) & MASK)
             wrong[i] = parent, cache[slot]
     return [wrong.get(i, pair) for i, pair in enumerate(hidden)] if wrong else hidden
 

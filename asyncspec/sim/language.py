@@ -1,4 +1,8 @@
-"""How well a draft guesses: the chance that the target's token is its r-th candidate. Pure."""
+"""A model of language: what the target says after a text, and how well a draft guesses.
+
+A text is known by the hash of its path, made token by token, so nothing costs O(length). Target and
+draft are functions of that hash; nothing is stored or drawn from a generator.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from asyncspec.core.reference import NextToken
-from asyncspec.core.rng import GOLDEN, mix, uniform
+from asyncspec.core.rng import GOLDEN, MASK, mix, uniform
 from asyncspec.source.expand import Proposal
 
 MAX_RANKS = 32
@@ -90,13 +94,6 @@ def tabled(chances: Sequence[float]) -> Coverage:
     return shaped(chances[0], [c / rest for c in chances[1:] if c > 0])
 
 
-# --- A model of language: what the target says after a text, and what a draft guesses.
-# Law of this file: a text is known by the hash of its path, made token by token, so nothing ever
-# costs O(length). Target and draft are functions of that hash; nothing is stored, nothing is
-# drawn from a generator. Pure.
-
-_MASK = (1 << 64) - 1
-
 EMPTY = 0
 """The path of the empty text."""
 
@@ -106,7 +103,7 @@ _NO_CHANCE = -1e9
 
 def follow(path: int, token: int) -> int:
     """The path one token further on."""
-    return mix((path + GOLDEN * (token + 1)) & _MASK)
+    return mix((path + GOLDEN * (token + 1)) & MASK)
 
 
 class Language(Protocol):
@@ -159,12 +156,6 @@ def sequential(language: Language) -> NextToken:
     return next_token
 
 
-# --- A synthetic language: what comes next is hashed from the path, and the draft is as good as
-# asked.
-# A draft's confidence varies from node to node and is calibrated: of the nodes where it gives its
-# first candidate the chance p, it is right at a share p. Pure.
-
-_MASK_64 = (1 << 64) - 1
 _TRUTH, _GUESS, _COPY = 0x71, 0x67, 0x63
 
 COPIED = harmonic(0.95)
@@ -175,7 +166,9 @@ SPAN = 16
 
 
 class Synthetic(Struct, frozen=True):
-    """Texts without end over ``vocab`` tokens, which number more than a draft's candidates."""
+    """Texts without end over ``vocab`` tokens, which number more than a draft's candidates. What
+    comes next is hashed from the path. The draft's confidence varies from node to node and is
+    calibrated: of the nodes where it gives its first candidate the chance p, a share p is right."""
 
     coverage: Coverage = harmonic(0.65)
     # Each further unconfirmed token multiplies the chance of the first candidate: an EAGLE head
@@ -214,4 +207,4 @@ class Synthetic(Struct, frozen=True):
         return order, coverage.scores(first, count)
 
     def _hash(self, path: int, purpose: int) -> int:
-        return mix((path ^ (self.seed * GOLDEN + purpose * 0x9E3779B9)) & _MASK_64)
+        return mix((path ^ (self.seed * GOLDEN + purpose * 0x9E3779B9)) & MASK)

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from asyncspec.core.errors import UserError
 from asyncspec.sim.language import EMPTY, MAX_RANKS, Coverage, Synthetic, follow, shaped
 from asyncspec.source.expand import Proposal
 
 FORMAT = 1
+
+Token = Annotated[int, Meta(ge=0)]
+LogProb = Annotated[float, Meta(gt=-1e30, le=1e-6)]
 
 
 class LanguageHeader(Struct, frozen=True):
@@ -36,12 +40,12 @@ class LanguageHeader(Struct, frozen=True):
 class RecordedText(Struct, frozen=True):
     """Any further line: one prompt, the target's greedy answer, and the draft's guesses at it."""
 
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
+    prompt: tuple[Token, ...]
+    tokens: tuple[Token, ...]
     # For each of ``tokens``: the draft's likeliest tokens at that place, best first, given all
     # that stands before it, and their log-probabilities in nats.
-    candidates: tuple[tuple[int, ...], ...]
-    scores: tuple[tuple[float, ...], ...]
+    candidates: tuple[tuple[Token, ...], ...]
+    scores: tuple[tuple[LogProb, ...], ...]
 
 
 class Recorded:
@@ -150,28 +154,22 @@ def _header(path: Path, line: bytes) -> LanguageHeader:
 def _text(path: Path, header: LanguageHeader, number: int, line: bytes) -> RecordedText:
     try:
         text = msgspec.json.decode(line, type=RecordedText)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _check(header, text)
+    except (ValueError, RecursionError) as error:  # also of msgspec, and of what is no UTF-8
         raise UserError(f"{path} is damaged in line {number}: {error}") from None
-    if problem := _problem(header, text):
-        raise UserError(f"{path} is damaged in line {number}: {problem}")
     return text
 
 
-def _problem(header: LanguageHeader, text: RecordedText) -> str:
-    """What is wrong with a text; empty where it is fine."""
+def _check(header: LanguageHeader, text: RecordedText) -> None:
+    """Raises ``ValueError``."""
     if not text.prompt or not text.tokens:
-        return "a text has a prompt and an answer"
+        raise ValueError("a text has a prompt and an answer")
     if not len(text.tokens) == len(text.candidates) == len(text.scores):
-        return "every token has candidates and scores"
-    everything = (text.prompt, text.tokens, *text.candidates)
-    if any(not 0 <= token < header.vocab for tokens in everything for token in tokens):
-        return f"token ids are 0 to {header.vocab - 1}"
+        raise ValueError("every token has candidates and scores")
+    if max(map(max, filter(None, (text.prompt, text.tokens, *text.candidates)))) >= header.vocab:
+        raise ValueError(f"token ids are 0 to {header.vocab - 1}")
     for candidates, scores in zip(text.candidates, text.scores, strict=True):
         if len(candidates) != len(scores) or len(set(candidates)) != len(candidates):
-            return "candidates differ from each other, and each has a score"
-        if (
-            any(not -1e30 < score <= 1e-6 for score in scores)
-            or list(scores) != sorted(scores)[::-1]
-        ):
-            return "scores are log-probabilities, best first"
-    return ""
+            raise ValueError("candidates differ from each other, and each has a score")
+        if list(scores) != sorted(scores, reverse=True):
+            raise ValueError("scores are log-probabilities, best first")

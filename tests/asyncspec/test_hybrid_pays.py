@@ -15,10 +15,11 @@ import pytest
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.costs import PRESETS, Pricing
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.costs import PRESETS, CostModel
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.recorded import Recorded, read_language
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.world import World
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -44,7 +45,7 @@ def turns(language: Recorded, policy: str, source: Source) -> float:
         stage = VerifyMachine(VerifyConfig(rank=rank, stages=STAGES))
         device = PathStage(language, last=rank == STAGES)
         actors[rank] = Actor(stage, stage.initial(), device.run)
-    pricing = Pricing(PRESETS["turns"])
+    pricing = CostModel(PRESETS["turns"])
     world = World(actors, pricing, wires=pricing)
     connect(world, STAGES)
     text = language.texts[0]

@@ -9,8 +9,8 @@ from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import HFStage, load_stage
+from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec.sim.world import Actor
 from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine

@@ -15,7 +15,6 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.core.machine import Request
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import Rank
 from backend import eagle_heads
@@ -25,6 +24,7 @@ from backend.hf_cluster import Loaded
 from backend.test_features import plain, plain_model
 from backend.tiny import VOCAB
 from cluster import ask
+from costs import UnitCosts
 from laws import SMALL, Shaken, watch_invariants
 
 pytestmark = pytest.mark.torch
@@ -104,7 +104,7 @@ def test_any_delays(target: Loaded, tmp_path: Path, kind: str, stages: int) -> N
 def test_a_lost_stage(target: Loaded, tmp_path: Path) -> None:
     """The new session's prompt is the whole text so far, and its features come back again."""
     cluster = EagleCluster(
-        EqualTurns(), target, head("eagle3", target, tmp_path / "head"), stages=3, policies=SMALL
+        UnitCosts(), target, head("eagle3", target, tmp_path / "head"), stages=3, policies=SMALL
     )
     one = request(3)
     cluster.submit(one)
@@ -118,7 +118,7 @@ def test_a_lost_stage(target: Loaded, tmp_path: Path) -> None:
 
 def test_autoregressive_requests_want_no_features(target: Loaded, tmp_path: Path) -> None:
     cluster = EagleCluster(
-        EqualTurns(), target, head("eagle", target, tmp_path / "head"), policies=SMALL
+        UnitCosts(), target, head("eagle", target, tmp_path / "head"), policies=SMALL
     )
     one = request(4, policy="autoregressive")
     cluster.submit(one)
@@ -137,7 +137,7 @@ def test_the_bundled_head_accepts_the_same_on_any_number_of_stages() -> None:
     one = ask(0, prompt=prompt, max_new_tokens=40, policy="chunked")
     found = []
     for stages in (1, 2, 4):
-        cluster = EagleCluster(EqualTurns(), bundled, eagle, stages=stages, policies=POLICIES)
+        cluster = EagleCluster(UnitCosts(), bundled, eagle, stages=stages, policies=POLICIES)
         cluster.submit(one)
         cluster.world.run(until=100_000.0)
         check(cluster, [one], BUNDLED_TARGET)

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.roles.draft.admission import refusal, slots_total, slots_used
 from asyncspec_nodes.roles.draft.state import BLOCK, slots_needed
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import SMALL
 from nodes.drive import Driven, draft, sent
 
@@ -127,7 +127,7 @@ def test_all_are_served_however_little_room_there_is(
     requests = [ask(i, prompt=(i,), max_new_tokens=n) for i, n in enumerate(tokens)]
     policy = POLICIES["flowspec"]
     needed = max(slots_needed(request, policy, stages) for request in requests)
-    cluster = Cluster(EqualTurns(), stages=stages, slots=needed + extra * BLOCK, max_sessions=8)
+    cluster = Cluster(UnitCosts(), stages=stages, slots=needed + extra * BLOCK, max_sessions=8)
     for request in requests:
         cluster.submit(request)
     cluster.world.run(until=1e6)

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from asyncspec.core.machine import Effect, Finish, Input, Received, Request, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.prefix_cache import common_prefix_length
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import watch_invariants
 from nodes.drive import draft
 
@@ -59,7 +59,7 @@ def test_what_is_shared_is_not_computed_again(
     parts: list[tuple[int, list[int]]], features: tuple[int, ...], stages: int
 ) -> None:
     """Every stage has a pass over just those rows of a prompt that it did not have."""
-    cluster = Cluster(EqualTurns(), stages=stages, min_common_prefix=8, features=features)
+    cluster = Cluster(UnitCosts(), stages=stages, min_common_prefix=8, features=features)
     prompts = [LONG[:length] + tuple(rest) for length, rest in parts]
     requests = [
         ask(i, prompt=p, max_new_tokens=5, policy="autoregressive" if not features else "flowspec")
@@ -77,7 +77,7 @@ def test_what_is_shared_is_not_computed_again(
 
 
 def test_a_session_that_runs_is_a_beginning_too() -> None:
-    cluster = Cluster(EqualTurns(), min_common_prefix=8)
+    cluster = Cluster(UnitCosts(), min_common_prefix=8)
     long, late = ask(0, prompt=LONG, max_new_tokens=60), ask(1, prompt=(*LONG, 3, 4))
     cluster.submit(long)
     cluster.world.at(80.0, lambda: cluster.submit(late))
@@ -88,7 +88,7 @@ def test_a_session_that_runs_is_a_beginning_too() -> None:
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
-    cluster = Cluster(EqualTurns(), min_common_prefix=8, max_sessions=8, prefill_rows=10)
+    cluster = Cluster(UnitCosts(), min_common_prefix=8, max_sessions=8, prefill_rows=10)
     requests = [ask(i, prompt=LONG, max_new_tokens=9) for i in range(4)]
     for request in (*requests, ask(9, prompt=(1, 2))):
         cluster.submit(request)
@@ -128,7 +128,7 @@ def test_what_a_request_waits_for_is_found_out_once(monkeypatch: pytest.MonkeyPa
     assert looks == before
 
 
-class SlowPipeline(EqualTurns, frozen=True):
+class SlowPipeline(UnitCosts, frozen=True):
     """What goes from stage to stage is overtaken by what goes straight to a stage."""
 
     def link(self, source: Rank, target: Rank, message: Message) -> float:
@@ -164,7 +164,7 @@ def test_a_tenant_reuses_its_own_prompts_only(
 ) -> None:
     """What is open, what is being read and what is kept: of another tenant none of it is reused."""
     cluster = Cluster(
-        EqualTurns(), min_common_prefix=8, max_sessions=max_sessions, prefill_rows=prefill_rows
+        UnitCosts(), min_common_prefix=8, max_sessions=max_sessions, prefill_rows=prefill_rows
     )
     watch_invariants(cluster)
     requests = [
@@ -183,7 +183,7 @@ def test_a_tenant_reuses_its_own_prompts_only(
 
 def test_prompts_of_each_tenant_are_kept() -> None:
     """Another tenant's prompt that covers one's own is no reason to give that up."""
-    cluster = Cluster(EqualTurns(), min_common_prefix=8)
+    cluster = Cluster(UnitCosts(), min_common_prefix=8)
     asked = [ask(i, prompt=LONG, max_new_tokens=2, tenant="ab"[i % 2]) for i in range(4)]
     stats = served(cluster, *asked)
     assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1, len(LONG) - 1]
@@ -199,7 +199,7 @@ def test_nobody_waits_for_a_prompt_that_another_tenant_reads() -> None:
 
 
 def test_penalties_read_the_whole_prompt() -> None:
-    cluster = Cluster(EqualTurns(), min_common_prefix=8)
+    cluster = Cluster(UnitCosts(), min_common_prefix=8)
     plain = ask(0, prompt=LONG)
     sampling = Sampling(repetition_penalty=1.5)
     stats = served(cluster, plain, replace(plain, request=1, sampling=sampling))
@@ -208,7 +208,7 @@ def test_penalties_read_the_whole_prompt() -> None:
 
 def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
     slots, tree = 256, POLICIES["chain"].max_tree_nodes(3)
-    cluster = Cluster(EqualTurns(), stages=3, min_common_prefix=8, slots=slots)
+    cluster = Cluster(UnitCosts(), stages=3, min_common_prefix=8, slots=slots)
     large = ask(1, prompt=(1, 2), max_new_tokens=slots - tree - 2, policy="chain")
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4, policy="chain"), large)
     assert [one.prefix for one in cluster.state(0).cached_prompts] == []
@@ -217,7 +217,7 @@ def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
 
 def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
     """A request that would have to wait all the same leaves others what they begin with."""
-    cluster = Cluster(EqualTurns(), stages=3, min_common_prefix=8, slots=560)
+    cluster = Cluster(UnitCosts(), stages=3, min_common_prefix=8, slots=560)
     first, last = (ask(i, prompt=LONG + (3,) * i, max_new_tokens=4, policy="chain") for i in (0, 3))
     served(cluster, first)
     running = ask(1, prompt=(1, 2), max_new_tokens=300, policy="chain")
@@ -228,7 +228,7 @@ def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
 
 def test_nobody_waits_for_a_long_prompt_to_save_the_few_tokens_that_begin_it() -> None:
     """What somebody else is reading is waited for only where that is shorter than reading it."""
-    cluster = Cluster(EqualTurns(), min_common_prefix=8, prefill_rows=10)
+    cluster = Cluster(UnitCosts(), min_common_prefix=8, prefill_rows=10)
     system = LONG[:20]
     cluster.submit(ask(0, prompt=system + LONG * 20, max_new_tokens=2, policy="autoregressive"))
     short = ask(1, prompt=(*system, 3, 4), max_new_tokens=2, policy="autoregressive")

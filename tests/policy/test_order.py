@@ -8,8 +8,8 @@ import pytest
 
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.policy.registry import LOSSLESS
-from asyncspec.sim.costs import EqualTurns
 from cluster import Cluster, ask
+from costs import UnitCosts
 
 TOKENS = 150
 SEEDS = (1, 2, 3)
@@ -21,7 +21,7 @@ def run(policy: str, stages: int = 4, draft_level: float = 0.2) -> dict[str, flo
     sums: dict[str, float] = {}
     for seed in SEEDS:
         model = ToyModel(layers=4, vocab=64, seed=seed, attention="parent")
-        cluster = Cluster(EqualTurns(draft_level), stages=stages, model=model, top=0.65)
+        cluster = Cluster(UnitCosts(draft_level), stages=stages, model=model, top=0.65)
         request = ask(policy=policy, max_new_tokens=TOKENS)
         cluster.submit(request)
         cluster.world.run()

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from asyncspec.core.jobs import DraftBatch, Job, draft_jobs
 from asyncspec.core.machine import Abandon, Cancelled, Compute, Effect, Input, Request
-from asyncspec.sim.costs import ClusterCost, DraftCost, EqualTurns, Pricing, pass_rows
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.costs import ClusterCost, CostModel, DraftCost, pass_rows
+from asyncspec.sim.world import World
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Expand, Expanded
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import check_after, check_empty, check_node, clusters, requests
 
 BOUND = 100_000.0
@@ -36,7 +38,7 @@ class Asked:
         asked = [e.job for e in effects if isinstance(e, Compute) and draft_jobs(e.job)]
         assert rank == self._rank or not asked
         self.jobs += asked
-        underway = self._cluster.world.actors[self._rank].underway
+        underway = self._cluster.world.actors[self._rank].queue
         assert sum(bool(draft_jobs(entry.job)) for entry in underway) + len(asked) <= 1
         for job in asked:
             sessions = [tree.session for tree in draft_jobs(job)]
@@ -82,9 +84,9 @@ def test_a_session_alone_is_never_in_a_batch(cluster: Cluster, asked: list[Reque
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_source_of_many_sessions_works_much_less_than_for_each_by_itself(apart: bool) -> None:
-    pricing = Pricing(ClusterCost(draft=DraftCost(level_seconds=0.5)))
+    pricing = CostModel(ClusterCost(draft=DraftCost(level_seconds=0.5)))
 
-    class Costs(EqualTurns, frozen=True):
+    class Costs(UnitCosts, frozen=True):
         def device(self, rank: Rank, job: Job) -> float:
             return pricing.device(DRAFT, job) if draft_jobs(job) else super().device(rank, job)
 
@@ -165,7 +167,7 @@ def test_a_batch_ends_early_when_nobody_waits_for_it_any_more(given_up: int, end
         ran.append([tree.count for tree in job.jobs])
         return tuple(Expanded(tree.session, 0, 1, (), (), ()) for tree in job.jobs)
 
-    pricing = Pricing(ClusterCost(draft=DraftCost(level_seconds=1.0)))
+    pricing = CostModel(ClusterCost(draft=DraftCost(level_seconds=1.0)))
     world = World({DRAFT: Actor(machine, None, device)}, pricing)  # type: ignore[arg-type]
     machine.todo = [Compute(batch), *(Abandon(tree) for tree in batch.jobs[:given_up])]
     for when in (0.0, 1.0, 2.0)[: given_up + 1]:

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from asyncspec.core.machine import Request
 from asyncspec.core.trace_hook import TraceHook
+from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.world import World
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Closed, Message
@@ -31,10 +32,10 @@ class Scales(Struct):
     def nbytes(self, message: Message) -> int:
         return frame_bytes(message)
 
-    def carried(self, message: Message) -> float:
+    def transfer_seconds(self, message: Message) -> float:
         return 0.0
 
-    def occupied(self, source: Rank, target: Rank, message: Message) -> float:
+    def occupied_seconds(self, source: Rank, target: Rank, message: Message) -> float:
         if hasattr(message, "session") and not isinstance(message, Closed):
             self.total += frame_bytes(message)
         return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.sim.links import Clock
+from asyncspec.sim.network import Clock
 
 moments = st.floats(-5, 50)
 

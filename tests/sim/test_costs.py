@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Forward, Row
 from asyncspec.core.machine import Effect, LinkUp, Received, Send
+from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import (
     PRESETS,
     PROMPT_ROWS,
     ClusterCost,
+    CostModel,
     DraftCost,
     Jitter,
     LinkCost,
-    Pricing,
-    Sizes,
     StageCost,
     scaled,
 )
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.world import World
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.ids import DRAFT, Rank
@@ -51,7 +51,7 @@ def test_a_pass_is_flat_up_to_the_plateau_and_never_cheaper_for_more_rows(
 def test_a_slow_stage_is_slow_by_its_factor(
     cost: StageCost, slow: dict[int, float], rows: int
 ) -> None:
-    priced = Pricing(ClusterCost(stage=cost, slow=slow))
+    priced = CostModel(ClusterCost(stage=cost, slow=slow))
     for rank in range(1, 5):
         expected = cost.seconds(rows) * slow.get(rank, 1.0)
         assert priced.device(Rank(rank), forward(rows)) == pytest.approx(expected)
@@ -83,13 +83,13 @@ def test_jitter_keeps_the_mean_and_differs_by_event_and_seed() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_scaled_preset_is_the_same_cluster_in_another_unit(name: str) -> None:
-    one, ten = Pricing(PRESETS[name]), Pricing(scaled(PRESETS[name], 10.0))
+    one, ten = CostModel(PRESETS[name]), CostModel(scaled(PRESETS[name], 10.0))
     expand = Expand(0, 0, 0, (1,), 5, 10, 80)
     verdict = Verdict(0, 0, 0, (1,), (2,))
     assert ten.device(Rank(1), forward(40)) == pytest.approx(10 * one.device(Rank(1), forward(40)))
     assert ten.device(DRAFT, expand) == pytest.approx(10 * one.device(DRAFT, expand))
     for source, target in ((Rank(1), Rank(2)), (Rank(4), DRAFT)):
-        for of in ("link", "occupied"):
+        for of in ("link", "occupied_seconds"):
             a, b = (getattr(p, of)(source, target, verdict) for p in (one, ten))
             assert b == pytest.approx(10 * a)
 
@@ -107,7 +107,7 @@ messages = st.one_of(
 
 @given(st.lists(messages, max_size=5), st.integers(1, 64), st.integers(1, 300))
 def test_sizes_are_those_of_real_frames(sent: list[Message], rows: int, width: int) -> None:
-    sizes = Sizes(width)
+    sizes = CostModel(ClusterCost(width=width)).nbytes
     for message in sent:
         assert sizes(message) == sum(map(len, write_frame(message)))
     nodes = tuple(range(rows))
@@ -140,7 +140,7 @@ def test_bytes_leave_one_message_after_another_and_then_take_the_latency(
     words: list[Message], bandwidth: float, latency: float
 ) -> None:
     talker, listener = Talker(words), Talker([])
-    pricing = Pricing(ClusterCost(wire=LinkCost(latency, bandwidth)))
+    pricing = CostModel(ClusterCost(wire=LinkCost(latency, bandwidth)))
     actors = {
         rank: Actor(machine, None, lambda job: None)
         for rank, machine in ((Rank(1), talker), (Rank(2), listener))
@@ -157,7 +157,7 @@ def test_bytes_leave_one_message_after_another_and_then_take_the_latency(
 
 @given(st.sets(st.integers(1, 12), min_size=1), st.integers(1, 12))
 def test_a_source_pays_for_a_level_below_the_same_tip_once(depths: set[int], then: int) -> None:
-    pricing = Pricing(ClusterCost(draft=DraftCost(1.0)))
+    pricing = CostModel(ClusterCost(draft=DraftCost(1.0)))
 
     def cost(depth: int, committed: tuple[int, ...] = (), **more: Any) -> float:
         return pricing.device(DRAFT, Expand(0, 0, 0, committed, depth, 10, 64, **more))

@@ -24,9 +24,9 @@ from asyncspec.core.rng import gumbel
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy.registry import LOSSLESS, POLICIES
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
+from costs import UnitCosts
 
 # More tokens than most policies give a node children, so that there are hits and misses.
 MODEL = ToyModel(layers=2, vocab=16, seed=3)
@@ -70,7 +70,7 @@ def exact(how: Sampling, text: Text = PROMPT) -> dict[Text, float]:
 
 def answers(policy: str, how: Sampling) -> Counter[Text]:
     """What the cluster writes with one seed after another."""
-    cluster = Cluster(EqualTurns(), stages=2, model=MODEL, top=0.7)
+    cluster = Cluster(UnitCosts(), stages=2, model=MODEL, top=0.7)
     found: Counter[Text] = Counter()
     hits = 0.0
     for seed in range(SEEDS):

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.policy.chain import Chain
-from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, Sizes, StageCost, scaled
+from asyncspec.sim.costs import (
+    PRESETS,
+    ClusterCost,
+    CostModel,
+    DraftCost,
+    LinkCost,
+    StageCost,
+    scaled,
+)
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from asyncspec_protocol.messages import Message, PruneIndices, Segment, Verdict
@@ -61,13 +69,12 @@ def test_the_plain_pipelines_latency_is_the_sum_of_stages_and_links(
     stats = simulate(
         Setting(Synthetic(vocab=64), cost, stages, tokens=5, prompt_tokens=3), "autoregressive"
     ).stats[0]
-    sizes = Sizes(cost.width)
     # Ids, versions and tokens below 128 take one byte each.
     first, inner = Segment(0, 1, 1, (4,), (3,), (9,)), Segment(0, 1, 1, (4,), (3,))
     hops: list[Message] = [first, *[inner] * (stages - 1), Verdict(0, 1, 1, (4,), (9,))]
     # The prune that says what was committed leaves just before the next segment.
     sent = [PruneIndices(0, 1, 5, (4,), ()), *hops]
-    links = sum(cost.wire.occupied(sizes(message)) for message in sent) + latency * len(hops)
+    links = sum(map(CostModel(cost).transfer_seconds, sent)) + latency * len(hops)
     passes = sum(slow.get(rank, 1.0) for rank in range(1, stages + 1))
     assert stats["decode_seconds"] / 4 == pytest.approx(links + passes + verdict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from asyncspec.actor.watchdog import FIRST, DeviceWatchdog
 from asyncspec.core.jobs import Job, Release
 from asyncspec.core.machine import Request
-from asyncspec.sim.costs import EqualTurns
+from asyncspec.sim.actor import Actor, QueuedJob
+from asyncspec.sim.world import World
 from asyncspec_protocol.ids import Rank, SessionId
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import Shaken, check_after, clusters, requests, watch_invariants
 
 FLOOR = 100.0
@@ -38,6 +41,39 @@ class Hanging(Shaken):
         return super().device(rank, job)
 
 
+class WatchedWorld(World):
+    """Devices are watched as the runtime does, those of nodes that start later as well."""
+
+    def watch_devices(self, floor_seconds: float, give_up: Callable[[Rank, str], None]) -> None:
+        """``give_up``: called with the rank of a node whose device hangs, and the reason."""
+        self.floor_seconds, self.give_up = floor_seconds, give_up
+        # By the node's device queue.
+        self.watchdogs: dict[int, DeviceWatchdog] = {}
+
+    def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
+        idle = not actor.queue
+        super()._compute(rank, actor, job)
+        if idle:
+            watchdog = self.watchdogs.setdefault(
+                id(actor.queue), DeviceWatchdog(self.floor_seconds)
+            )
+            self.at(self.now + watchdog.check_seconds, self._check, rank, actor, watchdog)
+
+    def _ran(self, rank: Rank, actor: Actor, entry: QueuedJob, result: object | None) -> None:
+        self.watchdogs[id(actor.queue)].observe(entry.job, entry.end - entry.start)
+        super()._ran(rank, actor, entry, result)
+
+    def _check(self, rank: Rank, actor: Actor, watchdog: DeviceWatchdog) -> None:
+        """An idle device is not checked, so time may end."""
+        if self.actors[rank] is not actor or not actor.queue:
+            return
+        entry = actor.queue[0]
+        if reason := watchdog.check((entry.job, entry.start), self.now):
+            self.give_up(rank, reason)
+        else:
+            self.at(self.now + watchdog.check_seconds, self._check, rank, actor, watchdog)
+
+
 def start_again(cluster: Cluster, given_up: list[Rank], rank: Rank, why: str) -> None:
     """What a supervisor does."""
     assert "the device has been busy with one" in why
@@ -47,9 +83,12 @@ def start_again(cluster: Cluster, given_up: list[Rank], rank: Rank, why: str) ->
 
 
 @settings(max_examples=200)
-@given(clusters(costs=Hanging), requests(4), st.integers(0, 4), st.integers(0, 60))
+@given(
+    clusters(costs=Hanging, world=WatchedWorld), requests(4), st.integers(0, 4), st.integers(0, 60)
+)
 def test_the_text_goes_on(cluster: Cluster, asked: list[Request], which: int, number: int) -> None:
     costs, world = cluster.costs, cluster.world
+    assert isinstance(world, WatchedWorld)
     assert isinstance(costs, Hanging)
     costs.victim, costs.number = Rank(1 + which % (len(world.actors) - 1)), number
     watch_invariants(cluster)
@@ -67,7 +106,8 @@ def test_the_text_goes_on(cluster: Cluster, asked: list[Request], which: int, nu
 def test_whichever_device_hangs(victim: int, number: int) -> None:
     """The first job, a prompt's chunk, a pass over a tree; of a stage or the token source."""
     costs = Hanging([1], victim=Rank(victim), number=number)
-    cluster, given_up = Cluster(costs, stages=2, apart=True), list[Rank]()
+    cluster, given_up = Cluster(costs, stages=2, apart=True, world=WatchedWorld), list[Rank]()
+    assert isinstance(cluster.world, WatchedWorld)
     cluster.world.watch_devices(FLOOR, partial(start_again, cluster, given_up))
     request = ask(prompt=tuple(range(8)) * 8, max_new_tokens=100)
     cluster.submit(request)
@@ -77,9 +117,10 @@ def test_whichever_device_hangs(victim: int, number: int) -> None:
 
 
 @settings(max_examples=100)
-@given(clusters(), requests(4))
+@given(clusters(world=WatchedWorld), requests(4))
 def test_a_device_that_works_is_never_given_up(cluster: Cluster, asked: list[Request]) -> None:
     given_up: list[Rank] = []
+    assert isinstance(cluster.world, WatchedWorld)
     cluster.world.watch_devices(10.0, partial(start_again, cluster, given_up))
     for request in asked:
         cluster.submit(request)
@@ -88,7 +129,7 @@ def test_a_device_that_works_is_never_given_up(cluster: Cluster, asked: list[Req
     assert not given_up
 
 
-class OneHangs(EqualTurns, frozen=True):
+class OneHangs(UnitCosts, frozen=True):
     """Stage 1 hangs with everything it is to do."""
 
     def device(self, rank: Rank, job: Job) -> float:
@@ -97,8 +138,9 @@ class OneHangs(EqualTurns, frozen=True):
 
 @pytest.mark.parametrize("floor", [10.0, 100.0])
 def test_a_first_pass_has_time_to_warm_up(floor: float) -> None:
-    cluster = Cluster(OneHangs(), stages=1, rejoin_seconds=30.0)
+    cluster = Cluster(OneHangs(), stages=1, rejoin_seconds=30.0, world=WatchedWorld)
     world, ends = cluster.world, list[float]()
+    assert isinstance(world, WatchedWorld)
 
     def give_up(rank: Rank, why: str) -> None:
         ends.append(world.now)

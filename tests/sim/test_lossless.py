@@ -10,9 +10,9 @@ from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Cancelled, Effect, Finish, Input, Request
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import LOSSLESS
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import check_after, check_empty, clusters, requests, watch_invariants
 
 # More virtual time than any of these small requests can need: a bound on liveness.
@@ -84,14 +84,14 @@ def test_text_does_not_depend_on_the_number_of_stages_or_the_policy(policy: str)
     sampling = Sampling(temperature=0.7, seed=7)
     request = ask(policy=policy, max_new_tokens=40, sampling=sampling)
     for stages in (1, 2, 4):
-        cluster = Cluster(EqualTurns(), stages=stages, model=ToyModel(layers=4))
+        cluster = Cluster(UnitCosts(), stages=stages, model=ToyModel(layers=4))
         cluster.submit(request)
         cluster.world.run(until=BOUND)
         check_after(cluster, [request])
 
 
 def test_a_pipeline_that_never_comes_back_fails_the_request_in_bounded_time() -> None:
-    cluster = Cluster(EqualTurns(), stages=2, rejoin_seconds=30.0)
+    cluster = Cluster(UnitCosts(), stages=2, rejoin_seconds=30.0)
     cluster.submit(ask(max_new_tokens=50))
     cluster.world.at(9.0, lambda: cluster.world.cut(Rank(1), Rank(2)))
     cluster.world.run(until=60.0)
@@ -102,7 +102,7 @@ def test_a_pipeline_that_never_comes_back_fails_the_request_in_bounded_time() ->
 
 
 def test_a_node_that_comes_and_goes_does_not_prolong_the_wait_for_one_that_is_gone() -> None:
-    cluster = Cluster(EqualTurns(), stages=2, rejoin_seconds=30.0)
+    cluster = Cluster(UnitCosts(), stages=2, rejoin_seconds=30.0)
     world = cluster.world
     cluster.submit(ask(max_new_tokens=50))
     world.at(9.0, lambda: world.cut(DRAFT, Rank(1)))

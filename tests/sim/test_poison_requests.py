@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Batch, Forward
 from asyncspec.core.machine import Compute, Effect, Input, Request, Submitted
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import check_answer, check_empty, clusters, requests, watch_invariants
 
 BOUND = 100_000.0
@@ -88,7 +88,7 @@ def test_it_is_found_among_others(
 
 
 def test_it_ends_where_it_is_alone() -> None:
-    cluster = Cluster(EqualTurns(), stages=2, max_breaks=MOST)
+    cluster = Cluster(UnitCosts(), stages=2, max_breaks=MOST)
     breaker = Breaker(cluster, 0, 2, Rank(2))
     cluster.submit(ask())
     cluster.world.run(until=BOUND)
@@ -100,7 +100,7 @@ def test_it_ends_where_it_is_alone() -> None:
 
 def test_it_may_have_answered_before() -> None:
     """The user has what came before it, and as many breaks are enough."""
-    cluster = Cluster(EqualTurns(), stages=2, max_breaks=MOST)
+    cluster = Cluster(UnitCosts(), stages=2, max_breaks=MOST)
     breaker = Breaker(cluster, 0, 20, Rank(1))
     request = ask(policy="autoregressive")  # nothing is computed before it is certain
     cluster.submit(request)
@@ -113,7 +113,7 @@ def test_it_may_have_answered_before() -> None:
 
 def test_machines_that_come_and_go_cost_no_request_that_goes_on() -> None:
     """Far more breaks than a request may see in a row: a token between them makes them others."""
-    cluster = Cluster(EqualTurns(), stages=2, max_breaks=MOST, prefill_rows=64)
+    cluster = Cluster(UnitCosts(), stages=2, max_breaks=MOST, prefill_rows=64)
     world, request = cluster.world, ask(max_new_tokens=200)
     cluster.submit(request)
     for moment in range(20, 400, 20):

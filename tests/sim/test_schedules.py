@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Batch, Forward
 from asyncspec.core.machine import Cancelled, Request, Submitted
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import check_empty, clusters, requests, watch_invariants
 
 BOUND = 100_000.0
@@ -52,7 +52,7 @@ def test_solo_equals_batched(
 @pytest.mark.parametrize("policy", ["autoregressive", "chain", "flowspec", "specpipe"])
 def test_they_do_share_passes(policy: str) -> None:
     """Else the law above would say nothing."""
-    cluster = Cluster(EqualTurns(), stages=2, max_sessions=MOST)
+    cluster = Cluster(UnitCosts(), stages=2, max_sessions=MOST)
     sizes: list[int] = []
     for rank in (1, 2):
         actor = cluster.world.actors[Rank(rank)]

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core.machine import Request
-from asyncspec.sim.costs import EqualTurns
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
+from costs import UnitCosts
 from laws import check_after, check_empty, clusters, requests
 from reader import Reader
 
@@ -47,7 +47,7 @@ def test_an_answer_ends_where_its_text_does(
 
 
 def test_told_at_once_nothing_more_is_sent_or_drafted() -> None:
-    whole, cut = Cluster(EqualTurns()), Cluster(EqualTurns())
+    whole, cut = Cluster(UnitCosts()), Cluster(UnitCosts())
     request = ask(max_new_tokens=60)
     reader = Reader(cut, request, kept=9)
     for cluster in (whole, cut):

@@ -27,12 +27,10 @@ from asyncspec.core.jobs import (
     TensorRows,
     Trim,
 )
-from asyncspec.core.rng import mix, uniforms
+from asyncspec.core.rng import MASK, mix, uniforms
 from asyncspec.core.sampling import NOTHING, Sampling, Seen, choose, seen
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL
-
-_MASK = (1 << 64) - 1
 
 
 class ToyState(Struct, frozen=True):
@@ -58,16 +56,16 @@ class ToyModel(Struct, frozen=True):
 
     def embed(self, token: int) -> int:
         """Hidden state that enters the first layer."""
-        return mix((self.seed * 0x51ED + token * 0x9E37 + 1) & _MASK)
+        return mix((self.seed * 0x51ED + token * 0x9E37 + 1) & MASK)
 
     def key(self, layer: int, hidden: int) -> int:
         """What a layer's cache keeps of a node."""
-        return mix((hidden + 0x1357 * (layer + 1)) & _MASK)
+        return mix((hidden + 0x1357 * (layer + 1)) & MASK)
 
     def attend(self, layer: int, hidden: int, visible: Sequence[int]) -> int:
         """Hidden state that leaves a layer, given the visible cache, oldest first."""
         seen = visible if self.attention == "all" else visible[-2:]
-        return hash((layer, hidden, *seen)) & _MASK
+        return hash((layer, hidden, *seen)) & MASK
 
     def mode(self, hidden: int) -> int:
         """The most likely token after a node whose last hidden state this is."""

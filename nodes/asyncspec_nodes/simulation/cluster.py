@@ -13,10 +13,11 @@ from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.costs import ClusterCost, Pricing
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.costs import ClusterCost, CostModel
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
-from asyncspec.sim.world import Actor, Stuck, World
+from asyncspec.sim.world import Stalled, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node, Record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -96,7 +97,7 @@ def simulate(
         world.feed(DRAFT, Submitted(request))
     try:
         world.run(most_steps=MAX_STEPS)
-    except Stuck as error:
+    except Stalled as error:
         raise WrongText(f"policy {policy}: {error}") from None
     lossy = bool(policies[policy].top_logprobs)
     _check(setting.language, world, requests, lossy=lossy)
@@ -134,7 +135,7 @@ def _world(
     stages = [Rank(rank) for rank in range(1, setting.stages + 1)]
     for rank in stages:
         actors[rank] = stage_actor(setting, rank)
-    pricing = Pricing(setting.cost)
+    pricing = CostModel(setting.cost)
     recorders: dict[Rank, Recorder] = {}
     world = World(actors, pricing, recorders, pricing, tasks=TASKS)
     if record:

@@ -12,8 +12,9 @@ from typing import Any
 
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Request, Submitted
-from asyncspec.sim.costs import Pricing
-from asyncspec.sim.world import Actor, World
+from asyncspec.sim.actor import Actor
+from asyncspec.sim.costs import CostModel
+from asyncspec.sim.world import World
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import Source, load_source
@@ -83,7 +84,7 @@ class VirtualEngine:
         actors = {DRAFT: self._draft(setting, source)}
         for rank in map(Rank, range(1, setting.stages + 1)):
             actors[rank] = self._stage(setting, rank, text, source)
-        pricing = Pricing(setting.cost)
+        pricing = CostModel(setting.cost)
         world = World(actors, pricing, wires=pricing, tasks=TASKS)
         connect(world, setting.stages)
         return world
