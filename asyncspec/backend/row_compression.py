@@ -16,11 +16,13 @@ after it, so that the second one may lie around the first.
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import numpy.typing as npt
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.core.cost_model.parameters import PARAMETERS
 
 PACKED = "bfloat16-packed-2"
 """The dtype such a tensor has on the wire; its items are bytes."""
@@ -36,6 +38,10 @@ SAMPLE = 2048
 
 MANY = 512
 """So many wrong guesses (``_places``) take as long as what avoids them, some 7 us."""
+
+SAMPLE_ROWS, SAMPLE_WIDTH = 8, 4096
+"""Of the timed sample: a short segment of a 7B model. The more rows, the less a byte costs; one
+row has some four times this cost, and 64 rows half of it."""
 
 PLANES = (1 << np.arange(BITS, dtype=np.uint8))[:, None]
 
@@ -158,3 +164,21 @@ def _take(data: Bytes, start: int, count: int) -> Bytes:
     if start + count > len(data):
         raise ValueError("packed rows without all their exponents")
     return data[start : start + count]
+
+
+def packing_seconds() -> float:
+    """Seconds that packing and unpacking take for each byte of a plain tensor, by a sample, which
+    takes some 5 ms. Other work on the machine makes it slower now and then, nothing faster: the
+    quickest of some counts. The peer that unpacks is taken to be as fast. Channels differ by up to
+    ten times, since values outside the first window take time."""
+    rng = np.random.default_rng(0)
+    scales = 10 ** rng.random(SAMPLE_WIDTH)
+    values = (rng.standard_normal((SAMPLE_ROWS, SAMPLE_WIDTH)) * scales).astype(np.float32)
+    data = (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1).data
+    plain = WireTensor("bfloat16", (SAMPLE_ROWS, SAMPLE_WIDTH), data)
+    taken = []
+    for _ in range(PARAMETERS.packing_trials):
+        begun = time.perf_counter()
+        unpack(pack(plain))
+        taken.append(time.perf_counter() - begun)
+    return min(taken) / plain.data.nbytes

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.packing_cost import packing_seconds
-from asyncspec.backend.row_compression import HEAD, PACKED, WINDOW, pack, unpack
+from asyncspec.backend.row_compression import HEAD, PACKED, WINDOW, pack, packing_seconds, unpack
 from asyncspec.core.cost_model.bandwidth import should_pack
 from asyncspec_protocol.base import TensorSpec
 

@@ -46,6 +46,8 @@ class CostModelParameters(Struct, frozen=True):
     packing_gain: float = 2.0
     # Share of a tensor's bytes that packing saves (``asyncspec.backend.row_compression``).
     packing_saving: float = 0.3
+    # Samples of which the quickest says what packing costs: other work only makes one slower.
+    packing_trials: int = 8
     # Share of a pass: a link whose rows take less bounds no segment, and is not reported.
     min_link_share: float = 0.005
     # Share of the slowest stage's pass that a link may be busy with what the pass brings: at 1 it

@@ -22,8 +22,8 @@ from asyncspec.backend.base import (
     Tokenizer,
 )
 from asyncspec.backend.paced import Pace, Paced
-from asyncspec.backend.packing_cost import packing_seconds
 from asyncspec.backend.registry import backend_of, backend_of_source
+from asyncspec.backend.row_compression import packing_seconds
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import DraftResult, FeatureJob
