@@ -10,9 +10,10 @@ AsyncSpecError
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import msgspec
+if TYPE_CHECKING:  # commands are interruptible, and --help is there, before msgspec is imported
+    import msgspec
 
 
 class AsyncSpecError(Exception):

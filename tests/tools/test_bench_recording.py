@@ -54,12 +54,12 @@ def test_a_table_names_machine_commit_and_command(
 ) -> None:
     monkeypatch.setattr(recording, "FOLDER", tmp_path)
     for name in ("first", "second", "first"):
-        assert main(["--record", f"sources#{name}", "coverage", str(language)]) == 0
+        assert main(["coverage", str(language), "--record", f"sources#{name}"]) == 0
     found = results.load(tmp_path / "sources.json")
     assert list(found.tables) == ["first", "second"]
     table = found.tables["first"]
     assert table.rows == (("1", 0.5), ("2", 1.0))
-    assert table.command == f"python tools/bench --record 'sources#first' coverage {language}"
+    assert table.command == f"python tools/bench coverage {language} --record 'sources#first'"
     assert table.machine
     assert table.commit
     assert table.date
@@ -69,5 +69,5 @@ def test_a_table_names_machine_commit_and_command(
 
 @pytest.mark.parametrize("place", ["sources", "#t", "../sources#t", "sources#"])
 def test_a_place_that_is_none_is_a_users_mistake(place: str, language: Path) -> None:
-    assert main(["--record", place, "coverage", str(language)]) == 2
-    assert main(["--record", "sources#t", "docs"]) == 2
+    assert main(["coverage", str(language), "--record", place]) == 2
+    assert main(["docs", "--record", "sources#t"]) == 2

@@ -73,16 +73,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark that was asked for. Exit code: 0 done, 2 a user's mistake, 1 anything
     else."""
     parser = Parser(prog="bench", description=__doc__)
-    parser.add_argument(
-        "--record",
-        metavar="FILE#TABLE[:KEY]",
-        help="write what KIND prints with --json to docs/results/FILE.json, as that table",
-    )
     kinds = parser.add_subparsers(dest="kind", required=True)
     for name, (module, text) in KINDS.items():
-        module.add_arguments(kinds.add_parser(name, help=text, description=module.__doc__))
-    options = parser.parse_args(argv)
+        kind = kinds.add_parser(name, help=text, description=module.__doc__)
+        module.add_arguments(kind)
+        kind.add_argument(
+            "--record",
+            metavar="FILE#TABLE[:KEY]",
+            help="write what --json prints to docs/results/FILE.json, as that table",
+        )
     try:
+        options = parser.parse_args(argv)
         code: int = _run(options, sys.argv[1:] if argv is None else argv)
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")

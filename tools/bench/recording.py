@@ -1,4 +1,4 @@
-"""``python tools/bench --record FILE#TABLE KIND ...``: a benchmark's figures as a table of
+"""``python tools/bench KIND ... --record FILE#TABLE``: a benchmark's figures as a table of
 ``docs/results/FILE.json``, with the machine, commit, command and date they were measured at."""
 
 from __future__ import annotations

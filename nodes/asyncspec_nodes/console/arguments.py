@@ -45,15 +45,13 @@ class Bounds(NamedTuple):
 
     @property
     def action(self) -> type[argparse.Action]:
-        """For ``argparse``: stores an option's number if it is within the bounds."""
+        """For ``argparse``: stores an option's number if it is within the bounds; otherwise
+        ``parse_args`` raises ``UserError``."""
         check = self.check
 
         class BoundedNumber(argparse.Action):
             def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
-                try:
-                    check(option, value)
-                except UserError as error:
-                    parser.exit(2, f"{parser.prog.split()[0]}: {error}\n")
+                check(option, value)
                 setattr(namespace, self.dest, value)
 
         return BoundedNumber

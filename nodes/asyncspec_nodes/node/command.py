@@ -127,7 +127,11 @@ def build_parser() -> Parser:
 
 def run(argv: Sequence[str] | None) -> int:
     """The node, to its end: its exit code."""
-    arguments = build_parser().parse_args(argv)
+    try:
+        arguments = build_parser().parse_args(argv)
+    except UserError as error:
+        sys.stderr.write(f"asyncspec-node: {error}\n")
+        return 2
     reporter = Reporter(rank(arguments), sys.stdout if arguments.supervised else None)
     try:
         _serve(arguments, reporter)
