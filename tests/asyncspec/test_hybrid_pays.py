@@ -23,7 +23,7 @@ from asyncspec.sim.world import World
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.simulation.cluster import connect

@@ -23,7 +23,7 @@ from asyncspec.core.machine import (
 )
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session

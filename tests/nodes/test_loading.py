@@ -10,7 +10,7 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.roles.draft.state import DraftState
+from asyncspec_nodes.roles.draft.session import DraftState
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank
 
 pytestmark = pytest.mark.torch

@@ -18,8 +18,8 @@ from asyncspec.actor.link import Link
 from asyncspec.actor.runtime import Runtime
 from asyncspec_nodes.node.resources import resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
-from asyncspec_nodes.roles.draft.machine import who_is_missing
-from asyncspec_nodes.roles.draft.state import DraftState
+from asyncspec_nodes.roles.draft.lifecycle import missing_peers
+from asyncspec_nodes.roles.draft.session import DraftState
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_nodes.serving.requests import ServingConfig
@@ -159,7 +159,7 @@ class Inspector:
         reasons = []
         if isinstance(state, DraftState):
             sessions, waiting, room = len(state.sessions), len(state.backlog), slots_used(state)
-            reasons = [] if state.up else [who_is_missing(state)]
+            reasons = [] if state.up else [missing_peers(state)]
         elif isinstance(state, VerifyState):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())

@@ -21,7 +21,7 @@ from asyncspec.sim.world import Stalled, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import Node, Record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.state import DraftConfig
+from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig

@@ -17,7 +17,7 @@ from asyncspec.core.machine import (
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.state import DraftConfig, DraftSession, DraftState
+from asyncspec_nodes.roles.draft.session import DraftConfig, DraftSession, DraftState
 from asyncspec_protocol.ids import NodeId, Rank, Version
 from asyncspec_protocol.messages import Credit, Expand, Expanded, Ready, Segment, Verdict
 from tools.bench.growth import trees

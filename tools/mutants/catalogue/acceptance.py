@@ -13,8 +13,8 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accept-one-node-too-many",
-        "tokens = path if walked.bonus is None else (*path, walked.bonus)",
-        "tokens = path if walked.bonus is None else (*path, walked.bonus, walked.bonus)",
+        "tokens = tokens if walked.bonus is None else (*tokens, walked.bonus)",
+        "tokens = tokens if walked.bonus is None else (*tokens, walked.bonus, walked.bonus)",
         "test_an_answer_ends_with_its_stop_token_and_its_limit",
     ),
     Mutant(
@@ -25,8 +25,8 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accept-past-the-limit",
-        'return tokens[:left], "length" if len(tokens) >= left else None',
-        'return tokens[:left], "length" if len(tokens) > left else None',
+        'return tokens[:left], "length" if len(tokens) >= left else ""',
+        'return tokens[:left], "length" if len(tokens) > left else ""',
         "test_an_answer_ends_with_its_stop_token_and_its_limit",
     ),
     Mutant(

@@ -115,8 +115,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-where-penalties-count",
-        "if prompt.penalised or (prompt.featured and one.features is None):",
-        "if prompt.featured and one.features is None:",
+        "if one.tenant != prompt.tenant or prompt.penalised:",
+        "if one.tenant != prompt.tenant:",
         "test_penalties_read_the_whole_prompt",
     ),
     Mutant(
@@ -133,8 +133,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-of-largest-stage",
-        "return min(bounds) if bounds else None",
-        "return max(bounds) if bounds else None",
+        "return min((n for rank, n in state.slots.items() if n and rank <= stages), default=None)",
+        "return max((n for rank, n in state.slots.items() if n and rank <= stages), default=None)",
         "test_the_smallest_stage_decides_and_order_is_kept",
     ),
     Mutant(

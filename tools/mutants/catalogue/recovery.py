@@ -73,14 +73,14 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-behind-those-that-wait",
-        "state = replace(state, backlog=(*back, *state.backlog))",
-        "state = replace(state, backlog=(*state.backlog, *back))",
+        "backlog=(*waiting, *state.backlog)",
+        "backlog=(*state.backlog, *waiting)",
         "test_requests_of_a_broken_pipeline_go_before_those_that_wait",
     ),
     Mutant(
         "restart-session-id-used-again",
-        "first = SessionId(opened + 1)",
-        "first = SessionId(opened)",
+        "first = SessionId(message.opened + 1)",
+        "first = SessionId(message.opened)",
         "test_sessions_go_on_above_those_that_a_stage_has_heard_of",
     ),
     Mutant(
@@ -91,14 +91,14 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-before-links-stand",
-        "return drafts and stages <= self.peers and stages <= self.ready",
-        "return drafts and stages <= self.peers",
+        "return stages <= self.peers & self.ready and",
+        "return stages <= self.peers and",
         "test_nothing_is_opened_while_a_stage_has_no_link_to_the_next",
     ),
     Mutant(
         "restart-before-all-stages-are-there",
-        "return drafts and stages <= self.peers and stages <= self.ready",
-        "return drafts and bool(stages & self.peers) and stages & self.peers <= self.ready",
+        "return stages <= self.peers & self.ready and",
+        "return bool(stages & self.peers) and stages & self.peers <= self.ready and",
         "test_every_stage_gets_a_floor_when_the_pipeline_is_complete_again",
     ),
     Mutant(
@@ -115,8 +115,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-never-given-up",
-        "blamed = silent == [session] and breaks >= state.config.max_breaks",
-        "blamed = silent == [session] and breaks > 9 * state.config.max_breaks",
+        "if silent == [session] and breaks >= state.config.max_breaks:",
+        "if silent == [session] and breaks > 9 * state.config.max_breaks:",
         "test_it_ends_where_it_is_alone",
     ),
     Mutant(
@@ -217,8 +217,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "owner-of-tenants-prompt-not-checked",
-        "if one.tenant != prompt.tenant:",
-        "if one.tenant and not prompt.tenant:",
+        "if one.tenant != prompt.tenant or prompt.penalised:",
+        "if (one.tenant and not prompt.tenant) or prompt.penalised:",
         "test_a_tenant_reuses_its_own_prompts_only",
     ),
     Mutant(

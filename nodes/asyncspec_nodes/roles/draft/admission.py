@@ -13,8 +13,9 @@ from msgspec.structs import asdict, replace
 from asyncspec.core import tree as trees
 from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.machine import Request, Send
+from asyncspec.policy.base import max_tree_nodes
 from asyncspec_nodes.roles.draft import lifecycle, prefix_cache
-from asyncspec_nodes.roles.draft.state import (
+from asyncspec_nodes.roles.draft.session import (
     FIRST,
     CachedPrompt,
     DraftSession,
@@ -37,13 +38,13 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if queued is None:
             break
         left = tuple(other for other in state.backlog if other is not queued)
-        if why := refusal(state, queued.request):
+        if error := refusal(state, queued.request):
             state = replace(state, backlog=left)
-            effects = (*effects, lifecycle.unserved(queued, "error", why, now))
+            effects = (*effects, lifecycle.unserved(queued, "error", error, now))
         elif has_room(state, queued.request):
             state, opened = _open(replace(state, backlog=left), queued, now)
             effects += opened
-        elif prompts := evictable_for(state, queued.request):
+        elif prompts := _evictable_for(state, queued.request):
             # A request that waits is worth more than one that may come.
             state, dropped = lifecycle.drop_prompts(state, prompts[:1])
             effects += dropped
@@ -53,13 +54,12 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
 
 
 def _next(state: DraftState) -> tuple[DraftState, QueuedRequest | None]:
-    """The first request that waits for no prompt being read. What a request waits for is noted:
-    prompts are long, and would be compared again at every input."""
+    """The first request that waits for no prompt being read. The session it waits for is noted, as
+    prompts are long and would be compared again at every input."""
     for place, queued in enumerate(state.backlog):
         if prefix_cache.awaits_prefix(state, queued):
             continue
-        prompt = prefix_cache.prompt_key(state, queued)
-        awaited = prefix_cache.prefix_in_progress(state, prompt)
+        awaited = prefix_cache.prefix_in_progress(state, prefix_cache.prompt_key(state, queued))
         if awaited is None:
             return state, queued
         backlog = list(state.backlog)
@@ -100,7 +100,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         session=session.session,
         prompt_length=len(prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
-        max_tree_nodes=session.max_tree_nodes,
+        max_tree_nodes=max_tree_nodes(policy, config.stages),
         resumed_tokens=len(given),
         features=features,
         top_logprobs=session.top_logprobs,
@@ -114,14 +114,10 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
     return state.with_session(session), (Send(FIRST, message),)
 
 
-# --- Room, in cache slots.
-
-
 def slots_total(state: DraftState) -> int | None:
     """Slots of the smallest stage; None where none has a bound."""
     stages = state.config.stages
-    bounds = [slots for rank, slots in state.slots.items() if slots and rank <= stages]
-    return min(bounds) if bounds else None
+    return min((n for rank, n in state.slots.items() if n and rank <= stages), default=None)
 
 
 def slots_used(state: DraftState) -> int:
@@ -132,23 +128,26 @@ def slots_used(state: DraftState) -> int:
 
 
 def has_room(state: DraftState, request: Request) -> bool:
-    """Whether there is room for a request now, at the stages and at the token source."""
-    bound, source = slots_total(state), _source_slots(state, request)
-    needed = _needed(state, request)
-    return (bound is None or slots_used(state) + needed <= bound) and (
-        source is None or _source_used(state) + needed <= source
-    )
+    """Whether there is room for a request now, at the stages and at the token source, which holds
+    a cache for each session that drafts and the features of cached prompts."""
+    bound, needed = slots_total(state), _needed(state, request)
+    if bound is not None and slots_used(state) + needed > bound:
+        return False
+    if (source := _source_slots(state, request)) is None:
+        return True
+    drafting = sum(one.slots for one in state.sessions.values() if one.policy.uses_draft)
+    cached = sum(one.slots for one in state.cached_prompts if one.features)
+    return drafting + cached + needed <= source
 
 
-def evictable_for(state: DraftState, request: Request) -> tuple[CachedPrompt, ...]:
+def _evictable_for(state: DraftState, request: Request) -> tuple[CachedPrompt, ...]:
     """Cached prompts to drop for a request, the oldest first; none where it would have to wait all
     the same, or waits only for pending releases."""
     then = replace(state, pending_releases=())
     if has_room(then, request):
         return ()
     free = prefix_cache.evictable(state)
-    names = {one.session for one in free}
-    left = tuple(one for one in state.cached_prompts if one.session not in names)
+    left = tuple(one for one in state.cached_prompts if one not in free)
     return free if free and has_room(replace(then, cached_prompts=left), request) else ()
 
 
@@ -181,10 +180,3 @@ def _source_slots(state: DraftState, request: Request) -> int | None:
     config = state.config
     slots = config.slots if config.source is None else state.slots.get(config.source, 0)
     return slots if slots and config.policies[request.policy].uses_draft else None
-
-
-def _source_used(state: DraftState) -> int:
-    """What the sessions that draft may come to at the token source, which has a cache for each.
-    Of cached prompts it has nothing, but their features are held for it."""
-    drafting = sum(one.slots for one in state.sessions.values() if one.policy.uses_draft)
-    return drafting + sum(one.slots for one in state.cached_prompts if one.features)

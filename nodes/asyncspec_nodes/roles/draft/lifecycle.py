@@ -1,21 +1,27 @@
-"""How sessions and requests end: close, accounts, pending releases, poison requests.
+"""How sessions and requests end: close, accounts, pending releases, breaks of the pipeline.
 
 A ``Close`` goes straight to every stage, and the ``Open`` of the next session through those before
 it, which may be the faster way. So that no stage has to hold both, cache slots count as taken until
-the stage says that they are free: with the session's account, or with its answer to a ``Floor``
-where a break of the pipeline has left nobody to give one.
+the stage reports that they are free: with the session's account, or with its answer to a ``Floor``
+where a break of the pipeline has ended the session.
+
+Poison requests: a stage that dies of a request comes back, is given it again, and dies again; which
+of many sessions it was cannot be seen. So requests that have brought nothing between two breaks are
+tried one at a time, and one that has seen enough breaks in a row as the only one without a token is
+not tried again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Finish, Request, Send, SetTimer
+from asyncspec.core.machine import Effect, Finish, Request, Send, SetTimer
 from asyncspec_nodes.roles.draft import prefix_cache
-from asyncspec_nodes.roles.draft.speculation import release_source
-from asyncspec_nodes.roles.draft.state import (
+from asyncspec_nodes.roles.draft.session import (
+    FIRST,
     CachedPrompt,
     DraftSession,
     DraftState,
@@ -24,11 +30,25 @@ from asyncspec_nodes.roles.draft.state import (
     PendingRelease,
     QueuedRequest,
 )
+from asyncspec_nodes.roles.draft.speculation import release_source
 from asyncspec_nodes.roles.draft.stats import Counters, summary
-from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Close, Closed
+from asyncspec_protocol.clients import BREAKS
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.ids import Rank, SessionId, owner
+from asyncspec_protocol.messages import Close, Closed, Floor, Ready
 
-# --- Sessions are closed; their requests end when the stages have given account.
+C = TypeVar("C", QueuedRequest, DraftSession)
+
+REJOIN = "rejoin"
+"""The timer of requests that wait for a pipeline that is down."""
+
+MAX_SESSIONS_LEFT = 2**32
+"""Sessions that a draft node must be able to open after those a stage has heard of: more than it
+ever opens."""
+
+SUSPECT_BREAKS = 2
+"""Breaks in a row without a token between after which a request is tried alone: machines fail for
+other reasons too, and one after another sessions begin slowly."""
 
 
 def finish_request(
@@ -37,17 +57,16 @@ def finish_request(
     """Close a session everywhere; its request ends when the stages have given account."""
     state, cached = prefix_cache.cache_prompt(state, session)
     state, effects = close_session(state, session, keep=cached)
-    key, missing = session.session, frozenset(state.linked_stages)
-    finishing = FinishingRequest(session, reason, ended_at=now, missing=missing)
-    state = _with_finishing(state, finishing)
-    return state, (*effects, SetTimer(account_timer(key), now + state.config.account_seconds))
+    finishing = FinishingRequest(session, reason, now, missing=frozenset(state.linked_stages))
+    timer = SetTimer(account_timer(session.session), now + state.config.account_seconds)
+    return _with_finishing(state, finishing), (*effects, timer)
 
 
 def close_session(
     state: DraftState, session: DraftSession, *, keep: bool = False
 ) -> tuple[DraftState, Effects]:
-    """A session is over everywhere; its request may go on in another one. ``keep``: its prompt
-    stays on the stages."""
+    """Close a session everywhere; its request may go on in another one. ``keep``: its prompt stays
+    on the stages."""
     message = Close(session.session, keep)
     closes = tuple(Send(rank, message) for rank in sorted(state.peers))
     release = PendingRelease(session.session, session.slots, state.floor_aware)
@@ -56,24 +75,28 @@ def close_session(
 
 
 def drop_prompts(state: DraftState, prompts: Sequence[CachedPrompt]) -> tuple[DraftState, Effects]:
-    """Prompts are cached no longer."""
+    """Drop cached prompts on every stage."""
     ranks = state.linked_stages
     closes = tuple(Send(rank, Close(one.session)) for one in prompts for rank in ranks)
     return forget_prompts(state, prompts), closes
 
 
 def forget_prompts(state: DraftState, prompts: Sequence[CachedPrompt]) -> DraftState:
-    """Prompts are cached no longer, and every stage will find out by itself."""
+    """The state without cached prompts that the stages drop."""
     names = {one.session for one in prompts}
-    releases = [
-        PendingRelease(one.session, one.slots, state.floor_aware, is_prompt=True) for one in prompts
-    ]
+    aware = state.floor_aware
+    releases = [PendingRelease(one.session, one.slots, aware, is_prompt=True) for one in prompts]
     left = tuple(one for one in state.cached_prompts if one.session not in names)
     return _with_releases(replace(state, cached_prompts=left), *releases)
 
 
+def account_timer(session: SessionId) -> str:
+    """The name of the timer that bounds the wait for accounts."""
+    return f"account:{session}"
+
+
 def record_account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
-    """A node has told what a session cost it, and that its cache is free of it."""
+    """A node reports what a session cost it, and that its cache is free of it."""
     name, kept = message.session, message.kept
     state = _released(
         state, message.rank, lambda one: one.session == name and not (one.is_prompt and kept)
@@ -83,9 +106,10 @@ def record_account(state: DraftState, message: Closed) -> tuple[DraftState, Effe
         return _record_late_account(state, message), ()
     if message.rank not in finishing.missing and message.rank != state.config.source:
         return state, ()
+    counters = finishing.session.counters.with_account(message)
     finishing = replace(
         finishing,
-        session=_with_account(finishing.session, message),
+        session=replace(finishing.session, counters=counters),
         missing=finishing.missing - {message.rank},
     )
     return finish_if_complete(_with_finishing(state, finishing), name)
@@ -95,34 +119,42 @@ def _record_late_account(state: DraftState, message: Closed) -> DraftState:
     """The account of a session that a break has ended, or is about to, as a stage may be the first
     to know. Where its request has ended it is too late."""
     name = message.session
-    for queued in state.backlog:
-        if name in queued.counters.earlier:
-            booked = replace(queued, counters=queued.counters.with_account(message))
-            left = tuple(booked if other is queued else other for other in state.backlog)
-            return replace(state, backlog=left)
-    for key, session in state.sessions.items():
-        if name == key or name in session.counters.earlier:
-            return state.with_session(_with_account(session, message))
-    for finishing in state.finishing.values():
-        if name in (session := finishing.session).counters.earlier:
-            return _with_finishing(
-                state, replace(finishing, session=_with_account(session, message))
-            )
-    return state
+
+    def booked(one: C, *sessions: SessionId) -> C:
+        if name not in (*sessions, *one.counters.earlier):
+            return one
+        return replace(one, counters=one.counters.with_account(message))
+
+    finishing = state.finishing.items()
+    return replace(
+        state,
+        backlog=tuple(map(booked, state.backlog)),
+        sessions={key: booked(session, key) for key, session in state.sessions.items()},
+        finishing={key: replace(one, session=booked(one.session)) for key, one in finishing},
+    )
 
 
-def _with_account(session: DraftSession, message: Closed) -> DraftSession:
-    return replace(session, counters=session.counters.with_account(message))
+def accounts_overdue(state: DraftState, timer: str) -> tuple[DraftState, Effects]:
+    """A request that has ended stops waiting for accounts."""
+    for key in state.finishing:
+        if timer == account_timer(key):
+            return finish_if_complete(state, key, force=True)
+    return state, ()
+
+
+def lost_account(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
+    """No account of a lost peer will come."""
+    effects: Effects = ()
+    for key, finishing in state.finishing.items():
+        left = replace(finishing, missing=finishing.missing - {peer})
+        state, finished = finish_if_complete(_with_finishing(state, left), key)
+        effects += finished
+    return state, effects
 
 
 def _with_finishing(state: DraftState, finishing: FinishingRequest) -> DraftState:
     key = finishing.session.session
     return replace(state, finishing={**state.finishing, key: finishing})
-
-
-def account_timer(session: SessionId) -> str:
-    """The name of the timer that bounds the wait for accounts."""
-    return f"account:{session}"
 
 
 def finish_if_complete(
@@ -133,19 +165,12 @@ def finish_if_complete(
     if finishing.missing and not force:
         return state, ()
     session = finishing.session
-    counters = _with_slots(session)
-    ended, stages = finishing.ended_at, session.stages
-    stats = _stats(session.request, counters, session.given, ended, stages=stages)
+    request, counters = session.request, _with_slots(session)
+    stats = _stats(request, counters, session.given, finishing.ended_at, stages=session.stages)
     if session.policy.top_logprobs:
         stats["lossy"] = 1
+    finish = Finish(request.request, finishing.reason, stats, session=key, earlier=counters.earlier)
     left = {k: v for k, v in state.finishing.items() if k != key}
-    finish = Finish(
-        session.request.request,
-        finishing.reason,
-        stats,
-        session=key,
-        earlier=counters.earlier,
-    )
     return replace(state, finishing=left), (SetTimer(account_timer(key), None), finish)
 
 
@@ -175,14 +200,6 @@ def _with_slots(session: DraftSession) -> Counters:
     return replace(counters, turns=counters.turns + session.clock.decoding)
 
 
-# --- Cache slots that some stage has not freed yet.
-
-
-def released_below(state: DraftState, rank: Rank, floor: SessionId) -> DraftState:
-    """A stage has nothing of all sessions below ``floor``, and never will have."""
-    return _released(state, rank, lambda one: one.session < floor)
-
-
 def _with_releases(state: DraftState, *releases: PendingRelease) -> DraftState:
     pending = tuple(one for one in releases if one.missing)
     return replace(state, pending_releases=state.pending_releases + pending)
@@ -191,53 +208,104 @@ def _with_releases(state: DraftState, *releases: PendingRelease) -> DraftState:
 def _released(
     state: DraftState, rank: Rank, is_free: Callable[[PendingRelease], bool]
 ) -> DraftState:
+    """A stage has freed the cache slots of some pending releases."""
     if not state.pending_releases:
         return state
-    told = [
+    pending = [
         replace(one, missing=one.missing - {rank}) if is_free(one) else one
         for one in state.pending_releases
     ]
-    return replace(state, pending_releases=tuple(one for one in told if one.missing))
+    return replace(state, pending_releases=tuple(one for one in pending if one.missing))
 
 
-# --- Poison requests: those that break the pipeline whenever they are read.
-# A stage that dies of a request comes back, is given it again, and dies again; which of many
-# sessions it was cannot be seen. So requests that have brought nothing between two breaks are
-# tried one at a time, and one that has seen enough breaks in a row as the only one without a
-# token is not tried again.
-
-SUSPECT_BREAKS = 2
-"""Breaks in a row without a token between after which a request is tried alone: machines fail for
-other reasons too, and one after another sessions begin slowly."""
+def link_up(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
+    """A node can be reached; the first stage's credit starts anew."""
+    state = replace(state, peers=state.peers | {peer})
+    if peer == FIRST:
+        state = replace(state, allowed=0, sent=0, window=0)
+    # A stage reports when it is ready; a source is ready at once.
+    return _send_floor(state) if peer == state.config.source else (state, ())
 
 
-def requeue_after_break(
-    state: DraftState, *, echo: bool
-) -> tuple[tuple[QueuedRequest, ...], tuple[QueuedRequest, ...]]:
-    """The requests of all sessions as they wait for the pipeline, suspects first; and those that
-    are not tried again. ``echo``: this break was counted before."""
+def ready_received(state: DraftState, message: Ready, now: float) -> tuple[DraftState, Effects]:
+    """A node reports its link to the next stage, its slots, and which sessions are over there.
+    Raises ``RemoteProtocolError`` where it has heard of sessions that cannot be this node's."""
+    rank, floor, echoes = message.rank, message.floor, state.break_echoes
+    echo = rank in echoes
+    if echo and (not message.up or floor >= echoes[rank]):
+        echoes = {other: since for other, since in echoes.items() if other != rank}
+    state = replace(state, slots={**state.slots, rank: message.slots}, break_echoes=echoes)
+    if floor >= 0 and rank <= state.config.stages:
+        state = replace(state, floor_aware=state.floor_aware | {rank})
+        state = _released(state, rank, lambda one: one.session < floor)
+    if message.opened >= state.next_session:
+        # Issued before this node was started again, by a clock that has been set back since.
+        first = SessionId(message.opened + 1)
+        if owner(SessionId(first + MAX_SESSIONS_LEFT)) != owner(state.config.first_session):
+            error = f"session {message.opened} is not this draft node's"
+            raise RemoteProtocolError(error, peer=rank)
+        state = replace(state, next_session=first)
+    if message.up == (rank in state.ready):
+        return state, ()  # only its slots have changed: another draft node came or went
+    if message.up:
+        return _send_floor(replace(state, ready=state.ready | {rank}))
+    return _broken(replace(state, ready=state.ready - {rank}), now, was_up=state.up, echo=echo)
+
+
+def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
+    """Where the pipeline is complete now, end what earlier sessions left behind on the stages."""
+    if not state.up or state.sessions:
+        return state, ()
+    floor = Floor(first=state.next_session)
+    floors = tuple(Send(rank, floor) for rank in sorted(state.peers))
+    return state, (*floors, SetTimer(REJOIN, None))
+
+
+def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects]:
+    """A peer is gone, and with it its accounts and every session."""
+    if peer not in state.peers:
+        return state, ()
+    was_up = state.up
+    echoes = {rank: since for rank, since in state.break_echoes.items() if rank != peer}
+    if (before := Rank(peer - 1)) in state.ready:
+        echoes[before] = state.next_session
+    state = replace(
+        state,
+        peers=state.peers - {peer},
+        ready=state.ready - {peer},
+        break_echoes=echoes,
+        expected_verdicts=0,
+    )
+    state, down = _broken(state, now, was_up=was_up)
+    state, finished = lost_account(state, peer)
+    return state, (*down, *finished)
+
+
+def _broken(
+    state: DraftState, now: float, *, was_up: bool, echo: bool = False
+) -> tuple[DraftState, Effects]:
+    """The pipeline is broken: all sessions end, and their requests go back to the head of the
+    backlog, suspects first, but for a poison request. ``was_up``: they wait from now on. ``echo``:
+    this break was counted before."""
+    effects: list[Effect] = []
     silent = [session for session in state.sessions.values() if not session.committed]
-    waiting, ended = list[QueuedRequest](), list[QueuedRequest]()
+    waiting: list[QueuedRequest] = []
     for session in state.sessions.values():
         queued = _requeued(session, 0 if echo else 1)
         breaks = queued.counters.breaks
-        blamed = silent == [session] and breaks >= state.config.max_breaks
-        (ended if blamed else waiting).append(queued)
+        if silent == [session] and breaks >= state.config.max_breaks:
+            effects.append(unserved(queued, "error", _poison_detail(breaks), now, BREAKS))
+        else:
+            waiting.append(queued)
     waiting.sort(key=lambda queued: (not _is_suspect(queued.counters), queued.request.request))
-    return tuple(waiting), tuple(ended)
-
-
-def on_trial(state: DraftState) -> bool:
-    """Whether a suspect is tried: no other session is opened until it has brought a token."""
-    return any(_is_suspect(s.counters) and not s.committed for s in state.sessions.values())
-
-
-def poison_detail(queued: QueuedRequest) -> str:
-    """What the user of a request that is not tried again is told."""
-    return (
-        f"the pipeline broke {queued.counters.breaks} times in a row while it read this request, "
-        "and no token came between; the logs of the nodes that ended say why; it is not tried again"
-    )
+    for session in state.sessions.values():
+        state, closed = close_session(state, session)
+        effects.extend(closed)
+    state = replace(state, backlog=(*waiting, *state.backlog))
+    state = forget_prompts(state, state.cached_prompts)
+    if state.backlog and was_up:
+        effects.append(SetTimer(REJOIN, now + state.config.rejoin_seconds))
+    return state, tuple(effects)
 
 
 def _requeued(session: DraftSession, new_breaks: int) -> QueuedRequest:
@@ -250,3 +318,34 @@ def _requeued(session: DraftSession, new_breaks: int) -> QueuedRequest:
 
 def _is_suspect(counters: Counters) -> bool:
     return counters.breaks >= SUSPECT_BREAKS
+
+
+def _poison_detail(breaks: int) -> str:
+    return (
+        f"the pipeline broke {breaks} times in a row while it read this request, "
+        "and no token came between; the logs of the nodes that ended say why; it is not tried again"
+    )
+
+
+def on_trial(state: DraftState) -> bool:
+    """Whether a suspect is tried: no other session is opened until it has brought a token."""
+    return any(_is_suspect(s.counters) and not s.committed for s in state.sessions.values())
+
+
+def rejoin_failed(state: DraftState, now: float) -> tuple[DraftState, Effects]:
+    """Requests have waited too long for the pipeline."""
+    if state.up:
+        return state, ()
+    detail = "the pipeline is not complete: " + missing_peers(state)
+    failed = tuple(unserved(queued, "error", detail, now) for queued in state.backlog)
+    return replace(state, backlog=()), failed
+
+
+def missing_peers(state: DraftState) -> str:
+    """What keeps the pipeline from being complete, for a user."""
+    stages, source = range(1, state.config.stages + 1), state.config.source
+    absent = [f"stage {r} is not connected" for r in stages if r not in state.peers]
+    if source is not None and source not in state.peers:
+        absent.append("the token source is not connected")
+    cut = [f"stage {r} has no link to stage {r + 1}" for r in stages if r not in state.ready]
+    return ", ".join(absent or cut) or "a stage came back too late"

@@ -11,15 +11,14 @@ of shared tokens would tell one tenant what another one's prompt begins with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import TensorRows
-from asyncspec_nodes.roles.draft.state import (
-    NO_SESSION,
+from asyncspec_nodes.roles.draft.session import (
     CachedPrompt,
     DraftSession,
     DraftState,
@@ -32,37 +31,34 @@ class PromptKey(Struct, frozen=True):
     """A prompt that is to be read, and what decides whether a prefix of it can be taken over."""
 
     prefix: tuple[int, ...]
+    tenant: str
     # Its token source reads features of the target.
     featured: bool
     # Penalties count tokens of the prompt on the last stage, which therefore has to read them all.
     penalised: bool
-    tenant: str
 
 
 class PrefixMatch(Struct, frozen=True):
     """What a new session takes over: so many tokens of an older one, and their features."""
 
-    parent_session: SessionId = NO_SESSION
+    parent_session: SessionId = SessionId(-1)
     common_prefix: int = 0
     features: tuple[TensorRows, ...] = ()
 
 
 def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
     """What a queued request has to read."""
-    request = queued.request
-    policy = state.config.policies[request.policy]
-    return PromptKey(
-        request.prompt + queued.given,
-        bool(state.config.features and policy.uses_draft),
-        request.sampling.penalises,
-        request.tenant,
-    )
+    request, config = queued.request, state.config
+    featured = bool(config.features and config.policies[request.policy].uses_draft)
+    prefix = request.prompt + queued.given
+    return PromptKey(prefix, request.tenant, featured, request.sampling.penalises)
 
 
 def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
     """The longest prefix of a prompt that the stages hold."""
     best = PrefixMatch()
-    for one in _available(state):
+    read = (as_cached(one) for one in state.sessions.values() if one.decoding)
+    for one in (*_used(state.cached_prompts), *read):
         length = _match_length(state, one, prompt)
         if length > best.common_prefix:
             rows = _first_rows(one.features, length) if prompt.featured and one.features else ()
@@ -99,22 +95,14 @@ def _match_length(state: DraftState, one: CachedPrompt, prompt: PromptKey) -> in
     The last token of either is not shared: the one is to be verified, and the other's feature came
     with its verdict, not with the prompt.
     """
-    if one.tenant != prompt.tenant:
-        return 0
-    if prompt.penalised or (prompt.featured and one.features is None):
+    if one.tenant != prompt.tenant or prompt.penalised:
         return 0
     least = state.config.min_common_prefix
-    if one.prefix[:least] != prompt.prefix[:least]:
-        return 0  # most differ, and are long
+    # Most prompts differ in their first tokens, and are long.
+    if (prompt.featured and one.features is None) or one.prefix[:least] != prompt.prefix[:least]:
+        return 0
     length = common_prefix_length(one.prefix[:-1], prompt.prefix[:-1])
     return length if length >= least else 0
-
-
-def _available(state: DraftState) -> Iterator[CachedPrompt]:
-    yield from _used(state.cached_prompts)
-    for session in state.sessions.values():
-        if session.decoding:
-            yield as_cached(session)
 
 
 def as_cached(session: DraftSession) -> CachedPrompt:
@@ -124,8 +112,8 @@ def as_cached(session: DraftSession) -> CachedPrompt:
 
 
 def cache_prompt(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
-    """A session is over: whether its prompt stays cached. A prompt that another one begins with is
-    of no further use, and of too many the oldest go first."""
+    """Whether the prompt of a session that is over stays cached. A prompt that another one begins
+    with is of no further use, and of too many the oldest are dropped."""
     one, most = as_cached(session), state.config.max_cached_prompts
     long = len(one.prefix) - 1 >= state.config.min_common_prefix
     covered = any(_covers(other, one) for other in _used(state.cached_prompts))
@@ -187,8 +175,7 @@ def _first_rows(features: Sequence[TensorRows], count: int) -> tuple[TensorRows,
     """The features of the first ``count`` positions."""
     found: list[TensorRows] = []
     for some in features:
-        if count <= 0:
-            break
-        found.append(TensorRows(some.handle, some.rows[:count]))
+        if count > 0:
+            found.append(TensorRows(some.handle, some.rows[:count]))
         count -= len(some.rows)
     return tuple(found)

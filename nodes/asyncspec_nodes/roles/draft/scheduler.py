@@ -1,7 +1,7 @@
 """The scheduler: after every input each session goes as far as it can.
 
-One pass accepts what verdicts allow, opens sessions, hands out the first stage's credit, and asks
-the token source.
+One scheduler pass accepts what verdicts allow, opens sessions, hands out the first stage's credit,
+and sends draft requests to the token source.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from asyncspec.core.cost_model.pipeline import RoundTripProbe
 from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Compute, Effect, Emit, Send
 from asyncspec.core.tree import connected
-from asyncspec_nodes.roles.draft import prefix_cache, speculation
+from asyncspec_nodes.roles.draft import planning, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.admission import open_sessions
 from asyncspec_nodes.roles.draft.lifecycle import drop_prompts, finish_request
-from asyncspec_nodes.roles.draft.planning import advanced, tell
-from asyncspec_nodes.roles.draft.state import FIRST, DraftSession, DraftState, Effects
+from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState, Effects
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 from asyncspec_protocol.limits import MAX_NODES
@@ -29,9 +28,9 @@ from asyncspec_protocol.messages import Segment
 
 
 def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """Accept, open, send and ask for what can be.
+    """Accept, open, send and request what is possible now.
 
-    Nothing is opened, sent or asked for between two verdicts of one pass: sessions that shared a
+    Between two verdicts of one pass nothing is opened, sent or requested: sessions that shared a
     pass go on together, so that they share the next one too.
     """
     effects: list[Effect] = []
@@ -44,21 +43,20 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if not state.expected_verdicts:
         state, opened = open_sessions(state, now)
         effects.extend(opened)
-        state, told = tell(state)
-        effects.extend(told)
+        state, reports = planning.report_rates(state)
+        effects.extend(reports)
         state, sent = send_segments(state, now)
         effects.extend(sent)
     for session in state.sessions.values():
-        if fed := speculation.feed_features(session):
-            session = fed[0]
+        if session.features is not None and (fed := session.features.feed(session.session)):
+            session = replace(session, features=fed[0])
             state = state.with_session(session)
             effects.append(Compute(fed[1]))
-        if stale := speculation.abandon_stale(session):
-            state = state.with_session(stale[0])
-            effects.append(speculation.stop_source(state, stale[1]))
+        state, stopped = speculation.abandon_stale(state, session)
+        effects.extend(stopped)
     if not state.expected_verdicts:
-        state, asked = speculation.dispatch_draft_requests(state)
-        effects.extend(asked)
+        state, requests = speculation.dispatch_draft_requests(state)
+        effects.extend(requests)
     return state, tuple(effects)
 
 
@@ -68,17 +66,12 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
         return state, ()
     request, moved = session.request.request, accepted.session
     emit = Emit(request, accepted.tokens, accepted.hits, session.session, accepted.outputs)
-    effects: Effects = (emit,)
-    if accepted.finish is not None:
+    if accepted.prune is None:
         state, ended = finish_request(state, moved, accepted.finish, now)
-        return state, (*effects, *ended)
-    assert accepted.prune is not None
+        return state, (emit, *ended)
     prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages)
-    state = advanced(state, session, accepted)
-    return state.with_session(moved), (*effects, *prunes)
-
-
-# --- The first stage's credit, handed out to the sessions.
+    state = planning.count_round(state, session, accepted.hits)
+    return state.with_session(moved), (emit, *prunes)
 
 
 def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
@@ -87,7 +80,7 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if state.sent >= state.allowed:
         return (state if state.out_of_credit else replace(state, out_of_credit=True)), ()
     segments: list[Segment] = []
-    # A lone session's prompt delays nobody.
+    # A lone session's prompt delays no other.
     idle, seconds = 0, state.costs.slowest if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.decoding]
     busy = sum([session.rows for session in decoding])
@@ -96,12 +89,7 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     chunk = chunk_rows_beside(state.config.prefill_rows, busy, prompts, seconds)
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
-        cut = next_segment(
-            session,
-            may_grow=state.may_speculate(session),
-            prefill_rows=chunk,
-            first_stage_idle=state.first_stage_idle,
-        )
+        cut = next_segment(state, session, chunk)
         if cut is None:
             idle += 1
         else:
@@ -110,21 +98,17 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             most = state.costs.max_rows
             if len(decoding) <= 1 and session.policy.limits_rows:
                 most = min(most, state.costs.max_lone_rows)
-            session = _sent(session, message, now)
+            if session.segments == 1 and session.decoding:
+                probe = RoundTripProbe(message.segment, now, len(message.ids))
+                session = replace(session, probe=probe)
+            if session.policy.plannable:
+                session = replace(session, sent_at=now)
             session = _with_tree_budget(session, message.ids, len(decoding), seconds, most)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.out_of_credit else message)
         state = state.without_session(session.session).with_session(session)
-    empty = state.sent >= state.allowed
-    state = state if empty == state.out_of_credit else replace(state, out_of_credit=empty)
+    state = replace(state, out_of_credit=state.sent >= state.allowed)
     return state, tuple(Send(FIRST, segment) for segment in with_batch_remaining(segments))
-
-
-def _sent(session: DraftSession, message: Segment, now: float) -> DraftSession:
-    if session.segments == 1 and session.decoding:
-        probe = RoundTripProbe(message.segment, now, len(message.ids))
-        session = replace(session, probe=probe)
-    return replace(session, sent_at=now) if session.policy.plannable else session
 
 
 def _with_chunk_rows(state: DraftState, busy: int) -> DraftState:
@@ -174,32 +158,26 @@ def with_batch_remaining(segments: Sequence[Segment]) -> Sequence[Segment]:
     return found[::-1]
 
 
-# --- The next segment of a session.
-
-
 def next_segment(
-    session: DraftSession, *, may_grow: bool, prefill_rows: int, first_stage_idle: bool
+    state: DraftState, session: DraftSession, prefill_rows: int
 ) -> tuple[DraftSession, Segment] | None:
-    """The next chunk of the prompt, or what the policy wants to send; ``may_grow``: its tree may be
-    sent. None where there is nothing."""
+    """The next chunk of the prompt, or what the policy wants to send; None where there is
+    nothing."""
     if session.prefilled < len(session.prefix):
         return _prefill(session, min(session.chunk_rows, prefill_rows))
-    if not may_grow:
+    if not state.may_speculate(session):
         return None
     # Parents come first: what a segment has no room for waits for the next one.
-    ids = session.policy.next_segment(session.view(first_stage_idle=first_stage_idle))[:MAX_NODES]
+    view = session.view(first_stage_idle=state.first_stage_idle)
+    ids = session.policy.next_segment(view)[:MAX_NODES]
     if not ids:
         return None
     chosen = frozenset(ids)
     if not connected(session.tree, ids, session.sent) or session.sent & chosen:
         raise LocalProtocolError(f"policy cut nodes that cannot be sent: {ids}")
     nodes, root = session.tree.nodes, session.tree.root
-    message = _segment(
-        session,
-        ids,
-        tuple(session.root_parent if n == root else nodes[n].parent for n in ids),
-        tuple(nodes[n].token for n in ids),
-    )
+    parents = tuple(session.root_parent if n == root else nodes[n].parent for n in ids)
+    message = _segment(session, ids, parents, tuple(nodes[n].token for n in ids))
     counters = session.counters
     if not session.segments and session.decoding:
         counters = replace(counters, rounds=counters.rounds + 1)
@@ -221,18 +199,14 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
     ids = tuple(NodeId(i) for i in range(start, end))
     parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
     message = _segment(session, ids, parents, session.prefix[start:end])
-    unsent, clock = session.unsent, session.clock
+    session = replace(session, prefilled=end, next_segment=SegmentId(session.next_segment + 1))
     if root in ids:
-        # No live node is older than the root.
-        unsent, clock = unsent[1:], clock.on_sent(message.segment, drafted=False)
-    session = replace(
-        session,
-        prefilled=end,
-        unsent=unsent,
-        sent=session.sent.union({root}.intersection(ids)),
-        next_segment=SegmentId(session.next_segment + 1),
-        clock=clock,
-    )
+        session = replace(
+            session,
+            unsent=session.unsent[1:],  # no live node is older than the root
+            sent=session.sent | {root},
+            clock=session.clock.on_sent(message.segment, drafted=False),
+        )
     return session, message
 
 
@@ -242,11 +216,5 @@ def _segment(
     parents: tuple[NodeId, ...],
     tokens: tuple[int, ...],
 ) -> Segment:
-    return Segment(
-        session=session.session,
-        segment=session.next_segment,
-        applied=session.version,
-        ids=ids,
-        parents=parents,
-        tokens=tokens,
-    )
+    name, number, version = session.session, session.next_segment, session.version
+    return Segment(name, number, version, ids, parents, tokens)

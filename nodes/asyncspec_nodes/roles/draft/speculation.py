@@ -1,7 +1,7 @@
-"""Draft requests to the token source, verdicts, and acceptance, session by session.
+"""Draft requests to the token source, drafted trees, verdicts, and acceptance.
 
-A source on this node's device is asked when it is free, for all sessions that want something in one
-batch; a source on a node of its own makes batches of what it is asked for.
+A source on this node's device gets one batch of all sessions' requests when it is free; a source on
+a node of its own makes the batches itself.
 """
 
 from __future__ import annotations
@@ -14,55 +14,57 @@ from msgspec.structs import replace
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.jobs import Feed, Release
-from asyncspec.core.machine import Abandon, Compute, Effect, Send
-from asyncspec.policy.base import Growth
-from asyncspec.source.batch import admitted, batched
-from asyncspec_nodes.roles.draft.state import DraftRequest, DraftSession, DraftState, Effects
+from asyncspec.core.jobs import Release
+from asyncspec.core.machine import Abandon, Compute, Effect, Received, Send
+from asyncspec.policy.base import Growth, max_tree_nodes
+from asyncspec.source.batch import Answers, admitted, batched
+from asyncspec_nodes.roles.draft import planning
+from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState, Effects
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import NodeId, SessionId, Version
+from asyncspec_protocol.ids import NodeId, Rank, SessionId, Version
 from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES
 from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Verdict, Withdraw
 
 
 def dispatch_draft_requests(state: DraftState) -> tuple[DraftState, Effects]:
-    """Ask the source for what the sessions want of it, as far as it can be asked now."""
+    """Send the sessions' draft requests to the source, the longest waiting first, as far as it
+    takes them now."""
     if state.source_busy:
         return state, ()
-    source, asking = state.config.source, dict[SessionId, DraftSession]()
-    wanted = _draft_requests(state, asking)
-    jobs = admitted(wanted) if source is None else tuple(wanted)
+    source, requests = state.config.source, dict[SessionId, DraftRequest]()
+
+    def wanted() -> Iterator[Expand]:
+        for session in sorted(state.sessions.values(), key=lambda session: session.draft_batch):
+            if (request := _draft_request(state, session)) is not None:
+                requests[session.session] = request
+                yield request.job
+
+    jobs = admitted(wanted()) if source is None else tuple(wanted())
     if not jobs:
         return state, ()
     batch = state.draft_batches + 1
     state = replace(state, draft_batches=batch, source_busy=source is None)
     for job in jobs:
-        state = state.with_session(replace(asking[job.session], draft_batch=batch))
+        request = requests[job.session]
+        session = replace(
+            state.sessions[job.session],
+            draft_request=request,
+            source_length=request.length,
+            last_depth=request.growth.shape.depth if request.growth else 0,
+            draft_batch=batch,
+        )
+        state = state.with_session(session)
     if source is not None:
         return state, tuple(Send(source, job) for job in jobs)
     return state, (Compute(batched(jobs)),)
 
 
-def _draft_requests(state: DraftState, asking: dict[SessionId, DraftSession]) -> Iterator[Expand]:
-    """What the sessions want, the longest waiting first; ``asking`` takes each of them as it is
-    once it has asked."""
-    for session in sorted(state.sessions.values(), key=lambda session: session.draft_batch):
-        asked = request_draft(
-            session, may_grow=state.may_speculate(session), first_stage_idle=state.first_stage_idle
-        )
-        if asked is not None:
-            asking[session.session] = asked[0]
-            yield asked[1]
-
-
-def request_draft(
-    session: DraftSession, *, may_grow: bool, first_stage_idle: bool
-) -> tuple[DraftSession, Expand] | None:
-    """What the token source is to do next; None while it works or where there is nothing."""
+def _draft_request(state: DraftState, session: DraftSession) -> DraftRequest | None:
+    """The next work of the token source; None while it works or where there is none."""
     if session.draft_request is not None or not session.policy.uses_draft:
         return None
-    if may_grow and session.source_limit == session.length:
-        growth = session.policy.grow(session.view(first_stage_idle=first_stage_idle))
+    if state.may_speculate(session) and session.source_limit == session.length:
+        growth = session.policy.grow(session.view(first_stage_idle=state.first_stage_idle))
         if growth is None or session.no_growth == (growth, session.version, session.next_node):
             return None
     elif session.source_length >= session.source_limit:
@@ -73,11 +75,8 @@ def request_draft(
     if length < session.source_limit:
         growth = None  # it reads first, in chunks between which others' drafts are grown
     job = _expand(session, growth, length)
-    request = DraftRequest(
-        job, growth, session.version, session.round, session.clock.source_free(), length
-    )
-    depth = growth.shape.depth if growth else 0
-    return replace(session, draft_request=request, source_length=length, last_depth=depth), job
+    slot = session.clock.source_free()
+    return DraftRequest(job, growth, session.version, session.round, slot, length)
 
 
 def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand:
@@ -115,40 +114,57 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     )
 
 
-def feed_features(session: DraftSession) -> tuple[DraftSession, Feed] | None:
-    """The job that gives the token source new features; None where there are none."""
-    if session.features is None:
-        return None
-    fed = session.features.feed(session.session)
-    return None if fed is None else (replace(session, features=fed[0]), fed[1])
-
-
-def abandon_stale(session: DraftSession) -> tuple[DraftSession, Expand] | None:
-    """The draft request to stop, because a miss has killed what it grows; None where there is no
-    such request."""
+def abandon_stale(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
+    """Stop a draft request whose tree a miss has killed."""
     request = session.draft_request
     if request is None or request.growth is None or request.abandoned:
-        return None
+        return state, ()
     if request.round == session.round:
-        return None
-    return replace(session, draft_request=replace(request, abandoned=True)), request.job
+        return state, ()
+    session = replace(session, draft_request=replace(request, abandoned=True))
+    return state.with_session(session), (_stop_source(state, request.job),)
 
 
-def stop_source(state: DraftState, job: Expand) -> Effect:
-    """Tell the source that what it grows is of no use any more."""
+def _stop_source(state: DraftState, job: Expand) -> Effect:
     source = state.config.source
     return Abandon(job) if source is None else Send(source, Withdraw(job.session))
 
 
 def release_source(state: DraftState, session: DraftSession) -> Effects:
-    """A session is over. A source on a node of its own is told by the ``Close`` that all nodes
-    get."""
+    """A session is over. A source on a node of its own gets the ``Close`` that all nodes get."""
     if state.config.source is not None or not session.policy.uses_draft:
         return ()
     release, request = Compute(Release(session.session)), session.draft_request
     if request is None or request.abandoned:
         return (release,)
-    return stop_source(state, request.job), release
+    return _stop_source(state, request.job), release
+
+
+def drafted(state: DraftState, batch: Answers, seconds: float) -> DraftState:
+    """The source of this device is free again. A batch's time counts in equal parts."""
+    state = planning.count_draft(replace(state, source_busy=False), batch, seconds)
+    for _, answer in batch:
+        state = _merged(state, answer, seconds / len(batch))
+    return state
+
+
+def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftState:
+    """Check and merge a draft from a source on a node of its own."""
+    if (session := state.sessions.get(answer.session)) is not None:
+        request = session.draft_request
+        if request is None or answer.base != request.length:
+            raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
+        if max(answer.tokens, default=0) >= state.config.vocab:
+            raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
+        state = planning.count_draft(state, ((request.job, answer),), answer.seconds)
+    return _merged(state, answer, answer.seconds)
+
+
+def _merged(state: DraftState, answer: Expanded, seconds: float) -> DraftState:
+    session = state.sessions.get(answer.session)
+    if session is None:
+        return state  # the session is over
+    return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 
 
 def merge_draft(
@@ -170,14 +186,13 @@ def merge_draft(
     clock = session.clock
     if not request.abandoned:
         clock = clock.on_draft(request.slot, seconds / slot_seconds if slot_seconds else 1.0)
+    room = max_tree_nodes(session.policy, session.stages) + 1 - len(session.tree)
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
         walked=session.committed[request.length - len(session.prefix) :],
-        at_most=min(
-            request.growth.adopt, MAX_NODES, session.max_tree_nodes - len(session.tree) + 1
-        ),
+        at_most=min(request.growth.adopt, MAX_NODES, room),
         max_position=session.last_position,
     )
     return replace(
@@ -193,7 +208,26 @@ def merge_draft(
     )
 
 
-# --- Verdicts, and how the tip moves along what they accept.
+def verdict_received(
+    state: DraftState, event: Received, message: Verdict, now: float
+) -> DraftState:
+    """Note a verdict's outputs, and what it says of costs."""
+    costs, session = state.costs, state.sessions.get(message.session)
+    if message.feature_ids:
+        costs = costs.with_feature_rows(event.seconds / len(message.feature_ids))
+    if session is None and message.session >= state.next_session:
+        raise RemoteProtocolError(f"session {message.session} was never opened", peer=event.peer)
+    if session is not None:
+        probe = session.probe
+        if probe is not None and probe.segment <= message.segment:
+            session = replace(session, probe=None)
+            if probe.segment == message.segment:
+                costs = costs.with_round_trip(probe.rows, now - probe.sent_at)
+        if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
+            raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
+        state = planning.count_links(state, message, now)
+        state = state.with_session(record_verdict(session, message, event.tensor))
+    return replace(state, expected_verdicts=message.batch_remaining, costs=costs)
 
 
 def record_verdict(session: DraftSession, verdict: Verdict, handle: object | None) -> DraftSession:
@@ -244,15 +278,15 @@ def _target_outputs(
 
 class Accepted(Struct, frozen=True):
     """The committed path has grown by ``tokens``, of which the first ``hits`` were nodes of the
-    tree. ``finish`` is the reason if that was the end."""
+    tree. Either a prune follows, or the answer ends for the reason ``finish``."""
 
     session: DraftSession
     tokens: tuple[int, ...]
     hits: int
-    prune: PruneIndices | None
-    finish: str | None
     # The target's output at each token, where the request asks for it.
-    outputs: tuple[TargetOutput, ...] = ()
+    outputs: tuple[TargetOutput, ...]
+    finish: str
+    prune: PruneIndices | None = None
 
 
 def accept(session: DraftSession, now: float) -> Accepted | None:
@@ -262,31 +296,29 @@ def accept(session: DraftSession, now: float) -> Accepted | None:
     walked = walk(session.tree, session.verified, session.policy.choose)
     if not walked.accepted and walked.bonus is None:
         return None
-    path = tuple(session.tree.nodes[n].token for n in walked.accepted)
-    tokens = path if walked.bonus is None else (*path, walked.bonus)
+    tokens = tuple(session.tree.nodes[n].token for n in walked.accepted)
+    tokens = tokens if walked.bonus is None else (*tokens, walked.bonus)
     tokens, finish = _until_end(session, tokens)
     hits = min(len(tokens), len(walked.accepted))
     outputs: tuple[TargetOutput, ...] = ()
     if session.request.log_probs:
-        line = (session.tree.root, *walked.accepted)
-        outputs = tuple(session.verified[node] for node in line[: len(tokens)])
+        path = (session.tree.root, *walked.accepted)
+        outputs = tuple(session.verified[node] for node in path[: len(tokens)])
     session = _count(session, len(tokens), hits, now)
     moved = replace(session, committed=session.committed + tokens)
-    if finish is not None:
-        return Accepted(moved, tokens, hits, None, finish, outputs)
+    if finish:
+        return Accepted(moved, tokens, hits, outputs, finish)
     moved = _move_tip(moved, walked.accepted, walked.bonus)
-    return Accepted(moved, tokens, hits, _prune(moved), None, outputs)
+    return Accepted(moved, tokens, hits, outputs, finish, _prune(moved))
 
 
-def _until_end(
-    session: DraftSession, tokens: tuple[int, ...]
-) -> tuple[tuple[int, ...], str | None]:
-    """Cut at the first stop token or at the token limit."""
+def _until_end(session: DraftSession, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    """Cut at the first stop token or at the token limit, and the reason to finish, if any."""
     left = session.request.max_new_tokens - session.new_tokens
     for i, token in enumerate(tokens[:left]):
         if token in session.request.stop_tokens:
             return tokens[: i + 1], "stop"
-    return tokens[:left], "length" if len(tokens) >= left else None
+    return tokens[:left], "length" if len(tokens) >= left else ""
 
 
 def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
@@ -330,8 +362,8 @@ def _move_tip(
         )
     features = session.features
     if features is not None:
-        line = (session.tree.root, *accepted)
-        features = features.advance(line if bonus is not None else line[:-1], tree.nodes)
+        path = (session.tree.root, *accepted)
+        features = features.advance(path if bonus is not None else path[:-1], tree.nodes)
     # What every stage has applied need not be announced again: the nodes announced so far have
     # all passed every stage, for their verdicts led here, and are in its cache as committed.
     known = tuple((n, v) for n, v in session.announced if v > session.acknowledged)

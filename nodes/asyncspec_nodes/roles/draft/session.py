@@ -1,4 +1,4 @@
-"""The draft node's configuration and state: queued requests, sessions, the pipeline."""
+"""State of the draft node: its configuration, queued requests, sessions and the pipeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from asyncspec_protocol.messages import Expand, Rates
 
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
-NO_SESSION = SessionId(-1)
 
 BLOCK = 64
 """Cache slots of a block; caches grow by whole ones."""
@@ -47,7 +46,7 @@ class DraftConfig(Struct, frozen=True):
     source: Rank | None = None
     # Whether the stages work for no other draft node.
     sole: bool = True
-    # Tokens are below this.
+    # Token ids are below this.
     vocab: int = 2**31
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
     # Prompts of ended sessions that the stages keep, and the least common prefix worth taking over.
@@ -85,13 +84,14 @@ class DraftRequest(Struct, frozen=True):
     """What the token source is working on for a session."""
 
     job: Expand
+    # None: it only reads.
     growth: Growth | None
-    # Version, round, pipeline slot and length of the committed path it was asked in.
+    # Version, round, pipeline slot and length of the committed path at the request.
     version: Version
     round: int
     slot: float
     length: int
-    # The source was told to stop: the tree it grows is below a tip that is gone.
+    # The tree it grows is below a tip that is gone.
     abandoned: bool = False
 
 
@@ -102,14 +102,14 @@ class DraftSession(Struct, frozen=True):
     request: Request
     policy: Policy
     stages: int
-    # What this session processes as its prompt: the user's, and what was given before a failure.
+    # What it reads as its prompt: the user's, and tokens of earlier sessions of this request, which
+    # are also in ``before``.
     prefix: tuple[int, ...]
-    # Tokens given to the user by earlier sessions of this request.
     before: tuple[int, ...]
     tree: TokenTree
-    # Live nodes that were not sent yet, oldest first.
+    # Live nodes not sent yet, oldest first.
     unsent: tuple[NodeId, ...]
-    # The session whose prompt this one begins with.
+    # The session whose prompt this one begins with; -1: none.
     parent_session: SessionId
     # The node before the root on the committed path.
     root_parent: NodeId
@@ -128,7 +128,7 @@ class DraftSession(Struct, frozen=True):
     announced: tuple[tuple[NodeId, Version], ...] = ()
     # Smallest version that every stage had applied when the last verdict passed it.
     acknowledged: Version = Version(0)
-    # The token source: what it works on, how much of the path it knows, how deep it was asked.
+    # The token source: its work, the tokens of the path it has, the levels of the last request.
     draft_request: DraftRequest | None = None
     source_length: int = 0
     last_depth: int = 0
@@ -151,10 +151,10 @@ class DraftSession(Struct, frozen=True):
     # Rows its next segment should have at most, and those of the last one.
     tree_budget: int = PARAMETERS.max_rows
     rows: int = 0
-    # Tokens of its drafts by the first stage's plan; 0: there is none. What the first stage was
-    # told of it last, and when its last segment went out (DiP-SD).
+    # DiP-SD: tokens of its drafts by the first stage's plan, 0: none; the rates reported last; when
+    # its last segment was sent.
     planned_length: int = 0
-    told: Rates | None = None
+    reported: Rates | None = None
     sent_at: float = 0.0
     counters: Counters = Counters()
 
@@ -168,13 +168,6 @@ class DraftSession(Struct, frozen=True):
         """Number of tokens given."""
         return len(self.before) + len(self.committed)
 
-    def path(self, start: int, end: int) -> tuple[int, ...]:
-        """Tokens of the committed path at positions [start, end); costs no more than these."""
-        length = len(self.prefix)
-        if start >= length:
-            return self.committed[start - length : end - length]
-        return self.prefix[start:end] + self.committed[: max(0, end - length)]
-
     @property
     def decoding(self) -> bool:
         """Whether its prompt has been read: its first token is there."""
@@ -187,23 +180,13 @@ class DraftSession(Struct, frozen=True):
 
     @property
     def source_limit(self) -> int:
-        """Tokens of the committed path that the token source can be told of."""
+        """Tokens of the committed path that the token source can take."""
         return self.length if self.features is None else self.features.source_limit
-
-    @property
-    def max_tree_nodes(self) -> int:
-        """Bound of its tree, the root not counted."""
-        return max_tree_nodes(self.policy, self.stages)
 
     @property
     def slots(self) -> int:
         """The most cache slots it takes on any stage, in whole blocks."""
         return slots_needed(self.request, self.policy, self.stages)
-
-    @property
-    def levels(self) -> int:
-        """Levels of the tree below its root."""
-        return self.tree.bottom - self.tree.nodes[self.tree.root].position
 
     @property
     def top_logprobs(self) -> int:
@@ -216,9 +199,15 @@ class DraftSession(Struct, frozen=True):
         """The deepest position whose verdict can still be part of the answer."""
         return len(self.request.prompt) + self.request.max_new_tokens - 2
 
+    def path(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens of the committed path at positions [start, end); costs no more than these."""
+        length = len(self.prefix)
+        if start >= length:
+            return self.committed[start - length : end - length]
+        return self.prefix[start:end] + self.committed[: max(0, end - length)]
+
     def truncated(self, kept: int) -> DraftSession:
-        """The session, over now, as if it had given the first ``kept`` of its tokens and no
-        more."""
+        """The session, over now, as if it had given only the first ``kept`` tokens."""
         before = self.before[:kept]
         return replace(self, before=before, committed=self.committed[: kept - len(before)])
 
@@ -244,7 +233,7 @@ class DraftSession(Struct, frozen=True):
 
 
 class FinishingRequest(Struct, frozen=True):
-    """A request whose last tokens are out; some stages' accounts are still to come."""
+    """A request whose last tokens are out; accounts of the stages ``missing`` are still to come."""
 
     session: DraftSession
     reason: str
@@ -298,13 +287,12 @@ class DraftState(Struct, frozen=True):
     # Stages that are about to report a break this node has seen itself, because it has lost the
     # next stage: with the first session opened since. An answer to its ``Floor`` ends that.
     break_echoes: Mapping[Rank, SessionId] = {}
-    # Cache slots of the stages and of a token source's node, as they have told; 0: no bound.
+    # Reported cache slots of the stages and of a token source's node; 0: no bound.
     slots: Mapping[Rank, int] = {}
-    # Stages that answer a ``Floor``, and so say what is free there.
+    # Stages that answer a ``Floor``, and so report what is free there.
     floor_aware: frozenset[Rank] = frozenset()
-    # What passes take as the stages have reported, and the links' part in a round trip.
+    # What passes and links cost, and what plans are made from (DiP-SD).
     costs: PipelineCosts = PipelineCosts()
-    # What of this node plans are made of (DiP-SD).
     measured: DraftMeasurements = DraftMeasurements()
     # Segments the first stage allows in all on this link, and those sent.
     allowed: int = 0
@@ -324,8 +312,7 @@ class DraftState(Struct, frozen=True):
         """True while every stage is reachable and linked to the next, and the source is there."""
         stages = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
         source = self.config.source
-        drafts = source is None or source in self.peers
-        return drafts and stages <= self.peers and stages <= self.ready
+        return stages <= self.peers & self.ready and (source is None or source in self.peers)
 
     @property
     def first_stage_idle(self) -> bool:
