@@ -18,9 +18,9 @@ from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.engine import ReconnectingEngine
+from asyncspec_nodes.http.access import AllowedOrigins, ApiKeys, ServiceOptions
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.limits import Limits
-from asyncspec_nodes.http.middleware import AllowedOrigins, ApiKeys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.inspector import Inspector
@@ -108,10 +108,12 @@ class Toy:
     ) -> None:
         self.cluster = ServingCluster(stages, rules)
         self._over = over
-        self._keys = ApiKeys(keys, share_prefixes=share_prefixes)
-        self._origins = AllowedOrigins(origins)
+        self._options = ServiceOptions(
+            ApiKeys(keys, share_prefixes=share_prefixes),
+            origins=AllowedOrigins(origins),
+            limits=Limits(**limits),
+        )
         self._tls = tls
-        self._limits = Limits(**limits)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Toy:
@@ -122,9 +124,7 @@ class Toy:
             host, port = self.cluster.ports[0]  # type: ignore[index]
             connect = partial(Client.connect, host, port, "toy", options=QUICK)
             self.engine = await self._stack.enter_async_context(ReconnectingEngine(connect))
-        self.service = Service(
-            self.engine, "toy", keys=self._keys, origins=self._origins, limits=self._limits
-        )
+        self.service = Service(self._options, self.engine, "toy")
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # soon full
         sock.setblocking(False)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import serve
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.http.access import AllowedHosts, read_hosts
 from asyncspec_nodes.http.api.errors import ApiError
-from asyncspec_nodes.http.hosts import AllowedHosts, read_hosts
 from toy_service import Toy
 
 PATH = "/v1/completions"

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.parameters import seed_of_choice
 from asyncspec_nodes.serving.text import find
@@ -32,11 +33,15 @@ def client(toy: Toy, **more: Any) -> Any:
 
 
 def chat_submits(fields: dict[str, Any]) -> tuple[Submit, ...]:
-    return msgspec.convert({"model": "toy", **fields}, ChatRequest).parsed(0).submits
+    return msgspec.convert({"model": "toy", **fields}, ChatRequest).call(RequestContext()).submits
 
 
 def text_submits(fields: dict[str, Any]) -> tuple[Submit, ...]:
-    return msgspec.convert({"model": "toy", **fields}, CompletionRequest).parsed(0).submits
+    return (
+        msgspec.convert({"model": "toy", **fields}, CompletionRequest)
+        .call(RequestContext())
+        .submits
+    )
 
 
 @pytest_asyncio.fixture(params=["node", "link"])

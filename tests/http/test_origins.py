@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.http.middleware import read_origins
+from asyncspec_nodes.http.access import read_origins
 from toy_service import Toy
 
 PATH = "/v1/completions"

@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core.sampling import Defaults, Sampling
+from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, frame
-from asyncspec_nodes.http.api.parameters import IGNORED, NEUTRAL, Shared, parse, seed_of_choice
+from asyncspec_nodes.http.api.parameters import (
+    IGNORED,
+    NEUTRAL,
+    CompletionParameters,
+    parse,
+    seed_of_choice,
+)
 from asyncspec_nodes.serving.requests import settings_problem, stop_problem
 from asyncspec_protocol.framing import decode, encode
 
@@ -84,10 +91,10 @@ bodies = st.one_of(
 )
 
 
-def read(body: bytes, kind: type[Shared]) -> Any:
+def read(body: bytes, kind: type[CompletionParameters]) -> Any:
     """A request, understood, or the error."""
     try:
-        return parse(body, kind).parsed(5)  # type: ignore[attr-defined]
+        return parse(body, kind).call(RequestContext(seed=5))  # type: ignore[attr-defined]
     except ApiError as error:
         return error
 
@@ -179,7 +186,7 @@ LEAST: dict[type[Any], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_stop_string_is_not_an_empty_one(kind: type[Shared]) -> None:
+def test_no_stop_string_is_not_an_empty_one(kind: type[CompletionParameters]) -> None:
     """As with vLLM: what would end every answer at once is a mistake."""
     for none in ("null", "[]"):
         body = json.dumps({**LEAST[kind], "stop": json.loads(none)}).encode()

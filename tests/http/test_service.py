@@ -19,9 +19,10 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http.access import ApiKeys, ServiceOptions
+from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.middleware import ApiKeys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.prompts import SHORT
@@ -195,7 +196,7 @@ async def test_answers_go_on_while_a_long_prompt_is_read(
             async with await asked as reply:
                 (choice,) = (await reply.json())["choices"]
             running.close()
-        (submit,) = msgspec.convert(ask, CompletionRequest).parsed(0).submits
+        (submit,) = msgspec.convert(ask, CompletionRequest).call(RequestContext()).submits
         assert choice["text"] == reference(submit)[1]
         await toy.settled()
 
@@ -353,7 +354,9 @@ async def test_readiness_says_why_a_stage_is_refused(
 
 async def test_while_it_loads() -> None:
     """It is alive, and says of everything else what it waits for; then it serves."""
-    service = Service(keys=ApiKeys(("k",)), pending=lambda: "stage 2 (loading layers 4 to 7 of 8)")
+    service = Service(
+        ServiceOptions(ApiKeys(("k",))), pending=lambda: "stage 2 (loading layers 4 to 7 of 8)"
+    )
     sock = listen.bind("127.0.0.1", 0, whose="this test")
     key = {"Authorization": "Bearer k"}
     chat = {"messages": [{"role": "user", "content": "x"}]}
@@ -465,7 +468,9 @@ async def test_a_request_gets_what_the_target_recommends(
         async with web.get("/state") as reply:
             assert (await reply.json())["defaults"] == recommended
         await toy.settled()
-    (submit,) = msgspec.convert({**recommended, **ask}, CompletionRequest).parsed(0).submits
+    (submit,) = (
+        msgspec.convert({**recommended, **ask}, CompletionRequest).call(RequestContext()).submits
+    )
     assert (tuple(choice["token_ids"]), choice["text"]) == reference(submit)
 
 

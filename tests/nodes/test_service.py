@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
-from asyncspec_nodes.http.responses import error_of
+from asyncspec_nodes.http.streaming import error_of
 from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService

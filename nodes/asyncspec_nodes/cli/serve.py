@@ -131,13 +131,7 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
             return f"the draft node at {where.host}:{where.port}"
         return steps.pending() or "the link to the draft node"
 
-    service = Service(
-        keys=http.keys,
-        hosts=http.hosts,
-        origins=http.origins,
-        limits=http.limits,
-        pending=pending,
-    )
+    service = Service(http, pending=pending)
     # It listens from the start, so that probes of its liveness succeed while it loads.
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
         starting = asyncio.create_task(_start(options, stack, steps))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.serving.conversation import Message, encode
+from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 DEMO = "Once upon a time there was a little fox who lived in a big forest. One day, the fox"
@@ -78,20 +78,20 @@ class Conversation:
     def __init__(self, settings: Submit, *, chat: bool, system: str = "") -> None:
         self._settings = settings
         self._chat = chat
-        self._messages = [Message("system", system)] if system else []
+        self._messages = [ChatText("system", system)] if system else []
         self._text = ""
 
     def ask(self, turn: str) -> Submit:
         """The request of the next user turn."""
         if self._chat:
-            self._messages.append(Message("user", turn))
-            return replace(self._settings, chat=encode(self._messages))
+            self._messages.append(ChatText("user", turn))
+            return replace(self._settings, chat=encode_chat(self._messages))
         self._text += turn
         return replace(self._settings, prompt=self._text)
 
     def answered(self, text: str) -> None:
         """The answer to the last turn."""
-        self._messages.append(Message("assistant", text))
+        self._messages.append(ChatText("assistant", text))
         self._text += f"{text}\n\n"
 
 

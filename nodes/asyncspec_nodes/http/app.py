@@ -5,21 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 
-import msgspec
 from aiohttp import web
 
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.http import site
+from asyncspec_nodes.http.access import ServiceOptions
+from asyncspec_nodes.http.api.answers import ApiCall, RequestContext
 from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
-from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.engine import Engine, cluster_state, node_statuses, unready_reason
-from asyncspec_nodes.http.hosts import AllowedHosts
-from asyncspec_nodes.http.limits import ConcurrencyLimit, GracefulShutdown, Limits, check_prompts
+from asyncspec_nodes.http.engine import Engine, cluster_state, missing, node_statuses
+from asyncspec_nodes.http.limits import ConcurrencyLimit, GracefulShutdown
 from asyncspec_nodes.http.metrics import Metrics
-from asyncspec_nodes.http.middleware import AllowedOrigins, ApiKeys, make_middleware, read_body
-from asyncspec_nodes.http.responses import CompletionResponder
+from asyncspec_nodes.http.middleware import json_response, make_middleware, read_body
+from asyncspec_nodes.http.streaming import Responder
 
 LOADING_RETRY_SECONDS = 5
 """``Retry-After`` while models load."""
@@ -60,24 +61,18 @@ class Service:
 
     def __init__(
         self,
+        options: ServiceOptions,
         engine: Engine | None = None,
         model: str = "",
         *,
-        keys: ApiKeys | None = None,
-        hosts: AllowedHosts | None = None,
-        origins: AllowedOrigins | None = None,
-        limits: Limits | None = None,
         pending: Callable[[], str] = lambda: "",
     ) -> None:
+        self.options = options
         self._engine = engine
         self._pending = pending
         self.model = ServedModel(model)
-        self.keys = keys or ApiKeys()
-        self.hosts = hosts or AllowedHosts()
-        self.origins = origins or AllowedOrigins()
-        self.limits = limits or Limits()
         self.metrics = Metrics()
-        self.concurrency = ConcurrencyLimit(self.limits.concurrent)
+        self.concurrency = ConcurrencyLimit(options.limits.concurrent)
         self.shutdown = GracefulShutdown()
 
     @property
@@ -95,55 +90,52 @@ class Service:
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        middleware = make_middleware(self.keys, self.hosts, self.origins, self.metrics)
-        app = web.Application(middlewares=[middleware])
-        app.on_response_prepare.append(self.origins.add_headers)
+        app = web.Application(middlewares=[make_middleware(self.options, self.metrics)])
+        app.on_response_prepare.append(self.options.origins.add_headers)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/state", self._state)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", partial(self._answer, ChatRequest))
+        app.router.add_post("/v1/completions", partial(self._answer, CompletionRequest))
         site.add_routes(app)
         return app
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, ChatRequest)
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, CompletionRequest)
-
-    async def _complete(
-        self, request: web.Request, kind: type[ChatRequest | CompletionRequest]
+    async def _answer(
+        self, kind: type[ChatRequest | CompletionRequest], request: web.Request
     ) -> web.StreamResponse:
         with self.shutdown.track():
-            engine = self.engine
+            engine, limits = self.engine, self.options.limits
             async with self.shutdown.interruptible():
-                body = await read_body(request, self.limits)
+                body = await read_body(request, limits)
             fields = parse(body, kind)
             self.model.check(fields.model)
-            tenant = self.keys.check(request.headers.get("Authorization"))
-            # The default seed is reported in the response; 53 bits fit any JSON number.
-            parsed = fields.parsed(seed=secrets.randbits(53)).for_tenant(tenant)
-            check_prompts(parsed, self.limits)
-            with self.concurrency.acquire(len(parsed.submits)):
-                responder = CompletionResponder(
-                    parsed, engine, self.shutdown, self.limits, self.metrics, self.model.name
-                )
+            context = RequestContext(
+                seed=secrets.randbits(53),  # fits any JSON number
+                tenant=self.options.keys.check(request.headers.get("Authorization")),
+                model=self.model.name,
+                id=secrets.token_hex(12),
+                created=int(time.time()),
+            )
+            call = fields.call(context)
+            _check_prompts(call, limits.prompt_length)
+            with self.concurrency.acquire(len(call.submits)):
+                responder = Responder(call, engine, self.shutdown, limits, self.metrics)
                 return await responder.respond(request)
 
     async def _health(self, request: web.Request) -> web.Response:
         """This process is alive."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def _ready(self, request: web.Request) -> web.Response:
         """Whether a request that comes now would be served."""
-        stopping = "the service is stopping" if self.shutdown.stopping else ""
-        if reason := stopping or await unready_reason(self.engine):
-            raise ApiError(503, reason, code="unavailable", retry_after=1)
-        return _json({"status": "ready"})
+        if self.shutdown.stopping:
+            raise unavailable("the service is stopping")
+        if reason := missing(await node_statuses(self.engine)):
+            raise unavailable(reason)
+        return json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
@@ -154,19 +146,24 @@ class Service:
         return web.Response(body=self.metrics.text(nodes), headers=headers)
 
     async def _state(self, request: web.Request) -> web.Response:
-        cluster = await cluster_state(self.engine)
-        places = {"taken": self.concurrency.taken, "most": self.limits.concurrent}
-        return _json({**cluster, "served_as": self.model.name, "places": places})
+        cluster = cluster_state(await node_statuses(self.engine))
+        places = {"taken": self.concurrency.taken, "most": self.options.limits.concurrent}
+        return json_response({**cluster, "served_as": self.model.name, "places": places})
 
     async def _models(self, request: web.Request) -> web.Response:
         _ = self.engine  # while loading, no model is served
-        return _json({"object": "list", "data": [self.model.describe()]})
+        return json_response({"object": "list", "data": [self.model.describe()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         _ = self.engine
         self.model.check(request.match_info["name"])
-        return _json(self.model.describe())
+        return json_response(self.model.describe())
 
 
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+def _check_prompts(call: ApiCall, most: int) -> None:
+    """Raises ``ApiError`` for a prompt of more than ``most`` characters or tokens."""
+    for submit in call.submits:
+        length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))
+        if length > most:
+            text = f"the prompt has {length} characters or tokens; at most {most} are taken"
+            raise invalid(text, call.prompt_name, "prompt_too_long")

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from asyncspec.actor.inbox import Event
-from asyncspec.core.errors import AsyncSpecError, ClusterError
-from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec.core.errors import ClusterError
 from asyncspec_protocol.messages import Status, Submit
 
 STATUS_SECONDS = 5.0
@@ -35,31 +34,18 @@ async def node_statuses(engine: Engine) -> tuple[Status, ...]:
         raise ClusterError(f"the nodes do not say how they are in {STATUS_SECONDS:g} s") from None
 
 
-async def unready_reason(engine: Engine) -> str:
-    """Why no request can be served now; empty where one can."""
-    try:
-        nodes = await node_statuses(engine)
-    except AsyncSpecError as error:
-        return str(error)
-    if not any(node.role == "draft" for node in nodes):
-        return "the draft node does not answer"
-    return missing(nodes)
-
-
 def missing(nodes: Sequence[Status]) -> str:
-    """What the draft node lacks, and the stages' reasons for links they cannot make. Empty where
-    the draft node lacks nothing."""
-    draft = next(node.missing for node in nodes if node.role == "draft")
-    reasons = [draft, *(node.missing for node in nodes if node.role != "draft")]
-    return "; ".join(filter(None, dict.fromkeys(reasons))) if draft else ""
+    """Why no request can be served now: what the draft node lacks, and the stages' reasons for
+    links they cannot make. Empty where one can."""
+    draft = next((node for node in nodes if node.role == "draft"), None)
+    if draft is None:
+        return "the draft node does not answer"
+    reasons = [draft.missing, *(node.missing for node in nodes if node.role != "draft")]
+    return "; ".join(filter(None, dict.fromkeys(reasons))) if draft.missing else ""
 
 
-async def cluster_state(engine: Engine) -> dict[str, object]:
-    """The cluster part of ``GET /state``. Raises ``ApiError``."""
-    try:
-        nodes = await node_statuses(engine)
-    except AsyncSpecError as error:
-        raise ApiError(503, str(error), code="unavailable", retry_after=1) from None
+def cluster_state(nodes: Sequence[Status]) -> dict[str, object]:
+    """The cluster part of ``GET /state``."""
     draft = next(node for node in nodes if node.role == "draft")
     return {
         "model": draft.model,

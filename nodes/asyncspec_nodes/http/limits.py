@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from msgspec import Struct
 
-from asyncspec_nodes.http.api.completions import ParsedRequest
-from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
 
 
 class Limits(Struct, frozen=True):
@@ -61,19 +60,6 @@ class ConcurrencyLimit:
             self.taken -= count
 
 
-def check_prompts(parsed: ParsedRequest, limits: Limits) -> None:
-    """Raises ``ApiError`` for a prompt longer than ``limits.prompt_length``."""
-    for submit in parsed.submits:
-        length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))
-        if length > limits.prompt_length:
-            raise invalid(
-                f"the prompt has {length} characters or tokens; at most {limits.prompt_length} "
-                "are taken",
-                parsed.builder.prompt_name,
-                "prompt_too_long",
-            )
-
-
 class GracefulShutdown:
     """Tracks running requests. Once ``stopping``, new requests are refused; running ones finish or
     are interrupted with an error."""
@@ -81,8 +67,8 @@ class GracefulShutdown:
     def __init__(self) -> None:
         self.stopping = False
         self.running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
         # Time-outs around interruptible work; ``interrupt`` makes them expire.
         self._timeouts: set[asyncio.Timeout] = set()
 
@@ -92,40 +78,28 @@ class GracefulShutdown:
         if self.stopping:
             raise _stopping()
         self.running += 1
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield
         finally:
             self.running -= 1
             if not self.running:
-                self._idle.set()
+                self.idle.set()
 
     @contextlib.asynccontextmanager
     async def interruptible(self) -> AsyncIterator[None]:
         """Around the slow part of a request. Raises ``ApiError`` when interrupted."""
         timeout = asyncio.timeout(None)
+        self._timeouts.add(timeout)
         try:
             async with timeout:
-                self._timeouts.add(timeout)
-                try:
-                    yield
-                finally:
-                    self._timeouts.discard(timeout)
+                yield
         except TimeoutError:
             if timeout.expired():
                 raise _stopping() from None
             raise
-
-    async def drain(self, seconds: float) -> bool:
-        """Refuse new requests and wait for running ones; False where that takes longer than
-        ``seconds``."""
-        self.stopping = True
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        finally:
+            self._timeouts.discard(timeout)
 
     def interrupt(self) -> None:
         """Refuse new requests and interrupt running ones."""
@@ -136,4 +110,4 @@ class GracefulShutdown:
 
 
 def _stopping() -> ApiError:
-    return ApiError(503, "the service is stopping", code="unavailable", retry_after=5)
+    return unavailable("the service is stopping", retry_after=5)

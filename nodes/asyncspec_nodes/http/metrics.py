@@ -37,25 +37,32 @@ NODE_GAUGES = {
 }
 
 
+# Distributions of ``asyncspec_NAME_seconds``: meaning and buckets.
+HISTOGRAMS = {
+    "time_to_first_token": ("From request to first token", LONG),
+    "time_between_tokens": ("Between tokens, those of one pass sharing its time", SHORT),
+    "queue": ("From request to a session of its own", LONG),
+    "answer": ("From request to the end of its answer", LONG),
+}
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "asyncspec_http_requests", "HTTP requests", ["route", "status"], registry=registry
         )
-        self._answers = Counter(
+        self.answers = Counter(
             "asyncspec_answers", "Answers by their end", ["reason"], registry=registry
         )
-        self._running = Gauge(
+        self.running = Gauge(
             "asyncspec_answers_running", "Answers that are worked on", registry=registry
         )
-        self._first = self._histogram("time_to_first_token", "From request to first token", LONG)
-        self._between = self._histogram(
-            "time_between_tokens", "Between tokens, those of one pass sharing its time", SHORT
-        )
-        self._queue = self._histogram("queue", "From request to a session of its own", LONG)
-        self._whole = self._histogram("answer", "From request to the end of its answer", LONG)
-        self._sums = {
+        self.seconds = {
+            name: Histogram(f"asyncspec_{name}_seconds", text, buckets=buckets, registry=registry)
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        self.sums = {
             name: Counter(
                 f"asyncspec_{name}", f"{text} (docs/reference/metrics.md)", registry=registry
             )
@@ -66,16 +73,13 @@ class Metrics:
             for name, text in NODE_GAUGES.items()
         }
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"asyncspec_{name}_seconds", text, buckets=buckets, registry=self.registry)
-
     def requested(self, route: str, status: int) -> None:
         """Count a response; ``route`` is the route's pattern, not the path."""
         self._requests.labels(route, str(status)).inc()
 
     def answer(self) -> AnswerMetrics:
         """Count an answer that begins."""
-        self._running.inc()
+        self.running.inc()
         return AnswerMetrics(self)
 
     def text(self, nodes: Iterable[Status]) -> bytes:
@@ -97,24 +101,21 @@ class AnswerMetrics:
         self._tokens = 0
         self._reason = "cancelled"
 
-    def output(self, output: Output) -> None:
-        count, now = len(output.token_ids), time.monotonic()
-        if not count:
-            return
-        metrics = self._metrics
-        if self._tokens == 0:
-            metrics._first.observe(now - self._started)
-        else:
-            for _ in range(count):
-                metrics._between.observe((now - self._latest) / count)
-        self._tokens, self._latest = self._tokens + count, now
-
-    def finished(self, end: Finished) -> None:
-        self._reason = end.reason
-        for name, counter in self._metrics._sums.items():
-            counter.inc(end.stats.get(name, 0))
-        if "queue_seconds" in end.stats:
-            self._metrics._queue.observe(end.stats["queue_seconds"])
+    def add(self, event: Output | Finished) -> None:
+        if isinstance(event, Finished):
+            self._reason = event.reason
+            for name, counter in self._metrics.sums.items():
+                counter.inc(event.stats.get(name, 0))
+            if "queue_seconds" in event.stats:
+                self._metrics.seconds["queue"].observe(event.stats["queue_seconds"])
+        elif count := len(event.token_ids):
+            now, seconds = time.monotonic(), self._metrics.seconds
+            if self._tokens == 0:
+                seconds["time_to_first_token"].observe(now - self._started)
+            else:
+                for _ in range(count):
+                    seconds["time_between_tokens"].observe((now - self._latest) / count)
+            self._tokens, self._latest = self._tokens + count, now
 
     def failed(self) -> None:
         """The answer fails, unless it has ended already."""
@@ -123,6 +124,6 @@ class AnswerMetrics:
 
     def close(self) -> None:
         """The answer is complete, failed or cancelled."""
-        self._metrics._running.dec()
-        self._metrics._answers.labels(self._reason).inc()
-        self._metrics._whole.observe(time.monotonic() - self._started)
+        self._metrics.running.dec()
+        self._metrics.answers.labels(self._reason).inc()
+        self._metrics.seconds["answer"].observe(time.monotonic() - self._started)

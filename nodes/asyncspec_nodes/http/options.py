@@ -9,29 +9,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.arguments import BYTES, COUNT, POSITIONS, SOME_SECONDS, Parser, option
 from asyncspec_nodes.console.hosts import is_loopback
-from asyncspec_nodes.http.hosts import AllowedHosts, read_hosts
-from asyncspec_nodes.http.limits import Limits
-from asyncspec_nodes.http.middleware import (
+from asyncspec_nodes.http.access import (
     API_KEY_VARIABLE,
-    AllowedOrigins,
-    ApiKeys,
+    ServiceOptions,
+    read_hosts,
     read_keys,
     read_origins,
 )
+from asyncspec_nodes.http.limits import Limits
 
 
-class HttpOptions(Struct, frozen=True):
-    keys: ApiKeys
-    hosts: AllowedHosts
-    origins: AllowedOrigins
-    limits: Limits
+class HttpOptions(ServiceOptions, frozen=True):
     # The model's public name; None: the name of its directory.
-    model: str | None
+    model: str | None = None
     # None: plain HTTP.
     tls: ssl.SSLContext | None = None
 

@@ -14,7 +14,6 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from aiohttp.typedefs import Handler, Middleware
 
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.app import Service
@@ -33,24 +32,34 @@ LINGER_SECONDS = 2.0
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection handler with errors in the API's form."""
+    """aiohttp's connection handler with errors in the API's form. It is aborted where its first
+    request does not come within ``request_seconds``."""
 
-    def __init__(self, server: web.Server, metrics: Metrics) -> None:
+    def __init__(self, server: web.Server, metrics: Metrics, request_seconds: float) -> None:
+        loop = asyncio.get_running_loop()
         super().__init__(
             server,
-            loop=asyncio.get_running_loop(),
+            loop=loop,
             auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             lingering_time=LINGER_SECONDS,
         )
         self._metrics = metrics
+        self._first_request = loop.call_later(request_seconds, self._abort)
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Fails the reader of a malformed body: aiohttp (3.14) queues the error response behind
         that request without telling its reader."""
         super().data_received(data)
-        if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
+        if not self._messages:
+            return
+        self._first_request.cancel()
+        if isinstance(self._messages[-1][0], RawRequestMessage):
             return
         if self._current_request is not None and not self._current_request.content.is_eof():
             self._current_request.content.set_exception(web.RequestPayloadError("malformed"))
@@ -76,7 +85,10 @@ class Connection(web.RequestHandler):
             raise exc  # the client has disconnected
         if isinstance(exc, HttpProcessingError):
             _log_refused(request.remote)
-            error = _malformed(status, exc)
+            text = "the request is not HTTP: its first line, a header or its body is malformed"
+            if isinstance(exc, LineTooLong):
+                text = "the address or a header of the request is too long"
+            error = ApiError(status, text, code="invalid_http")
         else:
             error = internal_error()
         self._metrics.requested(UNKNOWN_ROUTE, error.status)
@@ -96,14 +108,6 @@ class Connection(web.RequestHandler):
 def _log_refused(address: str | None) -> None:
     origin = f" from {address}" if address else ""
     sys.stderr.write(f"a request{origin} that is not HTTP was refused\n")
-
-
-def _malformed(status: int, error: HttpProcessingError) -> ApiError:
-    if isinstance(error, LineTooLong):
-        text = "the address or a header of the request is too long"
-    else:
-        text = "the request is not HTTP: its first line, a header or its body is malformed"
-    return ApiError(status, text, code="invalid_http")
 
 
 CLEANUP_SECONDS = 2.0
@@ -130,11 +134,8 @@ class HttpServer:
         self.service = service
         self._tls = tls
         self._sock = sock
-        self._idle: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
-        app = service.app()
-        app.middlewares.insert(0, self._disarm_timer())
         self._runner = web.AppRunner(
-            app,
+            service.app(),
             # A disconnect cancels the request.
             handler_cancellation=True,
             shutdown_timeout=CLEANUP_SECONDS,
@@ -154,16 +155,10 @@ class HttpServer:
         host: str = self._sock.getsockname()[0]
         return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    @property
-    def connections(self) -> int:
-        """Open connections."""
-        assert self._runner.server is not None
-        return len(self._runner.server.connections)
-
     async def __aenter__(self) -> HttpServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        handshake = self.service.limits.request_seconds if self._tls else None
+        handshake = self.service.options.limits.request_seconds if self._tls else None
         self._server = await loop.create_server(
             self._accept, sock=self._sock, ssl=self._tls, ssl_handshake_timeout=handshake
         )
@@ -171,8 +166,6 @@ class HttpServer:
 
     async def __aexit__(self, *exception: object) -> None:
         self._server.close()
-        for timer in self._idle.values():
-            timer.cancel()
         self.service.shutdown.interrupt()
         await self._runner.cleanup()
         await self._server.wait_closed()
@@ -180,34 +173,20 @@ class HttpServer:
     async def drain(self, hurry: asyncio.Event) -> None:
         """Refuse new requests and wait for running ones, for ``Limits.drain_seconds`` or until
         ``hurry``."""
-        drained = self.service.shutdown.drain(self.service.limits.drain_seconds)
-        tasks = [asyncio.create_task(drained), asyncio.create_task(hurry.wait())]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        shutdown = self.service.shutdown
+        shutdown.stopping = True
+        waits = [asyncio.create_task(event.wait()) for event in (shutdown.idle, hurry)]
+        await asyncio.wait(
+            waits,
+            timeout=self.service.options.limits.drain_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for wait in waits:
+            wait.cancel()
 
     def _accept(self) -> asyncio.BaseProtocol:
-        limits, server = self.service.limits, self._runner.server
+        limits, server = self.service.options.limits, self._runner.server
         assert server is not None
         if len(server.connections) >= limits.connections:
             return _Refused()
-        handler = Connection(server, self.service.metrics)
-        loop = asyncio.get_running_loop()
-        self._idle[handler] = loop.call_later(limits.request_seconds, self._time_out, handler)
-        return handler
-
-    def _time_out(self, handler: web.RequestHandler) -> None:
-        """No request came within ``Limits.request_seconds``."""
-        del self._idle[handler]
-        if handler.transport is not None:
-            handler.transport.abort()
-
-    def _disarm_timer(self) -> Middleware:
-        @web.middleware
-        async def disarm(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if (timer := self._idle.pop(request.protocol, None)) is not None:
-                timer.cancel()
-            return await handler(request)
-
-        return disarm
+        return Connection(server, self.service.metrics, limits.request_seconds)

@@ -116,15 +116,8 @@ def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
     from asyncspec_nodes.http.app import Service
     from asyncspec_nodes.http.server import HttpServer
 
-    options = http.options
-    service = Service(
-        keys=options.keys,
-        hosts=options.hosts,
-        origins=options.origins,
-        limits=options.limits,
-        pending=lambda: f"the draft node ({reporter.step})",
-    )
-    return HttpServer(service, http.sock, options.tls)
+    service = Service(http.options, pending=lambda: f"the draft node ({reporter.step})")
+    return HttpServer(service, http.sock, http.options.tls)
 
 
 def _runtime(

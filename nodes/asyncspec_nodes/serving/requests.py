@@ -28,6 +28,18 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 
 
+class ChatText(Struct, frozen=True):
+    """A message of a conversation."""
+
+    role: str
+    content: str
+
+
+def encode_chat(messages: Sequence[ChatText]) -> str:
+    """``Submit.chat``: a JSON list of objects with role and content."""
+    return msgspec.json.encode(messages).decode()
+
+
 class Encoder(Protocol):
     """The part of a tokenizer that is needed here."""
 

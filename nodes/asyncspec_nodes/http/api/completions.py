@@ -1,161 +1,141 @@
-"""The two completion endpoints: their requests, and the JSON objects of their answers. Pure."""
+"""The OpenAI completion endpoints: their requests, and the JSON objects of their answers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import accumulate
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec_nodes.http.api.errors import invalid
-from asyncspec_nodes.http.api.parameters import MAX_CHOICES, Shared
-from asyncspec_nodes.serving.conversation import Message, encode
+from asyncspec_nodes.http.api.answers import (
+    Answer,
+    PositionLogprobs,
+    RequestContext,
+    TokenLogprob,
+)
+from asyncspec_nodes.http.api.errors import DONE, frame, invalid
+from asyncspec_nodes.http.api.parameters import MAX_CHOICES, CompletionParameters
+from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.limits import MAX_TOKEN
-from asyncspec_protocol.messages import Output, Submit
+from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
 
-Choice = dict[str, object]
+FINGERPRINT = f"asyncspec-{version('asyncspec')}"
+
+Json = dict[str, object]
 
 
-class ResponseBuilder(Protocol):
-    """Builds the ``choices`` of one endpoint's answers."""
+class Completion:
+    """``ApiCall`` of a completion endpoint. Answers to a prompt follow each other."""
 
-    # ``object`` of a whole answer and of a streamed chunk, and the prefix of ids.
     full_object: str
     chunk_object: str
     id_prefix: str
-    # The parameter that holds the prompt.
     prompt_name: str
+    # Chunks before any text, and with the finish reason.
+    first_choice: ClassVar[Json] = {}
+    last_choice: ClassVar[Json]
 
-    def first_chunk(self) -> Choice | None:
-        """The chunk before any text, if the endpoint has one."""
+    def __init__(
+        self,
+        request: CompletionParameters,
+        submits: tuple[Submit, ...],
+        seed: int,
+        context: RequestContext,
+    ) -> None:
+        self.submits = submits
+        self.stream = bool(request.stream)
+        self._logprobs = submits[0].log_probs
+        self._choices = request.choices
+        self._details = bool(request.return_details)
+        options = request.stream_options
+        self._include_usage = bool(options and options.include_usage)
+        self._seed = seed
+        self._head = {
+            "id": self.id_prefix + context.id,
+            "created": context.created,
+            "model": context.model,
+            "system_fingerprint": FINGERPRINT,
+        }
 
-    def chunk(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Choice:
+    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> Json:
+        """A whole answer, as an entry of ``choices``."""
+        raise NotImplementedError
+
+    def part(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Json:
         """New text and its log-probabilities; ``offset``: characters of earlier tokens."""
+        raise NotImplementedError
 
-    def last_chunk(self) -> Choice:
-        """The chunk that carries the finish reason."""
+    def body(self, answers: Sequence[Answer]) -> Json:
+        choices = [
+            self._choice(i, self.whole(one.text, one.logprobs), one.tokens, one.end)
+            for i, one in enumerate(answers)
+        ]
+        return {
+            **self._object(self.full_object, choices),
+            "usage": self._usage(answers),
+            "seed": self._seed,
+        }
 
-    def full(self, text: str, logprobs: list[PositionLogprobs]) -> Choice:
-        """A whole answer."""
+    def begin(self) -> bytes:
+        if not self.first_choice:
+            return b""
+        return b"".join(self._chunk(i, self.first_choice) for i in range(len(self.submits)))
 
+    def write(self, index: int, answer: Answer) -> bytes:
+        text, tokens, logprobs, frames = answer.text, answer.tokens, answer.logprobs, b""
+        if text or logprobs or (tokens and self._details):
+            frames = self._chunk(index, self.part(text, logprobs, answer.offset), tokens)
+        if answer.end is not None:
+            frames += self._chunk(index, self.last_choice, (), answer.end)
+        answer.clear()
+        return frames
 
-class ParsedRequest(Struct, frozen=True):
-    """A checked request: what is submitted to the cluster, and how answers are written."""
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return frame({**self._object(self.chunk_object, []), "usage": self._usage(answers)}) + DONE
 
-    builder: ResponseBuilder
-    # ``choices`` answers to the first prompt, then those to the second, ...
-    submits: tuple[Submit, ...]
-    choices: int
-    # All answers' seeds derive from it; reported in the response, so that it can be reproduced.
-    seed: int
-    stream: bool
-    include_usage: bool
-    details: bool
+    def _object(self, name: str, choices: list[Json]) -> Json:
+        return {**self._head, "object": name, "choices": choices}
 
-    def for_tenant(self, tenant: str) -> ParsedRequest:
-        """The same request on behalf of a tenant (see ``Submit.tenant``)."""
-        return replace(self, submits=tuple(replace(one, tenant=tenant) for one in self.submits))
+    def _chunk(
+        self, index: int, choice: Json, tokens: Sequence[int] = (), end: Finished | None = None
+    ) -> bytes:
+        choices = [self._choice(index, choice, tokens, end)]
+        usage = {"usage": None} if self._include_usage else {}
+        return frame({**self._object(self.chunk_object, choices), "seed": self._seed, **usage})
 
-    def prompt_of(self, index: int) -> int:
-        """The prompt that the ``index``-th answer belongs to."""
-        return index // self.choices
+    def _choice(
+        self, index: int, choice: Json, tokens: Sequence[int], end: Finished | None
+    ) -> Json:
+        details: Json = {}
+        if self._details:
+            details["token_ids"] = list(tokens)
+            if end is not None:
+                details["stats"] = dict(end.stats)
+        reason = None if end is None else end.reason
+        return {"index": index, **choice, "finish_reason": reason, **details}
 
-
-# --- Usage
-
-Usage = dict[str, int | dict[str, int]]
-
-
-def usage(ends: Iterable[tuple[int, Mapping[str, float]]]) -> Usage:
-    """Token counts of a response. ``ends``: prompt number and counters of each answer; a prompt
-    with several answers counts once."""
-    prompts: dict[int, int] = {}
-    cached: dict[int, int] = {}
-    completion = 0
-    for prompt, stats in ends:
-        prompts[prompt] = int(stats.get("prompt_tokens", 0))
-        # The first of several answers computes the prompt, the others share its prefix.
-        taken = int(stats.get("shared_tokens", 0))
-        cached[prompt] = min(cached.get(prompt, taken), taken)
-        completion += int(stats.get("new_tokens", 0))
-    given = sum(prompts.values())
-    return {
-        "prompt_tokens": given,
-        "completion_tokens": completion,
-        "total_tokens": given + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
-    }
-
-
-# --- Log-probabilities
-
-
-class TokenLogprob(Struct, frozen=True):
-    """A token's bytes and its log-probability (natural logarithm)."""
-
-    spelled: bytes
-    logprob: float
-
-    @property
-    def text(self) -> str:
-        """Bytes that are not valid UTF-8 appear as escapes."""
-        return self.spelled.decode(errors="backslashreplace")
-
-    def chat_entry(self) -> dict[str, object]:
-        """An entry of a chat completion's ``logprobs``."""
-        return {"token": self.text, "logprob": self.logprob, "bytes": list(self.spelled)}
-
-
-class PositionLogprobs(Struct, frozen=True):
-    """The token of one position, and the most likely tokens there, best first."""
-
-    chosen: TokenLogprob
-    top: tuple[TokenLogprob, ...]
-
-
-def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
-    """Of every token of an ``Output`` that carries log-probabilities."""
-    count = len(output.token_log_probs)
-    if not count:
-        return
-    tops = len(output.top_tokens) // count
-    top = tuple(map(TokenLogprob, output.token_bytes[count:], output.top_token_log_probs))
-    for i, logprob in enumerate(output.token_log_probs):
-        chosen = TokenLogprob(output.token_bytes[i], logprob)
-        yield PositionLogprobs(chosen, top[i * tops : (i + 1) * tops])
-
-
-def chat_logprobs(logprobs: list[PositionLogprobs]) -> dict[str, object]:
-    """``choices[].logprobs`` of a chat completion."""
-    content = [
-        {**one.chosen.chat_entry(), "top_logprobs": [token.chat_entry() for token in one.top]}
-        for one in logprobs
-    ]
-    return {"content": content, "refusal": None}
-
-
-def text_logprobs(logprobs: list[PositionLogprobs], offset: int) -> dict[str, object]:
-    """``choices[].logprobs`` of a text completion. ``offset``: characters before the first."""
-    offsets = []
-    for one in logprobs:
-        offsets.append(offset)
-        offset += len(one.chosen.text)
-    return {
-        "tokens": [one.chosen.text for one in logprobs],
-        "token_logprobs": [one.chosen.logprob for one in logprobs],
-        # The API includes the chosen token.
-        "top_logprobs": [
-            {token.text: token.logprob for token in (*one.top, one.chosen)} for one in logprobs
-        ],
-        "text_offset": offsets,
-    }
-
-
-def text_width(logprobs: list[PositionLogprobs]) -> int:
-    """Characters of some tokens, as ``text_offset`` counts them."""
-    return sum(len(one.chosen.text) for one in logprobs)
+    def _usage(self, answers: Sequence[Answer]) -> Json:
+        """Token counts. A prompt with several answers counts once: the first of them computes it,
+        the others share its prefix."""
+        ends = [one.end.stats if one.end else {} for one in answers]
+        prompts = [ends[i : i + self._choices] for i in range(0, len(ends), self._choices)]
+        prompt = sum(int(group[-1].get("prompt_tokens", 0)) for group in prompts)
+        completion = sum(int(stats.get("new_tokens", 0)) for stats in ends)
+        cached = sum(
+            min(int(stats.get("shared_tokens", 0)) for stats in group) for group in prompts
+        )
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
 
 # --- Chat completions
@@ -184,17 +164,17 @@ def conversation(messages: tuple[ChatMessage, ...]) -> str:
     """``Submit.chat``: JSON with roles and texts. Raises ``ApiError``."""
     if not messages:
         raise invalid("messages is empty; give at least one", "messages")
-    return encode([_plain(message, f"messages[{i}]") for i, message in enumerate(messages)])
+    return encode_chat([_plain(message, f"messages[{i}]") for i, message in enumerate(messages)])
 
 
-def _plain(message: ChatMessage, where: str) -> Message:
+def _plain(message: ChatMessage, where: str) -> ChatText:
     if message.role in ("tool", "function"):
         raise _unsupported(f"{where}.role", f"the role {message.role}")
     for field in ("tool_calls", "function_call", "audio"):
         if getattr(message, field):
             raise _unsupported(f"{where}.{field}", field)
     role = "system" if message.role == "developer" else message.role
-    return Message(role, _text(message.content, f"{where}.content"))
+    return ChatText(role, _text(message.content, f"{where}.content"))
 
 
 def _text(content: str | tuple[ContentPart, ...] | None, where: str) -> str:
@@ -214,7 +194,7 @@ def _unsupported(where: str, what: str) -> Exception:
     return invalid(f"{what} is not supported by this service", where, "unsupported_value")
 
 
-class ChatRequest(Shared, frozen=True, kw_only=True):
+class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: tuple[ChatMessage, ...]
@@ -234,51 +214,48 @@ class ChatRequest(Shared, frozen=True, kw_only=True):
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
-    def parsed(self, seed: int) -> ParsedRequest:
-        """The request for the cluster. ``seed``: the default."""
-        seed = seed if self.seed is None else self.seed
-        chat = conversation(self.messages)
+    def call(self, context: RequestContext) -> Completion:
+        """The call that answers this request. Raises ``ApiError``."""
+        seed = context.seed if self.seed is None else self.seed
         # Without a limit an answer may fill the context.
-        most = self.limit or MAX_INT
-        submits = tuple(
-            replace(
-                self.submit(most, seed, choice),
-                chat=chat,
-                log_probs=bool(self.logprobs),
-                top_logprobs=self.top_logprobs or 0,
-            )
-            for choice in range(self.choices)
+        submit = replace(
+            self.submit(self.limit or MAX_INT, context.tenant),
+            chat=conversation(self.messages),
+            log_probs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
         )
-        return _parsed(self, ChatBuilder(logprobs=bool(self.logprobs)), submits, seed)
+        return ChatCompletion(self, self.choices_of([submit], seed), seed, context)
 
 
-class ChatBuilder:
-    """``ResponseBuilder`` of chat completions."""
-
+class ChatCompletion(Completion):
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
     prompt_name = "messages"
+    first_choice: ClassVar[Json] = {
+        "delta": {"role": "assistant", "content": "", "refusal": None},
+        "logprobs": None,
+    }
+    last_choice: ClassVar[Json] = {"delta": {}, "logprobs": None}
 
-    def __init__(self, *, logprobs: bool) -> None:
-        self._logprobs = logprobs
-
-    def first_chunk(self) -> Choice | None:
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return {"delta": delta, "logprobs": None}
-
-    def chunk(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Choice:
-        return {"delta": {"content": text}, "logprobs": self._field(logprobs)}
-
-    def last_chunk(self) -> Choice:
-        return {"delta": {}, "logprobs": None}
-
-    def full(self, text: str, logprobs: list[PositionLogprobs]) -> Choice:
+    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"message": message, "logprobs": self._field(logprobs)}
+        return {"message": message, "logprobs": self._logprobs_field(logprobs)}
 
-    def _field(self, logprobs: list[PositionLogprobs]) -> dict[str, object] | None:
-        return chat_logprobs(logprobs) if self._logprobs else None
+    def part(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Json:
+        return {"delta": {"content": text}, "logprobs": self._logprobs_field(logprobs)}
+
+    def _logprobs_field(self, logprobs: list[PositionLogprobs]) -> Json | None:
+        if not self._logprobs:
+            return None
+        content = [
+            {**_entry(one.chosen), "top_logprobs": list(map(_entry, one.top))} for one in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _entry(token: TokenLogprob) -> Json:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.spelled)}
 
 
 # --- Text completions
@@ -286,41 +263,34 @@ class ChatBuilder:
 DEFAULT_TOKENS = 16
 """The API's default ``max_tokens``."""
 
-Prompt = str | tuple[int, ...]
 
-
-class CompletionRequest(Shared, frozen=True, kw_only=True):
+class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
     # Text, token ids, or a list of either.
     prompt: object
     logprobs: TopLogprobs | None = None
 
-    def parsed(self, seed: int) -> ParsedRequest:
-        """The request for the cluster. ``seed``: the default."""
-        seed = seed if self.seed is None else self.seed
-        prompts = _prompts(self.prompt)
-        if len(prompts) * self.choices > MAX_CHOICES:
-            raise invalid(f"more than {MAX_CHOICES} answers are asked for", "prompt")
-        submits = tuple(
-            self._submit(prompt, seed, choice)
-            for prompt in prompts
-            for choice in range(self.choices)
-        )
-        return _parsed(self, TextBuilder(logprobs=self.logprobs is not None), submits, seed)
-
-    def _submit(self, prompt: Prompt, seed: int, choice: int) -> Submit:
-        text = isinstance(prompt, str)
-        return replace(
-            self.submit(self.limit or DEFAULT_TOKENS, seed, choice),
-            prompt=prompt if text else "",
-            prompt_ids=() if text else prompt,
+    def call(self, context: RequestContext) -> Completion:
+        """The call that answers this request. Raises ``ApiError``."""
+        seed = context.seed if self.seed is None else self.seed
+        submit = replace(
+            self.submit(self.limit or DEFAULT_TOKENS, context.tenant),
             log_probs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
         )
+        submits = [
+            replace(submit, prompt=prompt)
+            if isinstance(prompt, str)
+            else replace(submit, prompt_ids=prompt)
+            for prompt in _prompts(self.prompt)
+        ]
+        if len(submits) * self.choices > MAX_CHOICES:
+            raise invalid(f"more than {MAX_CHOICES} answers are asked for", "prompt")
+        return TextCompletion(self, self.choices_of(submits, seed), seed, context)
 
 
-def _prompts(given: object) -> tuple[Prompt, ...]:
+def _prompts(given: object) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(given, str):
         return (given,)
     if isinstance(given, list) and given and not isinstance(given[0], int):
@@ -337,42 +307,29 @@ def _tokens(given: object) -> tuple[int, ...]:
     return tuple(given)
 
 
-class TextBuilder:
-    """``ResponseBuilder`` of text completions."""
-
-    full_object = "text_completion"
-    chunk_object = "text_completion"
+class TextCompletion(Completion):
+    full_object = chunk_object = "text_completion"
     id_prefix = "cmpl-"
     prompt_name = "prompt"
+    last_choice: ClassVar[Json] = {"text": "", "logprobs": None}
 
-    def __init__(self, *, logprobs: bool) -> None:
-        self._logprobs = logprobs
+    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> Json:
+        return self.part(text, logprobs, 0)
 
-    def first_chunk(self) -> Choice | None:
-        return None
-
-    def chunk(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Choice:
+    def part(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Json:
+        if not self._logprobs:
+            return {"text": text, "logprobs": None}
+        texts = [one.chosen.text for one in logprobs]
         return {
             "text": text,
-            "logprobs": text_logprobs(logprobs, offset) if self._logprobs else None,
+            "logprobs": {
+                "tokens": texts,
+                "token_logprobs": [one.chosen.logprob for one in logprobs],
+                # The API includes the chosen token.
+                "top_logprobs": [
+                    {token.text: token.logprob for token in (*one.top, one.chosen)}
+                    for one in logprobs
+                ],
+                "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
+            },
         }
-
-    def last_chunk(self) -> Choice:
-        return {"text": "", "logprobs": None}
-
-    def full(self, text: str, logprobs: list[PositionLogprobs]) -> Choice:
-        return self.chunk(text, logprobs, 0)
-
-
-def _parsed(
-    request: Shared, builder: ResponseBuilder, submits: tuple[Submit, ...], seed: int
-) -> ParsedRequest:
-    return ParsedRequest(
-        builder,
-        submits,
-        request.choices,
-        seed,
-        bool(request.stream),
-        request.include_usage,
-        bool(request.return_details),
-    )

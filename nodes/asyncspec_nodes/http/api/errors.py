@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
 
 class ApiError(Exception):
-    """An error response: {"error": {"message", "type", "param", "code"}}."""
+    """An error response. ``param``: the parameter at fault; ``retry_after``: seconds; ``allow``:
+    methods of the route."""
 
     def __init__(
         self,
@@ -26,42 +29,30 @@ class ApiError(Exception):
         self.message = message.encode(errors="replace").decode()
         self.param = param
         self.code = code
-        # Seconds.
-        self.retry_after = retry_after
-        # Methods that the route has.
-        self.allow = sorted(allow)
-
-    @property
-    def kind(self) -> str:
-        return _KINDS.get(
-            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
-        )
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if self.allow:
-            headers["Allow"] = ", ".join(self.allow)
-        return headers
+        self.headers: dict[str, str] = {}
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
+        if allow:
+            self.headers["Allow"] = ", ".join(sorted(allow))
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        inner = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": inner}
-
-
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        """The JSON object."""
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, other)
+        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A 400."""
     return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, retry_after: int = 1) -> ApiError:
+    """A 503."""
+    return ApiError(503, message, code="unavailable", retry_after=retry_after)
 
 
 # --- Server-sent events

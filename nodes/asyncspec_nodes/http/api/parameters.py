@@ -1,14 +1,19 @@
-"""Seeds of a request's answers. Pure."""
+"""Parameters of the completion endpoints: strict types, and a 400 that names the parameter. Pure.
+
+The names are the API's; ranges are those of ``asyncspec_protocol.sampling`` where the API has no
+narrower ones (docs/reference/http.md).
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from asyncspec.core.errors import InputProblem
 from asyncspec.core.rng import stream
@@ -28,18 +33,10 @@ def seed_of_choice(seed: int, choice: int) -> int:
     return seed & _MASK if choice == 0 else stream(seed & _MASK, choice) & _MASK
 
 
-# --- Parameters of the API that are not served: what may stand there all the same. Pure.
-
 IGNORED = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "user",
-    }
+    ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user")
 )
-"""They change nothing of an answer."""
+"""Parameters that change nothing of an answer."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
@@ -62,37 +59,23 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""They ask for something this service does not do, but for these values, and null."""
+"""Parameters of features that are not served, and the values, besides null, that do not ask for
+them."""
 
 
 def without_unsupported(fields: Mapping[str, object]) -> dict[str, object]:
-    """The parameters that are left to be read. Raises ``ApiError`` for one that asks for what is
-    not served."""
-    left = {}
-    for name, value in fields.items():
-        if name in IGNORED:
-            continue
-        if name in NEUTRAL:
-            if value is not None and not any(_same(value, fine) for fine in NEUTRAL[name]):
-                raise invalid(
-                    f"{name} is not supported by this service; leave it out",
-                    name,
-                    "unsupported_parameter",
-                )
-            continue
-        left[name] = value
-    return left
+    """The parameters that are served. Raises ``ApiError`` for one that asks for more."""
+    for name in NEUTRAL.keys() & fields.keys():
+        value = fields[name]
+        # Equal; true is not 1, but 1.0 is.
+        same = (
+            isinstance(value, bool) == isinstance(v, bool) and value == v for v in NEUTRAL[name]
+        )
+        if value is not None and not any(same):
+            text = f"{name} is not supported by this service; leave it out"
+            raise invalid(text, name, "unsupported_parameter")
+    return {k: v for k, v in fields.items() if k not in IGNORED and k not in NEUTRAL}
 
-
-def _same(value: object, other: object) -> bool:
-    """Equal; true is not 1, but 1.0 is."""
-    return isinstance(value, bool) == isinstance(other, bool) and value == other
-
-
-# --- What a request may say: strict types, and a 400 that names the parameter for anything else.
-# Pure.
-# The names are the API's; ranges are those of ``asyncspec_protocol.sampling`` where the API has no
-# narrower ones (docs/reference/http.md).
 
 MAX_CHOICES = 128
 
@@ -108,8 +91,8 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both kinds of completions take. None: the default."""
+class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints take. None: the default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -142,11 +125,6 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The most tokens of an answer, where the request says so."""
         return self.max_tokens
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
     def check(self) -> None:
         """The rules between parameters. Raises ``ApiError``."""
         if self.stream_options is not None and not self.stream:
@@ -161,15 +139,16 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The texts that end an answer."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
-    def submit(self, max_new_tokens: int, seed: int, choice: int) -> Submit:
-        """The request for one of the answers, but for its prompt. ``seed``: the request's."""
+    def submit(self, max_new_tokens: int, tenant: str) -> Submit:
+        """The request for an answer, without prompt and seed."""
         # The smallest nucleus is the likeliest token.
         greedy = self.top_p == 0
+        unset = (name for name in Defaults.__struct_fields__ if getattr(self, name) is None)
         return Submit(
             request=0,
             prompt="",
             max_new_tokens=max_new_tokens,
-            seed=seed_of_choice(seed, choice),
+            seed=0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=1 if greedy else self.top_k or 0,
             top_p=1.0 if greedy or self.top_p is None else self.top_p,
@@ -182,17 +161,20 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             stop=self.stops,
             include_stop=bool(self.include_stop_str_in_output),
             must_fit=self.limit is not None,
-            unset=self._unset,
+            unset=tuple(name for name in unset if not (greedy and name == "top_k")),
+            tenant=tenant,
         )
 
-    @property
-    def _unset(self) -> tuple[str, ...]:
-        """The sampling settings that are the target's to recommend."""
-        names = (name for name in Defaults.__struct_fields__ if getattr(self, name) is None)
-        return tuple(name for name in names if name != "top_k" or self.top_p != 0)
+    def choices_of(self, submits: Sequence[Submit], seed: int) -> tuple[Submit, ...]:
+        """``n`` answers to each of ``submits``, with their seeds."""
+        return tuple(
+            replace(submit, seed=seed_of_choice(seed, choice))
+            for submit in submits
+            for choice in range(self.choices)
+        )
 
 
-T = TypeVar("T", bound=Shared)
+T = TypeVar("T", bound=CompletionParameters)
 
 _CODES = {
     "unknown": "unknown_parameter",
@@ -226,19 +208,19 @@ def parse(body: bytes, kind: type[T]) -> T:
     return request
 
 
-def _whole(fields: dict[str, object], kind: type[Shared]) -> dict[str, object]:
-    """With whole numbers where they are due: some languages write 5 as 5.0."""
+def _whole(fields: dict[str, object], kind: type[CompletionParameters]) -> dict[str, object]:
+    """With 5.0, as some languages write it, as 5 where an integer is due."""
     integers = _integers(kind)
-    return {
+    whole = {
         name: int(value)
-        if name in integers and isinstance(value, float) and value.is_integer()
-        else value
         for name, value in fields.items()
+        if name in integers and isinstance(value, float) and value.is_integer()
     }
+    return {**fields, **whole}
 
 
 @functools.cache
-def _integers(kind: type[Shared]) -> frozenset[str]:
+def _integers(kind: type[CompletionParameters]) -> frozenset[str]:
     """The parameters that are integers, or null."""
     hints = get_type_hints(kind)
     return frozenset(name for name, hint in hints.items() if int in get_args(hint))

@@ -1,0 +1,244 @@
+"""Which requests a service accepts: by host name, by the page's origin, by API key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from aiohttp import web
+from msgspec import Struct
+
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.console.hosts import is_loopback
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.limits import Limits
+
+ANY = "*"
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_PORT = re.compile(r"(:[0-9]*)?")
+
+
+class AllowedHosts:
+    """Host names that the service accepts, against DNS rebinding: a page on an attacker's domain
+    that resolves to this machine's address has the service's origin as far as the browser is
+    concerned, but its requests still carry that domain in ``Host``. Addresses cannot be rebound.
+
+    ``names``: lower-case host names and addresses; ``addresses``: accept any address; ``every``:
+    accept any name."""
+
+    def __init__(
+        self, names: Iterable[str] = (), *, addresses: bool = False, every: bool = False
+    ) -> None:
+        self._names = frozenset(names)
+        self._addresses = addresses
+        self._every = every
+
+    def check(self, header: str | None) -> None:
+        """Checks ``Host``. A request without one comes from no browser. Raises ``ApiError``."""
+        if self._every or header is None:
+            return
+        name = _host_name(header)
+        if name is None:
+            raise ApiError(421, "the Host header is no host name and no address", code="no_host")
+        if name in self._names or is_loopback(name) or name.endswith(".localhost"):
+            return
+        if self._addresses and _is_address(name):
+            return
+        raise ApiError(
+            421,
+            f"this service does not answer to the name {name}; if that is its name, start it with "
+            f"--allow-host {name}",
+            code="unknown_host",
+        )
+
+
+def _host_name(header: str) -> str | None:
+    """Lower-case name or address of a ``Host`` header, without the port; None if malformed."""
+    if header.startswith("["):
+        name, bracket, port = header[1:].partition("]")
+        valid = bool(bracket) and _is_address(name) and ":" in name
+    else:
+        name, colon, digits = header.partition(":")
+        name, port = name.lower().removesuffix("."), colon + digits
+        valid = _NAME.fullmatch(name) is not None
+    return name if valid and _PORT.fullmatch(port) else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> AllowedHosts:
+    """Hosts of a service bound to ``bound``; ``allowed``: further names (``--allow-host``).
+    ``keys``: whether the service requires API keys. Raises ``UserError``.
+
+    On loopback only loopback's names are accepted. Elsewhere any address and the machine's name
+    are; with keys any name, because a rebound page has no key.
+    """
+    names = []
+    for given in allowed:
+        name = given.lower().removesuffix(".")
+        if given != ANY and not _NAME.fullmatch(name) and not _is_address(name):
+            raise UserError(
+                f"--allow-host is {given}; it must be a host name or an address, without a port, "
+                f"or {ANY}"
+            )
+        names.append(name)
+    if ANY in names or (keys and not is_loopback(bound)):
+        return AllowedHosts(every=True)
+    if is_loopback(bound):
+        return AllowedHosts(names)
+    return AllowedHosts([*names, bound.lower(), socket.gethostname().lower()], addresses=True)
+
+
+# --- Origins (CORS)
+
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    # "*" never includes Authorization; it allows the headers that client libraries add.
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, *",
+    "Access-Control-Max-Age": "600",
+}
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:*\[\]]+)(:[0-9]{1,5})?")
+
+
+class AllowedOrigins:
+    """Origins whose pages may use the service from a browser, as browsers write them; ``*`` is all.
+
+    A preflight carries no key, so its answer is the same for every path."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self.allowed = frozenset(allowed)
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The response to a preflight from an allowed origin; None for any other request."""
+        asks = "Access-Control-Request-Method" in request.headers
+        if request.method != "OPTIONS" or not asks or self._allowed_origin(request) is None:
+            return None
+        return web.Response(status=204, headers=PREFLIGHT)
+
+    def check(self, request: web.Request) -> None:
+        """Raises ``ApiError`` for a request with effects from a page of a foreign origin."""
+        origin = request.headers.get("Origin")
+        if origin is None or request.method in _SAFE or self._allowed_origin(request) is not None:
+            return
+        # Behind a proxy that rewrites Host, only the browser knows.
+        if request.headers.get("Sec-Fetch-Site") == "same-origin":
+            return
+        _, scheme, host = origin.lower().partition("://")
+        if scheme and host == request.headers.get("Host", "").lower():
+            return
+        raise ApiError(
+            403,
+            f"pages of the origin {origin} may not use this service; if they are to, start it with "
+            f"--allow-origin {origin}",
+            code="foreign_origin",
+        )
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """CORS headers of any response."""
+        if self.allowed and ANY not in self.allowed:
+            response.headers["Vary"] = "Origin"
+        if (origin := self._allowed_origin(request)) is not None:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "Retry-After"
+
+    def _allowed_origin(self, request: web.Request) -> str | None:
+        if ANY in self.allowed:
+            return ANY
+        origin = request.headers.get("Origin")
+        return origin if origin in self.allowed else None
+
+
+def read_origins(allowed: Iterable[str]) -> AllowedOrigins:
+    """Normalises ``--allow-origin``: lower case, no default port. Raises ``UserError``."""
+    origins = []
+    for given in allowed:
+        origin = given.lower()
+        parts = _ORIGIN.fullmatch(origin)
+        if parts is None and origin != ANY:
+            raise UserError(
+                f"--allow-origin is {given}; it must be SCHEME://HOST or SCHEME://HOST:PORT, "
+                f"without a path, or {ANY}"
+            )
+        origins.append(origin.removesuffix(_DEFAULT_PORTS.get(parts[1], "") if parts else ""))
+    return AllowedOrigins(origins)
+
+
+# --- API keys
+
+API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
+_COMMENT = re.compile(r"(^|\s)#.*")
+
+
+class ApiKeys:
+    """The accepted API keys; without any the service is open.
+    ``share_prefixes``: requests of different keys may share prompt prefixes."""
+
+    def __init__(self, keys: Iterable[str] = (), *, share_prefixes: bool = False) -> None:
+        self._digests = tuple(map(_digest, keys))
+        self._share_prefixes = share_prefixes
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def check(self, header: str | None) -> str:
+        """The tenant (``Submit.tenant``) of an ``Authorization`` header. Raises ``ApiError``."""
+        if not self._digests:
+            return ""
+        scheme, _, key = (header or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise ApiError(
+                401, "there is no API key; send Authorization: Bearer KEY", code="missing_api_key"
+            )
+        given = _digest(key.strip())
+        # Compares with every key in constant time.
+        same = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if not any(same):
+            raise ApiError(401, "the API key is not one of this service", code="invalid_api_key")
+        # A second hash, so that the tenant's name does not reveal the key.
+        tenant = hmac.digest(given, b"asyncspec tenant", "sha256")[:16].hex()
+        return "" if self._share_prefixes else tenant
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
+    """Keys from a file, one a line; ``#`` at the start or after a space begins a comment. Without
+    a file, the environment's key. Raises ``UserError``."""
+    if file is None:
+        key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        return ApiKeys([key] if key else [], share_prefixes=share_prefixes)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read the API keys in {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the API keys in {file} are not UTF-8 text") from None
+    keys = [key for line in lines if (key := _COMMENT.sub("", line).strip())]
+    if not keys:
+        raise UserError(f"there is no API key in {file}; write one a line")
+    return ApiKeys(keys, share_prefixes=share_prefixes)
+
+
+class ServiceOptions(Struct, frozen=True):
+    """Who may use a service, and how much of it."""
+
+    keys: ApiKeys = ApiKeys()
+    hosts: AllowedHosts = AllowedHosts()
+    origins: AllowedOrigins = AllowedOrigins()
+    limits: Limits = Limits()

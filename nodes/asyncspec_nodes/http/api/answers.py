@@ -1,0 +1,107 @@
+"""What the modules of all APIs share: the call that one of them makes of a request, and its
+answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from asyncspec_protocol.messages import Finished, Output, Submit
+
+
+class RequestContext(Struct, frozen=True):
+    """Facts of a request that are not in its body."""
+
+    # For a request without one; reported in the response, so that it can be reproduced.
+    seed: int = 0
+    # As in ``Submit.tenant``.
+    tenant: str = ""
+    # The served model's public name.
+    model: str = ""
+    # Of the response: a unique id, and seconds since the epoch.
+    id: str = ""
+    created: int = 0
+
+
+class ApiCall(Protocol):
+    """A checked request of one API: what it submits, and how its answers are written."""
+
+    # One for each answer.
+    submits: tuple[Submit, ...]
+    stream: bool
+    # The parameter at fault in errors of a prompt.
+    prompt_name: str
+
+    def body(self, answers: Sequence[Answer]) -> object:
+        """The JSON of a whole response."""
+
+    def begin(self) -> bytes:
+        """The first frames of a stream."""
+
+    def write(self, index: int, answer: Answer) -> bytes:
+        """Frames for an answer's output since the last call; may be empty."""
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        """The last frames of a stream."""
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token's bytes and its log-probability (natural logarithm)."""
+
+    spelled: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """Bytes that are not valid UTF-8 appear as escapes."""
+        return self.spelled.decode(errors="backslashreplace")
+
+
+class PositionLogprobs(Struct, frozen=True):
+    """The token of one position, and the most likely tokens there, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
+    """Of every token of an ``Output`` that carries log-probabilities."""
+    count = len(output.token_log_probs)
+    if not count:
+        return
+    tops = len(output.top_tokens) // count
+    top = tuple(map(TokenLogprob, output.token_bytes[count:], output.top_token_log_probs))
+    for i, logprob in enumerate(output.token_log_probs):
+        chosen = TokenLogprob(output.token_bytes[i], logprob)
+        yield PositionLogprobs(chosen, top[i * tops : (i + 1) * tops])
+
+
+class Answer:
+    """One answer: its output that is not yet written, and its end."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[PositionLogprobs] = []
+        # Characters of the tokens with log-probabilities that are written.
+        self.offset = 0
+        self.end: Finished | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    def add(self, event: Output | Finished) -> None:
+        if isinstance(event, Finished):
+            self.end = event
+            return
+        self._text.append(event.text)
+        self.tokens.extend(event.token_ids)
+        self.logprobs.extend(position_logprobs(event))
+
+    def clear(self) -> None:
+        """The output is written."""
+        self.offset += sum(len(one.chosen.text) for one in self.logprobs)
+        self._text, self.tokens, self.logprobs = [], [], []

@@ -1,0 +1,179 @@
+"""Answers of one request, whole or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from asyncspec.actor.inbox import Event
+from asyncspec_nodes.http.api import errors
+from asyncspec_nodes.http.api.answers import Answer, ApiCall
+from asyncspec_nodes.http.api.errors import ApiError, unavailable
+from asyncspec_nodes.http.engine import Engine
+from asyncspec_nodes.http.limits import GracefulShutdown, Limits
+from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.middleware import api_error, json_response
+from asyncspec_protocol.clients import BREAKS
+from asyncspec_protocol.messages import Finished, Submit
+
+MAX_WAITING = 64
+"""Events queued here for a slow reader; further ones wait in the bounded inbox."""
+
+Events = asyncio.Queue[tuple[int, Event | ApiError]]
+
+
+def error_of(end: Finished, prompt_name: str) -> ApiError | None:
+    """The error of an answer's end; None where it ended normally. ``prompt_name``: the parameter
+    blamed for errors that only the draft node can detect."""
+    if end.reason in ("stop", "length"):
+        return None
+    if end.code == "busy":
+        return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
+    if end.code == "internal":
+        return ApiError(500, end.detail, code="internal")
+    if end.code == BREAKS:
+        # 422: clients do not retry it by themselves.
+        return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
+    if end.reason == "error" and not end.stats:
+        # Without stats nothing was computed: the request was refused.
+        return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
+    return unavailable(end.detail or f"the request was {end.reason}")
+
+
+class Responder:
+    """Computes and writes the response to one request."""
+
+    def __init__(
+        self,
+        call: ApiCall,
+        engine: Engine,
+        shutdown: GracefulShutdown,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> None:
+        self._call = call
+        self._engine = engine
+        self._shutdown = shutdown
+        self._limits = limits
+        self._answers = [Answer() for _ in call.submits]
+        self._metrics = [metrics.answer() for _ in call.submits]
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        """The response. Raises ``ApiError`` while nothing has been sent."""
+        try:
+            if self._call.stream:
+                return await self._stream(request)
+            async with self._events() as events:
+                while not self._complete:
+                    await self._take(events)
+            return json_response(self._call.body(self._answers))
+        finally:
+            for metrics in self._metrics:
+                metrics.close()
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers=errors.HEADERS)
+        try:
+            async with self._events() as events:
+                # Headers wait for the first event, so that a refusal has its own status.
+                first = await self._take(events, self._limits.alive_seconds)
+                await response.prepare(request)
+                await self._write(request, response, self._call.begin())
+                await self._write_events(request, response, events, first)
+            await self._write(request, response, self._call.end(self._answers))
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            await self._write(request, response, errors.frame(error.body()))
+        return response
+
+    async def _write_events(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        events: Events,
+        index: int | None,
+    ) -> None:
+        pause, clock = self._limits.alive_seconds, asyncio.get_running_loop().time
+        due = clock() if index is None else clock() + pause
+        while True:
+            frame = b"" if index is None else self._call.write(index, self._answers[index])
+            # Tokens without text write nothing, perhaps for long: send a comment instead.
+            if not frame and clock() >= due:
+                frame = errors.ALIVE
+            if frame:
+                await self._write(request, response, frame)
+                due = clock() + pause
+            if self._complete:
+                return
+            index = await self._take(events, max(0.0, due - clock()))
+
+    async def _write(
+        self, request: web.Request, response: web.StreamResponse, frame: bytes
+    ) -> None:
+        """Raises ``ConnectionError`` where the reader has left, or takes nothing for
+        ``stall_seconds``, which disconnects it and so cancels its request."""
+        if not frame:
+            return
+        try:
+            async with asyncio.timeout(self._limits.stall_seconds):
+                await response.write(frame)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the reader does not read") from None
+
+    @property
+    def _complete(self) -> bool:
+        return all(answer.end is not None for answer in self._answers)
+
+    @contextlib.asynccontextmanager
+    async def _events(self) -> AsyncIterator[Events]:
+        """Events of all answers in one queue. Leaving cancels what is not finished. Raises
+        ``ApiError`` after ``answer_seconds`` or when interrupted."""
+        events: Events = asyncio.Queue(MAX_WAITING)
+        tasks = [
+            asyncio.create_task(self._pump(index, submit, events))
+            for index, submit in enumerate(self._call.submits)
+        ]
+        seconds = self._limits.answer_seconds
+        try:
+            async with asyncio.timeout(seconds), self._shutdown.interruptible():
+                yield events
+        except (TimeoutError, ApiError) as error:
+            for metrics in self._metrics:
+                metrics.failed()
+            if isinstance(error, TimeoutError):
+                raise ApiError(504, f"no answer within {seconds:g} s", code="timeout") from None
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, index: int, submit: Submit, events: Events) -> None:
+        try:
+            async with contextlib.aclosing(self._engine.ask(submit)) as answer:
+                async for event in answer:
+                    await events.put((index, event))
+        except Exception as error:  # reported at once, not when ``answer_seconds`` are over
+            await events.put((index, api_error(error)))
+
+    async def _take(self, events: Events, seconds: float | None = None) -> int | None:
+        """Add the next event to its answer, whose index is returned; None after ``seconds`` without
+        one. Raises ``ApiError`` where an answer fails."""
+        try:
+            async with asyncio.timeout(seconds):
+                index, event = await events.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, Finished):
+            event = error_of(event, self._call.prompt_name) or event
+        if isinstance(event, ApiError):
+            raise event
+        self._metrics[index].add(event)
+        self._answers[index].add(event)
+        return index
