@@ -246,7 +246,8 @@ async def test_our_own_mistake_outside_of_all_handlers(
         web.get("/health") as reply,
     ):
         assert reply.status == 500
-        assert (await error(reply))["code"] == "internal"
+        said = await error(reply)
+    assert (said["code"], said["message"]) == ("internal", "this service has made a mistake")
     assert "RuntimeError: broken" in capsys.readouterr().err
 
 

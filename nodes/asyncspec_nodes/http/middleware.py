@@ -82,7 +82,7 @@ def internal_error() -> ApiError:
     """A 500 for the exception being handled. Its traceback goes to stderr; a traceback has no text
     of a request."""
     sys.stderr.write(traceback.format_exc())
-    return ApiError(500, "this service has made a internal_error", code="internal")
+    return ApiError(500, "this service has made a mistake", code="internal")
 
 
 def http_error(error: web.HTTPException, request: web.Request) -> ApiError:
