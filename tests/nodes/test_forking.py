@@ -22,9 +22,8 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
 from asyncspec_nodes.local import cluster
+from asyncspec_nodes.local.children import FORKS, ChildNode, ForkedProcess, ForkServerClient
 from asyncspec_nodes.local.cluster import FILE, LocalLauncher, local_config
-from asyncspec_nodes.local.forking import SUPPORTED, ForkedProcess, ForkServerClient
-from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import FailureReport, ReadyReport, Report, read_report
 from asyncspec_nodes.node.resources import cores
@@ -34,7 +33,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.torch,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not SUPPORTED, reason="nodes are not forked on this system"),
+    pytest.mark.skipif(not FORKS, reason="nodes are not forked on this system"),
 ]
 
 Act = Callable[[ForkServerClient, IO[bytes]], Awaitable[None]]

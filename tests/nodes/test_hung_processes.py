@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster, LocalLauncher
-from asyncspec_nodes.local.supervisor import ChildNode
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes import hanging_node
@@ -34,7 +34,7 @@ class Hanging(LocalLauncher):
         self._mark = mark
 
     async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
-        """See ``Launcher``."""
+        """See ``LocalLauncher``."""
         script = [sys.executable, str(Path(hanging_node.__file__)), str(self._mark), "60"]
         return await ChildNode.start(
             rank,

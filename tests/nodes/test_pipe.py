@@ -1,4 +1,4 @@
-"""What a child says comes line by line, however long a line is."""
+"""Reports of a child process may be of any length."""
 
 from __future__ import annotations
 
@@ -6,34 +6,12 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError
-from asyncspec_nodes.local.processes import lines
-from asyncspec_nodes.local.supervisor import ChildNode
+from asyncspec_nodes.local.children import MAX_REPORT_BYTES, ChildNode
 from asyncspec_nodes.node.reports import FailureReport, Report
 
 LONG = "x" * 300_000
-
-
-@given(st.lists(st.text("ab\n", max_size=12).map(str.encode), max_size=8))
-def test_lines_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
-    async def main() -> list[bytes]:
-        reader = asyncio.StreamReader()
-
-        async def write() -> None:
-            for piece in pieces:
-                reader.feed_data(piece)
-                await asyncio.sleep(0)
-            reader.feed_eof()
-
-        writing = asyncio.create_task(write())
-        found = [line async for line in lines(reader)]
-        await writing
-        return found
-
-    assert asyncio.run(main()) == b"".join(pieces).splitlines()
 
 
 class Said:
@@ -43,7 +21,7 @@ class Said:
     returncode = 1
 
     def __init__(self, said: bytes) -> None:
-        self.stdout = asyncio.StreamReader()
+        self.stdout = asyncio.StreamReader(limit=MAX_REPORT_BYTES)
         self.stdout.feed_data(said)
         self.stdout.feed_eof()
 
@@ -52,9 +30,6 @@ class Said:
 
     def terminate(self) -> None:
         raise ProcessLookupError
-
-    def close(self) -> None:
-        """It has no pipes."""
 
 
 def test_a_report_of_any_length_is_read(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_nodes.local.supervisor import ChildNode
+from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.cluster import LocalCluster, LocalLauncher
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.links import role_of
 from tools.testbed.bed import Bed
@@ -30,29 +30,27 @@ class BedCluster(LocalCluster):
         super().__init__(config, progress, logs, launch=BedLaunch(bed), scratch=bed.scratch)
 
 
-class BedLaunch:
-    """Starts each node on its device of a bed (see ``Launcher``), with its own cluster file, which
-    names a peer where the right link begins."""
+class BedLaunch(LocalLauncher):
+    """Starts each node on its device of a bed, with its own cluster file, which names a peer where
+    the right link begins."""
 
     def __init__(self, bed: Bed) -> None:
+        super().__init__(forks=False)
         self._bed = bed
 
     def prepare(self, config: Config, folder: Path) -> Config:
-        """See ``Launcher``."""
+        """See ``LocalLauncher``."""
         self._config = addressed(config, list(self._bed.devices))
         self._folder = folder
         return self._config
 
     async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
-        """See ``Launcher``."""
+        """See ``LocalLauncher``."""
         file = self._folder / f"cluster-{rank}.toml"
         text = cluster_file(self._config, self._seen_from(rank), self._bed.description)
         file.write_text(text, encoding="utf-8")
         role, prefix = role_of(rank, self._config.stages), self._bed.prefix(rank)
         return await ChildNode.start(rank, role, file, None, log, prefix=prefix, again=again)
-
-    async def close(self) -> None:
-        """See ``Launcher``. The bed stays; its addresses are nobody's to give back."""
 
     def _seen_from(self, rank: int) -> list[Address]:
         others = range(len(self._bed.devices))

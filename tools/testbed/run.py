@@ -15,7 +15,7 @@ from asyncspec_nodes.cli.run import Run, RunOptions
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.progress import progress_display
+from asyncspec_nodes.local.progress import LoadingSteps
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
 from tools.testbed.cluster_file import check_fit
@@ -50,9 +50,9 @@ def serve(bed: Bed, options: RunOptions) -> int:
 
 async def _serve(bed: Bed, options: RunOptions) -> int:
     config = _config(options)
-    with progress_display(config.stages) as progress:
-        stack = AsyncExitStack()
-        cluster = await stack.enter_async_context(BedCluster(bed, config, progress, options.logs))
+    steps, stack = LoadingSteps(config.stages), AsyncExitStack()
+    with steps.display():
+        cluster = await stack.enter_async_context(BedCluster(bed, config, steps, options.logs))
     async with stack:
         host, port = cluster.address
         name = config.cluster.name

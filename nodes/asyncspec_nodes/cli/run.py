@@ -26,7 +26,7 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import COUNT, Parser, option, print_notice
 from asyncspec_nodes.console.signals import until_signal
 from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster
-from asyncspec_nodes.local.progress import Progress, progress_display
+from asyncspec_nodes.local.progress import LoadingSteps, Progress
 from asyncspec_nodes.reference.check import Comparison, Question, check
 from asyncspec_nodes.serving.requests import (
     is_utf8,
@@ -234,10 +234,10 @@ class Run:
 
     async def _local(self, config: Config) -> None:
         async with AsyncExitStack() as stack:
-            with progress_display(config.stages) as progress:
-                cluster = await stack.enter_async_context(
-                    self._start(config, progress, self._options.logs)
-                )
+            steps = LoadingSteps(config.stages)
+            with steps.display():
+                cluster = self._start(config, steps, self._options.logs)
+                await stack.enter_async_context(cluster)
             self._printer.begin(config.stages, cluster.guarantee)
             client = await Client.connect(*cluster.address, config.cluster.name)
             # A cluster of our own is recorded from its start.

@@ -26,9 +26,8 @@ from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster
-from asyncspec_nodes.local.progress import LoadingSteps, progress_display
+from asyncspec_nodes.local.progress import LoadingSteps
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 from asyncspec_protocol.messages import Status
 
@@ -160,15 +159,10 @@ async def _start(
     """The engine, the cluster where it is one of our own, and the draft node's status."""
     where, cluster = options.where, None
     if isinstance(where, Config):
-        with progress_display(where.stages) as progress:
-
-            def on_report(report: Report) -> None:
-                steps(report)
-                progress(report)
-
-            cluster = LocalCluster(
-                where, on_report, options.logs, restarts=RESTART_ALL, notify=print_notice
-            )
+        cluster = LocalCluster(
+            where, steps, options.logs, restarts=RESTART_ALL, notify=print_notice
+        )
+        with steps.display():
             await stack.enter_async_context(cluster)
         where = ClusterAddress(*cluster.address, where.cluster.name)
         print_notice(f"its draft node, for asyncspec run --connect: {where.host}:{where.port}")

@@ -7,11 +7,8 @@ import os
 import socket
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,14 +26,22 @@ from asyncspec_nodes.cluster.config import (
     TraceTable,
     to_toml,
 )
-from asyncspec_nodes.local.forking import SUPPORTED, ForkServerClient
-from asyncspec_nodes.local.processes import STOP_SECONDS
-from asyncspec_nodes.local.supervisor import ChildNode, name_of
+from asyncspec_nodes.local.children import (
+    FORKS,
+    STOP_SECONDS,
+    ChildNode,
+    ForkServerClient,
+    name_of,
+)
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Role
+
+FILE = "cluster.toml"
+START_SECONDS = 600.0
+"""Time for all nodes to load."""
 
 REJOIN_SECONDS = 5.0
 """``[limits] rejoin_seconds`` without restarts; with restarts it is ``START_SECONDS``."""
@@ -73,17 +78,24 @@ def local_config(
     )
 
 
-# --- Restarts. The draft node keeps every committed path, so requests survive a stage's restart.
-
-
 class RestartPolicy(Struct, frozen=True):
-    """Nodes of ``roles`` are restarted at most ``most`` times each within ``seconds``."""
+    """Nodes of ``roles`` are restarted at most ``most`` times each within ``seconds``. The draft
+    node keeps every committed path, so requests survive a stage's restart."""
 
     roles: tuple[Role, ...] = ()
     most: int = 3
     seconds: float = 600.0
 
+    def take(self, taken: list[float], now: float) -> bool:
+        """Add a restart at ``now`` (seconds of any clock) to a node's; False where none is left."""
+        taken[:] = [at for at in taken if now - at <= self.seconds]
+        if len(taken) >= self.most:
+            return False
+        taken.append(now)
+        return True
 
+
+RESTART_NONE = RestartPolicy()
 RESTART_STAGES = RestartPolicy(("verify", "source"))
 """For ``run``: without the draft node its requests are lost, so its end is an error."""
 
@@ -91,93 +103,43 @@ RESTART_ALL = RestartPolicy(("verify", "source", "draft"))
 """For ``serve``: requests after the draft node's restart are served."""
 
 
-class RestartBudget:
-    """Counts one node's restarts."""
-
-    def __init__(self, restarts: RestartPolicy) -> None:
-        self._restarts = restarts
-        self._taken: deque[float] = deque()
-
-    def take(self, now: float) -> bool:
-        """Count a restart at ``now`` (seconds of any clock); False where none is left."""
-        while self._taken and now - self._taken[0] > self._restarts.seconds:
-            self._taken.popleft()
-        if len(self._taken) >= self._restarts.most:
-            return False
-        self._taken.append(now)
-        return True
-
-    @property
-    def spent(self) -> str:
-        """The restarts used, for the end of a sentence; empty for none."""
-        count = len(self._taken)
-        return f" after {count} new starts within {self._restarts.seconds:g} s" if count else ""
-
-
-# --- Launching node processes
-
-FILE = "cluster.toml"
-
-
-class Launcher(Protocol):
-    """Starts the nodes of one cluster."""
-
-    def prepare(self, config: Config, folder: Path) -> Config:
-        """Prepare to start nodes; files may go into ``folder``, which lives as long as the cluster.
-        Returns the configuration with the nodes' addresses."""
-
-    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
-        """Start a node that logs to ``log``; ``again``: append to it."""
-
-    async def close(self) -> None:
-        """Clean up once all nodes have ended; also called where nothing was prepared."""
-
-
 class LocalLauncher:
-    """Starts nodes on this machine, on free ports. ``forks``: they are forked from one process that
-    has imported torch and transformers, which saves seconds per node."""
+    """Starts a cluster's nodes on this machine, on free ports. ``forks``: they are forked from one
+    process that has imported torch and transformers, which saves seconds per node."""
 
-    def __init__(self, *, forks: bool = SUPPORTED) -> None:
+    def __init__(self, *, forks: bool = FORKS) -> None:
         self._forks = forks
         self._forking: ForkServerClient | None = None
         # By rank. They outlive a node, so that dialling a restarting node waits for it.
         self._sockets: dict[int, socket.socket] = {}
 
     def prepare(self, config: Config, folder: Path) -> Config:
+        """Prepare to start nodes; files may go into ``folder``, which lives as long as the cluster.
+        Returns the configuration with the nodes' addresses."""
         # Listening before any node starts: no dial is refused, no port can be taken in between.
         self._sockets = {node.rank: listen.loopback() for node in config.nodes}
         ports = {rank: sock.getsockname()[1] for rank, sock in self._sockets.items()}
-        self._config = _with_ports(config, ports)
+        nodes = tuple(replace(node, port=ports[node.rank]) for node in config.node)
+        source = config.source and replace(config.source, port=ports[config.stages + 1])
+        self._config = replace(config, node=nodes, source=source)
         self._file = folder / FILE
         self._file.write_text(to_toml(self._config), encoding="utf-8")
         self._forking = ForkServerClient(self._file, folder) if self._forks else None
         return self._config
 
     async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+        """Start a node that logs to ``log``; ``again``: append to it."""
         role = role_of(rank, self._config.stages)
         return await ChildNode.start(
             rank, role, self._file, self._sockets[rank], log, forking=self._forking, again=again
         )
 
     async def close(self) -> None:
+        """Clean up once all nodes have ended; also called where nothing was prepared."""
         if self._forking is not None:
             await self._forking.close()
         for sock in self._sockets.values():
             sock.close()
-
-
-def _with_ports(config: Config, ports: dict[int, int]) -> Config:
-    nodes = tuple(replace(node, port=ports[node.rank]) for node in config.node)
-    source = config.source
-    if source is not None:
-        source = replace(source, port=ports[config.stages + 1])
-    return replace(config, node=nodes, source=source)
-
-
-START_SECONDS = 600.0
-"""Time for all nodes to load."""
-
-RESTART_NONE = RestartPolicy()
 
 
 class LocalCluster:
@@ -194,7 +156,7 @@ class LocalCluster:
         progress: Callable[[Report], None],
         logs: Path | None = None,
         *,
-        launch: Launcher | None = None,
+        launch: LocalLauncher | None = None,
         scratch: Path | None = None,
         restarts: RestartPolicy = RESTART_NONE,
         notify: Callable[[str], None] = lambda line: None,
@@ -238,16 +200,11 @@ class LocalCluster:
         try:
             await self._start()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._stopping = True
         await asyncio.gather(*(child.stop() for child in self._children))
         if self._watches:
@@ -282,6 +239,15 @@ class LocalCluster:
             late = ", ".join(name_of(rank, role_of(rank, self.config.stages)) for rank in ranks)
             raise ClusterError(f"{late} did not load within {START_SECONDS:g} s") from None
 
+    async def _loaded(self) -> None:
+        serving = asyncio.create_task(self._serving.wait())
+        try:
+            await asyncio.wait((serving, *self._watches), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+        if any(watch.done() for watch in self._watches):
+            raise await self.watch()
+
     async def _child(self, index: int, *, again: bool = False) -> ChildNode:
         assert self._folder is not None
         rank = self.config.nodes[index].rank
@@ -290,16 +256,17 @@ class LocalCluster:
 
     async def _keep(self, index: int) -> AsyncSpecError:
         """Watch a node and restart it as the policy allows; the error of its last end."""
-        budget = RestartBudget(self._restarts)
+        policy, taken = self._restarts, list[float]()
         while True:
             child = self._children[index]
             error = await child.watch(self._on_report)
             # A user's mistake, or a failure before all nodes served, would only repeat.
-            restartable = isinstance(error, ClusterError) and child.role in self._restarts.roles
+            restartable = isinstance(error, ClusterError) and child.role in policy.roles
             if self._stopping or not restartable or not self._serving.is_set():
                 return error
-            if not budget.take(time.monotonic()):
-                return ClusterError(f"{error}{budget.spent}")
+            if not policy.take(taken, time.monotonic()):
+                count = f"{len(taken)} new starts within {policy.seconds:g} s"
+                return ClusterError(f"{error} after {count}")
             self._notify(f"{error}; it is started again")
             await child.stop()  # ends its remaining subprocesses
             self._children[index] = await self._child(index, again=True)
@@ -312,12 +279,3 @@ class LocalCluster:
         started = len(self._children) == len(self.config.nodes)
         if started and all(child.ready for child in self._children):
             self._serving.set()
-
-    async def _loaded(self) -> None:
-        serving = asyncio.create_task(self._serving.wait())
-        try:
-            await asyncio.wait((serving, *self._watches), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            serving.cancel()
-        if any(watch.done() for watch in self._watches):
-            raise await self.watch()

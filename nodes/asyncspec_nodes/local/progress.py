@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -12,14 +11,12 @@ from rich.table import Table
 
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 
-READY = "ready"
-
 Progress = Callable[[Report], None]
 """Receives the nodes' reports."""
 
 
 class LoadingSteps:
-    """Each node's name and loading step, by rank."""
+    """A ``Progress`` that keeps each node's name and loading step, by rank."""
 
     def __init__(self, stages: int) -> None:
         names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
@@ -31,32 +28,23 @@ class LoadingSteps:
         if isinstance(report, LoadingReport):
             self.lines[report.rank] = (name, f"loading {report.text}")
         elif isinstance(report, ReadyReport):
-            self.lines[report.rank] = (name, READY)
+            self.lines[report.rank] = (name, "ready")
 
     def pending(self) -> str:
         """The nodes that still load, with their steps; empty where all have loaded."""
-        return ", ".join(f"{name} ({step})" for name, step in self.lines.values() if step != READY)
+        return ", ".join(
+            f"{name} ({step})" for name, step in self.lines.values() if step != "ready"
+        )
 
+    def display(self) -> AbstractContextManager[object]:
+        """Inside, a table of the steps on stderr; nothing where it is no terminal."""
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            return nullcontext()
+        return Live(get_renderable=self._table, console=console, transient=True)
 
-@contextmanager
-def progress_display(stages: int) -> Iterator[Progress]:
-    """Shows reports as a table on stderr, removed at the end; nothing where it is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda report: None
-        return
-    steps = LoadingSteps(stages)
-    console = Console(stderr=True)
-    with Live(_table(steps), console=console, transient=True, refresh_per_second=4) as live:
-
-        def show(report: Report) -> None:
-            steps(report)
-            live.update(_table(steps))
-
-        yield show
-
-
-def _table(steps: LoadingSteps) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, step in steps.lines.values():
-        table.add_row(name, step)
-    return table
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, step in self.lines.values():
+            table.add_row(name, step)
+        return table

@@ -22,7 +22,7 @@ import torch
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec_nodes.local.processes import last_line
+from asyncspec_nodes.local.children import last_line
 from tools.bench.enlarge import stored_dtype
 from tools.bench.peers.comparison import Comparison, Engine
 from tools.bench.peers.endpoint import Endpoint
