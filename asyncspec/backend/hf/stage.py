@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
+from asyncspec.backend.hf import sampling
 from asyncspec.backend.hf.attention import (
     Abandoned,
     BatchedAttention,
@@ -28,12 +29,12 @@ from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.process import HeapTrimmer
-from asyncspec.backend.hf.sampling import best_successors, draw, log_probs_of
 from asyncspec.backend.hf.self_test import choose_settings, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.pass_times import Trial, pass_seconds
 from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.backend.stage_session import StageSession, checked_tokens
 from asyncspec.core.jobs import (
     Admit,
     Batch,
@@ -45,9 +46,7 @@ from asyncspec.core.jobs import (
     TensorRows,
     Trim,
 )
-from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.limits import MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
 
 Output = torch.Tensor | tuple[int, ...] | SamplerOutput
@@ -55,19 +54,12 @@ Output = torch.Tensor | tuple[int, ...] | SamplerOutput
 
 
 @dataclass(slots=True)
-class _Session:
+class _Session(StageSession):
     """A session's cache and request settings."""
 
     cache: TreeCache
-    sampling: Sampling
-    # On the last stage of sessions with penalties.
-    tokens: SlotTokens | None
-    # Target hidden states that the token source reads (``Open.features``), and those of them that
-    # this stage computes.
-    features: tuple[int, ...]
+    # Those of ``features`` that this stage computes.
     depths: tuple[int, ...]
-    top_logprobs: int
-    log_probs: bool
     committed: int = 0
 
     def compact(self, start: int, keep: tuple[int, ...]) -> None:
@@ -75,25 +67,6 @@ class _Session:
         self.cache.compact(start, keep)
         if self.tokens is not None:
             self.tokens.compact(start, keep)
-
-    def sample(self, job: Forward, logits: torch.Tensor) -> tuple[int, ...] | SamplerOutput:
-        """Sample from logits [len(job.sampled_rows), vocab]."""
-        if not job.sampled_rows:
-            return ()
-        rows = [job.rows[row] for row in job.sampled_rows]
-        positions = [row.position + 1 for row in rows]
-        if (seen := self.tokens) is None:
-            tokens = draw(logits, positions, self.sampling)
-        else:
-            tokens = draw(logits, positions, self.sampling, seen.counts, map(seen.own, rows))
-        if not self.top_logprobs and not self.log_probs:
-            return tokens
-        top = best_successors(logits, self.top_logprobs) if self.top_logprobs else []
-        return SamplerOutput(
-            tokens,
-            top_tokens=tuple((tuple(t), _finite(p)) for t, p in top),
-            token_log_probs=_finite(log_probs_of(logits, tokens)) if self.log_probs else (),
-        )
 
     def result(self, output: Output, captured: Sequence[torch.Tensor]) -> Output:
         """``output`` with the captured hidden states [n, H] of its rows, low to high."""
@@ -105,11 +78,6 @@ class _Session:
             features = torch.cat(list(captured), dim=1) if self.features else None
             return replace(output, features=features)
         return torch.stack([output, *captured], dim=1) if captured else output
-
-
-def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
-    """Log-probabilities within the wire's limits; NaN counts as the least."""
-    return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])
 
 
 class HFStage:
@@ -260,7 +228,9 @@ class HFStage:
         for one, session in zip(passes, sessions, strict=True):
             session.committed = one.committed
             if session.tokens is not None:
-                session.tokens.write(one.committed, one.rows, self._tokens(one))
+                session.tokens.write(
+                    one.committed, one.rows, checked_tokens(one, self.shard.info.vocab_size)
+                )
         starts = accumulate((len(one.rows) for one in passes), initial=0)
         sampled = [
             start + row
@@ -277,7 +247,7 @@ class HFStage:
         logits = self.shard.logits(inputs, positions, tree, torch.tensor(sampled))
         own = torch.split_with_sizes(logits, [len(one.sampled_rows) for one in passes])
         parts = zip(passes, sessions, own, strict=True)
-        return [session.sample(one, rows) for one, session, rows in parts]
+        return [session.sample(one, rows, sampling) for one, session, rows in parts]
 
     def _attention(self, cache: TreeCache, job: Forward) -> TreeAttention:
         if self.mode == "exact":
@@ -287,19 +257,10 @@ class HFStage:
     def _inputs(self, job: Forward) -> torch.Tensor:
         """Tokens [n], hidden states [n, H] or, with captured ones, [n, 1 + captured, H]."""
         if self.shard.has_embedding:
-            return torch.tensor(self._tokens(job))
+            return torch.tensor(checked_tokens(job, self.shard.info.vocab_size))
         if job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows:
             raise ValueError(f"no hidden states for {len(job.rows)} rows")
         return select(job.hidden)
-
-    def _tokens(self, job: Forward) -> tuple[int, ...]:
-        """A token for each row."""
-        vocab = self.shard.info.vocab_size
-        if len(job.tokens) != len(job.rows) or not job.rows:
-            raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
-        if min(job.tokens) < 0 or max(job.tokens) >= vocab:
-            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
-        return job.tokens
 
     def _session(self, session: SessionId) -> _Session:
         if session not in self._sessions:

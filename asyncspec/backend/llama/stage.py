@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
+from asyncspec.backend import sampling
 from asyncspec.backend.base import Guarantee, Mode, ModelInfo, WireTensor
 from asyncspec.backend.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.backend.llama.engine import FIRST_CELLS, Abandoned, Engine, Floats, Settings
@@ -18,8 +19,8 @@ from asyncspec.backend.llama.self_test import confirm
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.pass_times import Trial, pass_seconds
-from asyncspec.backend.sampling import best_successors, draw, log_probs_of
 from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.backend.stage_session import StageSession, checked_tokens
 from asyncspec.core.jobs import (
     Admit,
     Batch,
@@ -31,25 +32,17 @@ from asyncspec.core.jobs import (
     TensorRows,
     Trim,
 )
-from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.limits import MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
 
 Output = Floats | tuple[int, ...] | SamplerOutput
 
 
 @dataclass(slots=True)
-class _Session:
+class _Session(StageSession):
     tree: TreeCache
-    sampling: Sampling
-    # On the last stage of sessions with penalties.
-    tokens: SlotTokens | None
-    # What the token source reads (``Open.features``), and the captured tensors of this stage.
-    features: tuple[int, ...]
+    # The captured tensors of this stage.
     captures: tuple[str, ...]
-    top_logprobs: int
-    log_probs: bool
 
 
 class LlamaStage:
@@ -165,13 +158,13 @@ class LlamaStage:
             tree.copy_prefix(parent.tree, job.common_prefix)
         penalises = self.has_head and job.sampling.penalises
         self._sessions[job.session] = _Session(
-            tree,
-            job.sampling,
-            SlotTokens(job.prompt_length) if penalises else None,
-            job.features,
-            tuple(name for depth in job.features for name in self._capture(depth)),
-            job.top_logprobs,
-            job.log_probs,
+            tree=tree,
+            sampling=job.sampling,
+            tokens=SlotTokens(job.prompt_length) if penalises else None,
+            features=job.features,
+            captures=tuple(name for depth in job.features for name in self._capture(depth)),
+            top_logprobs=job.top_logprobs,
+            log_probs=job.log_probs,
         )
 
     def _capture(self, depth: int) -> tuple[str, ...]:
@@ -193,7 +186,9 @@ class LlamaStage:
             if one.sampled_rows and not self.has_head:
                 raise ValueError("only the last stage samples")
             if session.tokens is not None:
-                session.tokens.write(one.committed, one.rows, self._tokens(one))
+                session.tokens.write(
+                    one.committed, one.rows, checked_tokens(one, self.info.vocab_size)
+                )
             nodes = session.tree.grow(one.committed, one.rows, [*given])
             rows += [(session.tree.branches, node) for node in nodes]
             sampled = set(one.sampled_rows)
@@ -228,44 +223,25 @@ class LlamaStage:
 
     def _sampled(self, job: Forward, session: _Session, logits: Floats, captured: Floats) -> Output:
         """Sample from logits [len(job.sampled_rows), vocab]. ``captured``: [n, taps, width]."""
-        features = captured.reshape(len(captured), -1) if session.features else None
-        if not job.sampled_rows:
-            return () if features is None else SamplerOutput((), features)
-        rows = [job.rows[row] for row in job.sampled_rows]
-        positions = [row.position + 1 for row in rows]
-        if (seen := session.tokens) is None:
-            tokens = draw(logits, positions, session.sampling)
-        else:
-            tokens = draw(logits, positions, session.sampling, seen.counts, map(seen.own, rows))
-        if not session.top_logprobs and not session.log_probs:
-            return tokens if features is None else SamplerOutput(tokens, features)
-        top = best_successors(logits, session.top_logprobs) if session.top_logprobs else []
-        output = SamplerOutput(tokens, features)
-        return replace(
-            output,
-            top_tokens=tuple((tuple(t), _finite(p)) for t, p in top),
-            token_log_probs=_finite(log_probs_of(logits, tokens)) if session.log_probs else (),
-        )
+        output = session.sample(job, logits, sampling)
+        if not session.features:
+            return output
+        if isinstance(output, tuple):
+            output = SamplerOutput(output)
+        return replace(output, features=captured.reshape(len(captured), -1))
 
     def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, Floats]:
         """Of each row its token or hidden state, and what earlier stages captured [n, taps, H]."""
         width = self.info.hidden_size
         if self.has_embedding:
-            return self._tokens(job), np.empty((len(job.rows), 0, width), np.float32)
+            return checked_tokens(job, self.info.vocab_size), np.empty(
+                (len(job.rows), 0, width), np.float32
+            )
         if job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows:
             raise ValueError(f"no hidden states for {len(job.rows)} rows")
         values = _chosen(job.hidden)
         values = values if values.ndim == 3 else values[:, None]
         return values[:, 0] * self._input_scale, values[:, 1:]
-
-    def _tokens(self, job: Forward) -> tuple[int, ...]:
-        """A token for each row."""
-        vocab = self.info.vocab_size
-        if len(job.tokens) != len(job.rows) or not job.rows:
-            raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
-        if min(job.tokens) < 0 or max(job.tokens) >= vocab:
-            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
-        return job.tokens
 
     def _session(self, session: SessionId) -> _Session:
         if session not in self._sessions:
@@ -281,11 +257,6 @@ def _chosen(rows: TensorRows) -> Floats:
     return np.ascontiguousarray(
         values if len(rows.rows) == len(values) else values[list(rows.rows)]
     )
-
-
-def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
-    """Log-probabilities within the wire's limits; NaN counts as the least."""
-    return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])
 
 
 def load_stage(target: OpenTarget, first: int, last: int, *, mode: Mode = "exact") -> LlamaStage:
