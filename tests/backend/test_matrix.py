@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec.backend.hf.stage as hf_session
+import asyncspec.backend.hf.sampling as hf_sampling
 import asyncspec_nodes.roles.draft.speculation as verdicts
 import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
@@ -97,7 +97,7 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("an ancestor is not seen", stage_session, "allocate", oldest_ancestor_unseen),
-    ("draws are for other positions", hf_session, "draw", positions_of_a_chain),
+    ("draws are for other positions", hf_sampling, "draw", positions_of_a_chain),
     ("the cache is not compacted", segments, "prune", compaction_forgotten),
     ("a guess is taken for a verdict", verdicts, "walk", bonus_taken_for_a_hit),
 ]
