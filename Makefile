@@ -19,12 +19,13 @@ export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT  ?= 0
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test compat check format lint types imports cover fuzz mutants clean
+.PHONY: help setup demo test compat check format lint types imports cover fuzz mutants clean setup-llama
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
 	@echo "make test    the tests"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
+	@echo "make setup-llama  llama.cpp for GGUF files, built from source; without it their tests are skipped"
 	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
 	@echo "make types   mypy --strict          make imports  who may import whom"
 	@echo "make format  write the format       make cover    branch coverage"
@@ -38,6 +39,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,milp]'
 	@touch $@
+
+# Without llama.cpp's programs for images; by all cores, some four minutes of one.
+setup-llama: $(STAMP)
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,llama,milp]'
 
 demo: $(STAMP)
 	@echo "$(PROMPT)"
