@@ -160,9 +160,9 @@ def watch_invariants(cluster: Cluster) -> None:
         check_node(cluster, rank)
         if is_draft(rank) and cluster.state(rank) is not None:
             check_tenants(cluster.state(rank), effects, tenants)
-        # A liar (``liar.py``) has other words for one version.
-        lied = isinstance(event, Received) and cluster.state(event.peer) is None
-        if 0 < rank <= cluster.stages and not lied:
+        # A byzantine draft node (``byzantine_draft.py``) sends several prunes of one version.
+        byzantine = isinstance(event, Received) and cluster.state(event.peer) is None
+        if 0 < rank <= cluster.stages and not byzantine:
             check_prune_applied(cluster.state(rank), event)
 
     cluster.world.watch = check
@@ -180,8 +180,8 @@ def check_tenants(state: Any, effects: Sequence[Effect], tenants: dict[int, str]
 
 
 def check_node(cluster: Cluster, rank: Rank) -> None:
-    """A machine's own rules. A source has none beside those it refuses a question by, a liar
-    (``liar.py``) none at all."""
+    """A machine's invariants. A source has none, a byzantine draft node
+    (``byzantine_draft.py``) none either."""
     if cluster.state(rank) is None:
         return
     if is_draft(rank):

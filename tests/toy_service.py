@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import structlog
 
-from actor.local import QUICK, LocalCluster, hello
+from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.inbound import HostCallbacks
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
@@ -27,7 +27,7 @@ from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
-from nodes.codecs import Pieces
+from nodes.tokenizers import Pieces
 
 # Words, and characters that take two tokens.
 PIECES: tuple[bytes, ...] = (b"<end>", b" a", b"b", b"\xc3", b"\xa9", b"\n", b" the", b".")
@@ -82,8 +82,8 @@ class ServingCluster(LocalCluster):
             rules=None if rank else self._rules,
         )
         if rank == 0:
-            feed, aside = self.nodes[rank].feed, WorkerThread("reading")
-            self._host.service = TextService(CODEC, self._rules, feed, aside, most=8)
+            feed, worker = self.nodes[rank].feed, WorkerThread("reading")
+            self._host.service = TextService(CODEC, self._rules, feed, worker, most=8)
 
     @property
     def engine(self) -> LocalEngine:

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from actor.local import bound, hello
+from actor.local_cluster import bound, hello
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from actor.local import QUICK, bound, hello
+from actor.local_cluster import QUICK, bound, hello
 from asyncspec.actor.link import Link
 from asyncspec.actor.mesh import Mesh, Security
 from asyncspec_nodes.cluster.config import SecurityTable

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from actor.local import LocalCluster
+from actor.local_cluster import LocalCluster
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.machine import Cancelled, Received
 from asyncspec.core.reference import decode

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.local import LocalCluster
+from actor.local_cluster import LocalCluster
 from asyncspec.actor.watchdog import FACTOR, FIRST, PROOF, DeviceWatchdog
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Compact, Job, Release

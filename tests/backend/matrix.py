@@ -24,8 +24,8 @@ from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Message, PruneIndices
-from backend.guessable import VOCAB
 from backend.hf_cluster import HFCluster, Loaded
+from backend.predictable_models import VOCAB
 from backend.probe import Everything
 from cluster import ask
 

@@ -21,7 +21,7 @@ from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads
 from backend.eagle_growth import ONE, extend, grow
 from backend.eagle_heads import HIDDEN, TARGET, Sizes, State
-from backend.eagle_plain import PlainHead
+from backend.eagle_reference import PlainHead
 from backend.tiny import VOCAB
 
 pytestmark = pytest.mark.torch

@@ -24,7 +24,7 @@ from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.errors import ProtocolError
-from backend import guessable
+from backend import predictable_models
 from backend.hf_cluster import Loaded
 from backend.matrix import SOURCES, Cell, Matrix, cells
 from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
@@ -37,12 +37,12 @@ CELLS = cells()
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     folder = tmp_path_factory.mktemp("matrix")
-    target = guessable.save_target(folder / "target")
+    target = predictable_models.save_target(folder / "target")
     checkpoint = open_checkpoint(target)
-    draft = load_draft(open_checkpoint(guessable.save_draft(folder / "draft", target)))
+    draft = load_draft(open_checkpoint(predictable_models.save_draft(folder / "draft", target)))
     heads = [
-        load_eagle(guessable.save_eagle(folder / "eagle", target), checkpoint),
-        load_eagle(guessable.save_eagle3(folder / "eagle3", target), checkpoint),
+        load_eagle(predictable_models.save_eagle(folder / "eagle", target), checkpoint),
+        load_eagle(predictable_models.save_eagle3(folder / "eagle3", target), checkpoint),
     ]
     ngram = NGramSource()
     with_draft = HybridSource([draft], [ngram])

@@ -16,7 +16,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.core.errors import CheckpointError
-from backend.mixing import Mixing
+from backend.fake_attention import Mixing
 
 pytestmark = pytest.mark.torch
 

@@ -29,7 +29,7 @@ from asyncspec.backend.hf.weights import quantization_of
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.node.loading import Source
-from backend import guessable
+from backend import predictable_models
 from backend.conformance import Walk, sequential
 from backend.hf_cluster import Loaded
 from backend.matrix import DRAWS, Cell, Matrix
@@ -52,8 +52,8 @@ def test_a_cluster_writes_what_one_quantised_device_writes(
     kind: Quantize, dtype: str, tmp_path: Path
 ) -> None:
     """Whole clusters in the simulator, under random delays: text, and the bits it is drawn from."""
-    target = guessable.save_target(tmp_path / "target")
-    draft = load_draft(open_checkpoint(guessable.save_draft(tmp_path / "draft", target)))
+    target = predictable_models.save_target(tmp_path / "target")
+    draft = load_draft(open_checkpoint(predictable_models.save_draft(tmp_path / "draft", target)))
     loaded = Loaded(open_checkpoint(target), dtype, kind)
     matrix = Matrix(loaded, {"draft": Source(draft.run, draft.abandon)})
     for policy in ("flowspec", "pipedec", "chain"):

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from actor.local import QUICK
+from actor.local_cluster import QUICK
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all

@@ -16,7 +16,7 @@ from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask
 from costs import UnitCosts
 from laws import SMALL
-from nodes.drive import Driven, draft, sent
+from nodes.machine_driver import Driven, draft, sent
 
 
 def room(*slots: int) -> Driven:

@@ -16,7 +16,7 @@ from asyncspec_nodes.roles.verify.batching import FairShare, is_prefill, select_
 from asyncspec_nodes.roles.verify.session import QueuedSegment, StageSession
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
-from nodes.drive import Driven, done, opening, passes, segment, sent, stage
+from nodes.machine_driver import Driven, done, opening, passes, segment, sent, stage
 
 PROMPT = 40
 

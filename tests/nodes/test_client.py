@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from actor.local import QUICK
+from actor.local_cluster import QUICK
 from asyncspec.actor.mesh import Security
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client

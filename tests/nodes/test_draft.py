@@ -42,7 +42,7 @@ from asyncspec_protocol.messages import (
     Verdict,
 )
 from cluster import ask
-from nodes.drive import Driven, abandoned, draft, sent
+from nodes.machine_driver import Driven, abandoned, draft, sent
 
 V1 = Rank(1)
 # A tree with an inner fork: ids 2.. below root 1 (prompt of one token, first token's node is 1).

@@ -10,7 +10,7 @@ from asyncspec.core.jobs import DraftBatch, Release, draft_jobs
 from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
 from asyncspec_protocol.messages import Expand, Expanded, Segment
 from cluster import ask
-from nodes.drive import Driven, abandoned, draft, sent
+from nodes.machine_driver import Driven, abandoned, draft, sent
 from nodes.test_draft import verdict
 
 TREE: dict[str, Any] = {"parents": (-1,), "tokens": (7,), "scores": (-0.1,)}

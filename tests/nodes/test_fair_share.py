@@ -18,7 +18,7 @@ from asyncspec_nodes.roles.verify.session import (
 )
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Rates
-from nodes.drive import opening
+from nodes.machine_driver import opening
 
 PROMPT = 10
 

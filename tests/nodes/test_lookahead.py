@@ -8,7 +8,18 @@ from asyncspec.core.jobs import Batch, Compact, Forward
 from asyncspec.core.machine import Abandon, Compute, LinkDown, Received, RunNext
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Close, Credit, Verdict
-from nodes.drive import Driven, done, following, heard, opening, outcome, passes, prune, sent, stage
+from nodes.machine_driver import (
+    Driven,
+    done,
+    following,
+    heard,
+    opening,
+    outcome,
+    passes,
+    prune,
+    sent,
+    stage,
+)
 
 
 def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:

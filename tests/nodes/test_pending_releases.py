@@ -9,7 +9,7 @@ from asyncspec_nodes.roles.draft.session import BLOCK
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Close, Closed, Floor, Open, Ready, Segment, Verdict
 from cluster import ask
-from nodes.drive import Driven, draft, sent
+from nodes.machine_driver import Driven, draft, sent
 
 V1, V2 = Rank(1), Rank(2)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.local import QUICK, LocalCluster, hello
+from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.link import Link
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError

@@ -19,7 +19,7 @@ from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
 from costs import UnitCosts
 from laws import watch_invariants
-from nodes.drive import draft
+from nodes.machine_driver import draft
 
 LONG = tuple(i % 7 for i in range(90))
 

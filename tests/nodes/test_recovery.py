@@ -28,7 +28,7 @@ from asyncspec_protocol.messages import (
 )
 from cluster import Cluster, ask
 from laws import SMALL, Shaken, check_after
-from nodes.drive import Driven, done, draft, opening, passes, segment, sent, stage
+from nodes.machine_driver import Driven, done, draft, opening, passes, segment, sent, stage
 
 V1, V2 = Rank(1), Rank(2)
 OTHER = draft_rank(1)

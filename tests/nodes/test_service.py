@@ -16,7 +16,7 @@ from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
-from nodes.by_hand import ByHand
+from nodes.manual_thread import ManualThread
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
 RULES = ServingConfig(context_length=10, eos=frozenset({0}), policy="flowspec", vocab=200)
@@ -63,13 +63,13 @@ class World:
     def __init__(self, rules: ServingConfig = RULES, most: int = 2) -> None:
         self.fed: list[Submitted | Cancelled | Stopped] = []
         self.codec = Letters()
-        self.aside = ByHand()
-        self.service = TextService(self.codec, rules, self.fed.append, self.aside, most=most)
+        self.worker = ManualThread()
+        self.service = TextService(self.codec, rules, self.fed.append, self.worker, most=most)
         self.inbox = Inbox()
 
     def ask(self, submit: Submit = ASK) -> None:
         self.service.client(self.inbox, submit)
-        self.aside.run()
+        self.worker.run()
 
 
 def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
@@ -109,7 +109,7 @@ def test_a_completion_goes_on_its_prompt_and_what_a_chat_brings_is_a_text_of_its
     asked: dict[str, object], text: str
 ) -> None:
     world = World()
-    world.service = TextService(Words(), RULES, world.fed.append, world.aside, most=2)
+    world.service = TextService(Words(), RULES, world.fed.append, world.worker, most=2)
     world.ask(replace(ASK, **asked))
     (submitted,) = world.fed
     assert isinstance(submitted, Submitted)

@@ -21,7 +21,7 @@ from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank, first_session
 from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw
-from nodes.drive import Driven, abandoned, forgotten
+from nodes.machine_driver import Driven, abandoned, forgotten
 
 RANK = Rank(3)
 

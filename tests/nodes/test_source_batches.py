@@ -9,7 +9,7 @@ from asyncspec.core.machine import Abandon, Compute, Computed, Received, Send
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Close, Expand, Withdraw
-from nodes.drive import Driven, forgotten
+from nodes.machine_driver import Driven, forgotten
 from nodes.test_source import answer, asked, question, source
 
 

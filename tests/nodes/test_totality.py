@@ -44,7 +44,7 @@ from asyncspec_protocol.messages import (
 )
 from cluster import ask
 from laws import SMALL, check_draft, check_stage
-from nodes.drive import Driven, draft, stage
+from nodes.machine_driver import Driven, draft, stage
 
 small = st.integers(0, 3)
 shares = st.floats(0, 1)
@@ -135,7 +135,7 @@ def tree(job: Expand, draw: Any) -> Expanded:
     return Expanded(job.session, job.version, base, parents, words, scores)
 
 
-def torment(driven: Driven, data: st.DataObject, check: Any, featured: set[int]) -> None:
+def step_through(driven: Driven, data: st.DataObject, check: Any, featured: set[int]) -> None:
     """``featured``: sessions whose passes end in features here."""
     jobs: list[Any] = []
     for event in data.draw(st.lists(inputs, max_size=25)):
@@ -168,7 +168,7 @@ def test_a_stage_handles_anything(data: st.DataObject) -> None:
         features=(features := data.draw(st.sampled_from([(), (FINAL,), (1,), (0,)]))),
     )
     last = driven.machine.config.last
-    torment(driven, data, check_stage, {0} if features and last else set())
+    step_through(driven, data, check_stage, {0} if features and last else set())
 
 
 @settings(max_examples=200)
@@ -180,4 +180,4 @@ def test_a_draft_node_handles_anything(data: st.DataObject) -> None:
         features=data.draw(wanted),
     )
     driven.feed(Submitted(ask(0, prompt=(1, 2), policy=data.draw(st.sampled_from(sorted(SMALL))))))
-    torment(driven, data, check_draft, set())
+    step_through(driven, data, check_draft, set())

@@ -31,7 +31,17 @@ from asyncspec_protocol.messages import (
     Segment,
     Verdict,
 )
-from nodes.drive import Driven, abandoned, done, opening, passes, prune, segment, sent, stage
+from nodes.machine_driver import (
+    Driven,
+    abandoned,
+    done,
+    opening,
+    passes,
+    prune,
+    segment,
+    sent,
+    stage,
+)
 
 
 def test_a_segment_becomes_a_pass_and_a_verdict() -> None:

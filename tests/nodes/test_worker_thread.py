@@ -12,7 +12,7 @@ import pytest
 
 from asyncspec_nodes.node.host import WorkerThread
 from asyncspec_nodes.serving.prompts import WorkQueue
-from nodes.by_hand import ByHand
+from nodes.manual_thread import ManualThread
 
 
 async def told(queue: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object]:
@@ -30,14 +30,14 @@ async def told(queue: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object
     for number, piece in enumerate(pieces):
         queue.submit(piece, hear, partial(hear, f"{number} failed"))
     assert heard == []
-    if isinstance(queue, ByHand):
+    if isinstance(queue, ManualThread):
         queue.run()
     await all_told.wait()
     return heard
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", [ByHand, partial(WorkerThread, "test")])
+@pytest.mark.parametrize("kind", [ManualThread, partial(WorkerThread, "test")])
 async def test_pieces_are_told_in_their_order(kind: Callable[[], WorkQueue]) -> None:
     queue = kind()
     errors: list[BaseException] = []
@@ -55,8 +55,8 @@ async def test_pieces_are_told_in_their_order(kind: Callable[[], WorkQueue]) -> 
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     pieces = [partial(piece, 0), partial(piece, 1), broken, partial(piece, 2)]
     assert await told(queue, pieces) == [0, 1, "2 failed", 2]
-    assert isinstance(queue, ByHand | WorkerThread)
-    found = queue.errors if isinstance(queue, ByHand) else errors
+    assert isinstance(queue, ManualThread | WorkerThread)
+    found = queue.errors if isinstance(queue, ManualThread) else errors
     assert [str(error) for error in found] == ["broken"]
 
 

@@ -31,7 +31,7 @@ from asyncspec_protocol.messages import (
     Submit,
     Verdict,
 )
-from protocol.words import KINDS, messages, of_kind
+from protocol.message_strategies import KINDS, messages, of_kind
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

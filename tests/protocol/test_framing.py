@@ -15,7 +15,7 @@ from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import AHEAD_BYTES, Frame, FrameReader, write_frame, zeroed
 from asyncspec_protocol.limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES
 from asyncspec_protocol.messages import Credit, Segment
-from protocol.words import frames
+from protocol.message_strategies import frames
 
 
 def wire(items: list[Any]) -> bytes:

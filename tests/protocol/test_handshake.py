@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, replace
 
-from actor.local import hello
+from actor.local_cluster import hello
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.links import answer, client_hello
 from asyncspec_protocol.messages import Fault, Welcome

@@ -14,8 +14,8 @@ from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import Effects, VerifyState
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Rates
-from dipsd.at_run_time import Bench, Person, Trial
-from sim.test_planned import SPREAD, people
+from dipsd.planned_cluster import Bench, Person, Trial
+from sim.test_plans import SPREAD, people
 
 
 class Watched(VerifyMachine):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.local import QUICK, LocalCluster
+from actor.local_cluster import QUICK, LocalCluster
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.trace import collector
 from asyncspec.trace.file import TraceWriter, read_trace

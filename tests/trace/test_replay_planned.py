@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.records import Step, TaskRun
 from asyncspec_nodes.simulation.replay import replay
-from dipsd.at_run_time import Bench, Person, Trial
+from dipsd.planned_cluster import Bench, Person, Trial
 
 
 def test_a_run_with_plans_is_replayed() -> None:

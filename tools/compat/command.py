@@ -27,7 +27,7 @@ from tools.compat.requirements import (
 PROJECT = Path(__file__).resolve().parents[2]
 QUICK = (
     "tests/backend/test_other_release.py",
-    "tests/backend/test_lean.py",
+    "tests/backend/test_optimized_layers.py",
     "tests/backend/test_mlas.py",
     "tests/backend/test_families.py::test_same_tokens_as_generate",
 )

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 
-class ByHand:
+class ManualThread:
     """A ``WorkQueue`` on the test's own thread; ``test_worker_thread.py`` compares both."""
 
     def __init__(self) -> None:

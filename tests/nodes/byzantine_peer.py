@@ -1,4 +1,4 @@
-"""A peer that says whatever the types allow, and a node whose device does what comes of it."""
+"""A peer that sends every message the types allow, and a node that runs the resulting jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from asyncspec_protocol.messages import (
     Rates,
     Segment,
 )
-from nodes.drive import Driven
+from nodes.machine_driver import Driven
 
 M = TypeVar("M", bound=Struct)
 
@@ -53,7 +53,7 @@ class Node:
         # What was told to whom.
         self.faults: list[tuple[Rank, Fault]] = []
 
-    def hear(self, peer: int, message: Message, wire: WireTensor | None = None) -> None:
+    def receive(self, peer: int, message: Message, wire: WireTensor | None = None) -> None:
         """A message comes over a link, or is refused there."""
         spec = None if wire is None else TensorSpec(wire.dtype, wire.shape)
         try:
@@ -67,7 +67,7 @@ class Node:
         """A segment of a toy pipeline, with its rows where no tokens come."""
         count = len(message.ids)
         wire = WireTensor("uint64", (count, 1), memoryview(bytes(8 * count)))
-        self.hear(peer, message, None if message.tokens else wire)
+        self.receive(peer, message, None if message.tokens else wire)
 
     def _unpacked(self, wire: WireTensor) -> object:
         try:
@@ -119,7 +119,7 @@ class Node:
             self.work()
 
 
-def standing(rank: int, stages: int, vocab: int, device: Any, each: int = 1) -> Node:
+def connected_stage(rank: int, stages: int, vocab: int, device: Any, each: int = 1) -> Node:
     """A stage of ``each`` layers whose peers are there."""
     first, end = each * (rank - 1), each * rank
     config = VerifyConfig(
@@ -130,7 +130,7 @@ def standing(rank: int, stages: int, vocab: int, device: Any, each: int = 1) -> 
     for peer in sorted(peers):
         node.feed(LinkUp(peer))
     if rank < stages:
-        node.hear(rank + 1, Credit(1000))
+        node.receive(rank + 1, Credit(1000))
     return node
 
 
@@ -149,7 +149,7 @@ EXTREMES: dict[type, list[Any]] = {
 
 
 @st.composite
-def twisted(draw: st.DrawFn, sane: st.SearchStrategy[M]) -> M:
+def mutated(draw: st.DrawFn, sane: st.SearchStrategy[M]) -> M:
     """A message, one time in three with a field at the edge."""
     message = draw(sane)
     if draw(st.integers(0, 2)):
@@ -224,7 +224,7 @@ def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
     )
 
 
-def about(session: int) -> st.SearchStrategy[Any]:
+def other_messages(session: int) -> st.SearchStrategy[Any]:
     """Anything else that a draft node can say of a session."""
     name = st.just(session)
     prunes = st.builds(PruneIndices, name, st.integers(1, 9), ids, several, several)
@@ -246,23 +246,23 @@ def about(session: int) -> st.SearchStrategy[Any]:
 Tensors = Callable[[Any, Segment], WireTensor | None]
 
 
-def torment(node: Node, data: st.DataObject, vocab: int, tensors: Tensors) -> None:
-    """A rogue draft node and, behind the first stage, a rogue stage before this one."""
+def send_arbitrary_messages(node: Node, data: st.DataObject, vocab: int, tensors: Tensors) -> None:
+    """A byzantine draft node and, behind the first stage, a byzantine previous stage."""
     config = node.driven.machine.config
     before, newest = int(config.rank) - 1, 0
-    node.hear(before, data.draw(openings(0)))
+    node.receive(before, data.draw(openings(0)))
     for what in data.draw(st.lists(st.sampled_from("ossssssdddddaac"), max_size=40)):
         session = data.draw(st.integers(max(0, newest - 2), newest))
         if what == "o":
             newest += 1
-            node.hear(before, data.draw(twisted(openings(newest))))
+            node.receive(before, data.draw(mutated(openings(newest))))
         elif what == "s":
-            message = data.draw(twisted(segments(node.driven.state, session, vocab)))
-            node.hear(before, message, tensors(data.draw, message))
+            message = data.draw(mutated(segments(node.driven.state, session, vocab)))
+            node.receive(before, message, tensors(data.draw, message))
         elif what == "a":
-            node.hear(0, data.draw(twisted(about(session))))
+            node.receive(0, data.draw(mutated(other_messages(session))))
         elif what == "c" and not config.last:
-            node.hear(config.next_rank, data.draw(twisted(st.builds(Credit, few, few, shares))))
+            node.receive(config.next_rank, data.draw(mutated(st.builds(Credit, few, few, shares))))
         else:
             node.work()
     node.rest()

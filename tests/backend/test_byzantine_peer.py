@@ -17,7 +17,7 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.messages import Segment
-from nodes.rogue import standing, torment
+from nodes.byzantine_peer import connected_stage, send_arbitrary_messages
 
 pytestmark = pytest.mark.torch
 
@@ -71,5 +71,5 @@ def test_no_job_of_a_stage_fails(data: st.DataObject, shards: Callable[[int, int
     rank = data.draw(st.integers(1, stages))
     each = 2 // stages
     device = HFStage(shards(each * (rank - 1), each * rank), "exact", KernelSettings(), "tolerance")
-    node = standing(rank, stages, VOCAB, device, each)
-    torment(node, data, VOCAB, lambda d, m: None if rank == 1 else rows(d, m))
+    node = connected_stage(rank, stages, VOCAB, device, each)
+    send_arbitrary_messages(node, data, VOCAB, lambda d, m: None if rank == 1 else rows(d, m))

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from msgspec.structs import replace
 
-from actor.local import QUICK, LocalCluster, hello
+from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.core.machine import Request
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
@@ -22,7 +22,7 @@ from asyncspec_protocol.messages import (
     Welcome,
 )
 from cluster import ask
-from nodes.drive import opening, segment
+from nodes.machine_driver import opening, segment
 
 STRANGER = draft_rank(9)
 THEIRS = first_session(STRANGER)
@@ -60,9 +60,9 @@ class Stranger:
     async def greet(self) -> Message:
         """The answer to a hello."""
         await self.say(self._hello)
-        return await self.hear()
+        return await self.receive()
 
-    async def hear(self) -> Message:
+    async def receive(self) -> Message:
         """What comes next, heartbeats apart."""
         while True:
             while (found := self._frames.next_frame()) is not None:
@@ -175,7 +175,7 @@ def test_who_trickles_delays_nobody() -> None:
             assert state.inbound[STRANGER].expected == 1
             # Whole, it is as good as any other.
             await stranger.trickle(rest[4:])
-            while not isinstance(await stranger.hear(), Credit):
+            while not isinstance(await stranger.receive(), Credit):
                 pass
             await served(cluster, 100)
             assert not cluster.nodes[1].state.queue
@@ -200,7 +200,7 @@ def test_who_closes_others_sessions_loses_his_link_alone() -> None:
             assert isinstance(await stranger.greet(), Welcome)
             working = asyncio.ensure_future(served(cluster, 0))
             await stranger.say(Close(SessionId(0)))
-            while not isinstance(answer := await stranger.hear(), Fault):
+            while not isinstance(answer := await stranger.receive(), Fault):
                 pass
             assert answer == Fault("protocol", "session 0 is another draft node's")
             await stranger.closed()

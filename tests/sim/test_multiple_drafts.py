@@ -14,9 +14,9 @@ from asyncspec.core.jobs import Batch, Forward, Job
 from asyncspec.core.machine import Request
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import Expand, Message
+from byzantine_draft import LinkClosingWorld, arbitrary_messages, inert, opening, source_messages
 from cluster import Cluster, ask
 from laws import check_after, clusters, requests, watch_invariants
-from liar import Court, deaf, lies, opening, questions
 
 BOUND = 200_000.0
 """More virtual time than any of these small requests can need: a bound on liveness."""
@@ -193,59 +193,61 @@ def test_lost_stages_end_sessions_never_requests(
 
 
 @settings(max_examples=300)
-@given(crowds(least=2, world=Court), st.data())
-def test_a_liar_is_refused_and_the_others_are_served(users: Users, data: st.DataObject) -> None:
+@given(crowds(least=2, world=LinkClosingWorld), st.data())
+def test_a_byzantine_draft_node_is_refused_and_the_others_are_served(
+    users: Users, data: st.DataObject
+) -> None:
     """It speaks of others' sessions, sends more than it may, announces what never comes, tells
     stages different things; and dials again."""
     cluster = users.cluster
     world = cluster.world
-    assert isinstance(world, Court)
+    assert isinstance(world, LinkClosingWorld)
     honest = sorted(cluster.drafts)
-    liar = draft_rank(len(honest))
-    world.liars = frozenset((liar,))
-    world.actors[liar] = deaf()
-    cluster.drafts.add(liar)
+    byzantine = draft_rank(len(honest))
+    world.byzantine = frozenset((byzantine,))
+    world.actors[byzantine] = inert()
+    cluster.drafts.add(byzantine)
     cluster.connect_all()
     foreign = [first_session(rank) for rank in honest]
     for life in range(data.draw(st.integers(1, 5))):
-        session = SessionId(first_session(liar) + life)
+        session = SessionId(first_session(byzantine) + life)
         world.at(15 * life, cluster.connect_all)
         like = session - 1 if data.draw(st.booleans()) and life else -1
-        world.at(15 * life, world.lie, liar, Rank(1), opening(session, like))
+        world.at(15 * life, world.inject, byzantine, Rank(1), opening(session, like))
         for when in sorted(data.draw(st.lists(st.integers(0, 14), max_size=8))):
-            stage, lie = data.draw(lies(session, foreign, cluster.stages))
-            world.at(15 * life + when, world.lie, liar, stage, lie)
-    world.at(1000, cluster.drafts.discard, liar)
+            stage, message = data.draw(arbitrary_messages(session, foreign, cluster.stages))
+            world.at(15 * life + when, world.inject, byzantine, stage, message)
+    world.at(1000, cluster.drafts.discard, byzantine)
     for rank in range(1, cluster.stages + 1):
-        world.at(1000, world.cut, liar, Rank(rank))
+        world.at(1000, world.cut, byzantine, Rank(rank))
     if cluster.config.source is not None:
-        world.at(1000, world.cut, liar, cluster.config.source)
+        world.at(1000, world.cut, byzantine, cluster.config.source)
     world.run(until=BOUND)
     users.check()
     users.check_undisturbed(set(honest))
 
 
 @settings(max_examples=100)
-@given(crowds(least=2, world=Court, apart=True, features=()), st.data())
-def test_a_liar_at_the_token_source_is_refused_and_the_others_are_served(
+@given(crowds(least=2, world=LinkClosingWorld, apart=True, features=()), st.data())
+def test_a_byzantine_peer_of_the_token_source_is_refused_and_the_others_are_served(
     users: Users, data: st.DataObject
 ) -> None:
     """It asks, withdraws and ends what is others', and what never was."""
     cluster = users.cluster
     world, source = cluster.world, cluster.config.source
-    assert isinstance(world, Court)
+    assert isinstance(world, LinkClosingWorld)
     assert source is not None
     honest = sorted(cluster.drafts)
-    liar = draft_rank(len(honest))
-    world.liars = frozenset((liar,))
-    world.actors[liar] = deaf()
-    own = [SessionId(first_session(liar) + n) for n in range(2)]
+    byzantine = draft_rank(len(honest))
+    world.byzantine = frozenset((byzantine,))
+    world.actors[byzantine] = inert()
+    own = [SessionId(first_session(byzantine) + n) for n in range(2)]
     others = [SessionId(first_session(rank) + n) for rank in honest for n in range(2)]
     for when in sorted(data.draw(st.lists(st.integers(0, 60), max_size=12))):
-        world.at(when, world.connect, liar, source)
-        world.at(when, world.lie, liar, source, data.draw(questions(own, others)))
-    world.at(1000, world.connect, liar, source)
-    world.at(1000, world.cut, liar, source)
+        world.at(when, world.connect, byzantine, source)
+        world.at(when, world.inject, byzantine, source, data.draw(source_messages(own, others)))
+    world.at(1000, world.connect, byzantine, source)
+    world.at(1000, world.cut, byzantine, source)
     world.run(until=BOUND)
     users.check()
     users.check_undisturbed(set(honest))

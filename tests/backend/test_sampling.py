@@ -221,7 +221,7 @@ ODD = st.sampled_from([math.nan, math.inf, -math.inf, 3e38, -3e38, 0.0, 1.0])
 def test_logits_that_are_no_numbers_draw_some_token(
     logits: list[float], sampling: Sampling, penalised: bool
 ) -> None:
-    """A rogue stage before this one, or a broken checkpoint, ends no node."""
+    """A byzantine stage before this one, or a broken checkpoint, ends no node."""
     if penalised:
         sampling = replace(sampling, repetition_penalty=1e6, presence_penalty=-2.0)
     own = [{0: 1}] if penalised else ()

@@ -21,7 +21,7 @@ COST = ClusterCost(
 
 
 @pytest.fixture
-def deaf(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def inert(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Stages learn nothing of their lines from now on."""
 
     def with_link_cost(state: VerifyState, message: Segment, seconds: float) -> VerifyState:
@@ -44,20 +44,20 @@ def speed(outcome: Outcome) -> float:
 @pytest.mark.parametrize("policy", ["flowspec", "specpipe", "pruned"])
 def test_fast_lines_change_nothing(policy: str, deaf: Callable[[], None]) -> None:
     found = run(policy, 1000)
-    deaf()
+    inert()
     assert found == run(policy, 1000)
 
 
 def test_fast_lines_change_nothing_for_many(deaf: Callable[[], None]) -> None:
     found = run("flowspec", 1000, requests=3)
-    deaf()
+    inert()
     assert found == run("flowspec", 1000, requests=3)
 
 
 def test_long_lines_are_not_slow_ones(deaf: Callable[[], None]) -> None:
     """Where the way is long, what rows add to it is little of it."""
     found = run("flowspec", 150, latency=0.1)
-    deaf()
+    inert()
     assert speed(found) > 0.995 * speed(run("flowspec", 150, latency=0.1))
 
 
@@ -66,7 +66,7 @@ def test_slow_lines_bring_more_with_fewer_rows(
     mbit: float, gain: float, deaf: Callable[[], None]
 ) -> None:
     found = run("flowspec", mbit)
-    deaf()
+    inert()
     assert speed(found) > gain * speed(run("flowspec", mbit))
 
 
@@ -75,7 +75,7 @@ def test_many_share_a_slow_line_as_they_share_a_slow_stage(
     mbit: float, gain: float, deaf: Callable[[], None]
 ) -> None:
     found = run("flowspec", mbit, requests=8)
-    deaf()
+    inert()
     assert gain * found.seconds < run("flowspec", mbit, requests=8).seconds
 
 

@@ -22,7 +22,7 @@ from asyncspec.backend.hf.optimized.layers import CachedRotary, apply_rotary, si
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
-from backend.mixing import Mixing
+from backend.fake_attention import Mixing
 from backend.tiny import FAMILIES
 
 pytestmark = pytest.mark.torch
@@ -33,7 +33,7 @@ FIRST, LAST = 1, 4
 
 @pytest.fixture(autouse=True)
 def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs have bits of their own (test_fused.py)."""
+    """Graphs have bits of their own (test_layer_graphs.py)."""
     monkeypatch.setattr(shards, "fuse_layers", lambda *_: None)
 
 

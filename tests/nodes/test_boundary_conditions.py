@@ -39,7 +39,7 @@ from asyncspec_protocol.messages import (
     Verdict,
 )
 from cluster import ask
-from nodes.drive import Driven, done, draft, opening, passes, prune, segment, sent, stage
+from nodes.machine_driver import Driven, done, draft, opening, passes, prune, segment, sent, stage
 
 V1, V2 = Rank(1), Rank(2)
 

@@ -13,7 +13,7 @@ from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
-from nodes.by_hand import ByHand
+from nodes.manual_thread import ManualThread
 from nodes.test_service import ASK, Letters
 
 RULES = ServingConfig(context_length=10**6, eos=frozenset({0}), policy="flowspec")
@@ -54,8 +54,8 @@ class World:
     """A service, its users, a machine that does what it is told, and a thread."""
 
     def __init__(self) -> None:
-        self.reader, self.aside = Reader(), ByHand()
-        self.service = TextService(self.reader, RULES, self._fed, self.aside, most=MOST)
+        self.reader, self.worker = Reader(), ManualThread()
+        self.service = TextService(self.reader, RULES, self._fed, self.worker, most=MOST)
         self.users = {name: User(name, self) for name in "abc"}
         # The machine's requests, and whose they are.
         self.running: dict[int, tuple[User, int]] = {}
@@ -75,7 +75,7 @@ class World:
 
     def step(self) -> None:
         self.reader.on_thread = True
-        self.aside.step()
+        self.worker.step()
         self.reader.on_thread = False
 
     def end(self, number: int, reason: str) -> None:
@@ -155,7 +155,7 @@ class Readings(RuleBasedStateMachine):
             with pytest.raises(RemoteProtocolError, match="still running"):
                 self.world.service.client(user, replace(ASK, request=user.undecided[0]))
 
-    @precondition(lambda self: self.world.aside)
+    @precondition(lambda self: self.world.worker)
     @rule()
     def work(self) -> None:
         self.world.step()
@@ -170,7 +170,7 @@ class Readings(RuleBasedStateMachine):
         assert self.world.taken <= MOST
 
     def teardown(self) -> None:
-        while self.world.aside:
+        while self.world.worker:
             self.world.step()
         for number in sorted(self.world.running):
             self.world.end(number, "length")
@@ -186,7 +186,7 @@ def test_our_own_mistake_on_the_thread_is_told() -> None:
     number = world.ask(world.users["a"], "broken" + "x" * SHORT)
     world.step()
     assert world.ends["a", number] == "internal"
-    assert [str(error) for error in world.aside.errors] == ["broken"]
+    assert [str(error) for error in world.worker.errors] == ["broken"]
 
 
 def test_a_prompt_that_was_dropped_is_not_read() -> None:
@@ -205,4 +205,4 @@ def test_tokens_need_no_reading() -> None:
     submit: Submit = replace(ASK, prompt="", prompt_ids=ids)
     world.service.client(world.users["a"], submit)
     assert len(world.running) == 1
-    assert not world.aside
+    assert not world.worker

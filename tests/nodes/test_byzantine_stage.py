@@ -39,8 +39,8 @@ from asyncspec_protocol.messages import (
 )
 from cluster import ask
 from laws import SMALL
-from nodes.drive import Driven, draft
-from nodes.rogue import few, shares, twisted
+from nodes.byzantine_peer import few, mutated, shares
+from nodes.machine_driver import Driven, draft
 
 VOCAB = 16
 names = st.integers(0, 2)
@@ -48,7 +48,7 @@ tokens = st.integers(0, VOCAB - 1)
 
 
 class Draft:
-    """A draft node and its source, which is here or a rogue node."""
+    """A draft node and its source, which is here or a byzantine node."""
 
     def __init__(self, driven: Driven) -> None:
         self.driven = driven
@@ -57,7 +57,7 @@ class Draft:
         self.asked: list[Expand] = []
         self.sent: list[Segment] = []
 
-    def hear(self, peer: int, message: Any) -> None:
+    def receive(self, peer: int, message: Any) -> None:
         try:
             self.feed(Received(Rank(peer), decode(encode(message)).message))
         except RemoteProtocolError:
@@ -134,10 +134,10 @@ def test_no_job_of_a_draft_node_fails(data: st.DataObject) -> None:
         node.feed(Submitted(ask(request, prompt=(1, 2, 3), policy=policy)))
     for what in data.draw(st.lists(st.sampled_from("vvvvddddeo"), max_size=40)):
         if what == "v" and node.sent:
-            node.hear(1, data.draw(twisted(verdicts(node.sent))))
+            node.receive(1, data.draw(mutated(verdicts(node.sent))))
         elif what == "e" and node.asked:
-            node.hear(2, data.draw(twisted(answers(node.asked))))
+            node.receive(2, data.draw(mutated(answers(node.asked))))
         elif what == "o":
-            node.hear(1, data.draw(twisted(others)))
+            node.receive(1, data.draw(mutated(others)))
         else:
             node.work()

@@ -1,5 +1,5 @@
-"""A draft node that tells the stages whatever Hypothesis thinks of, and a world that answers as the
-runtime does: with a closed link."""
+"""A draft node that sends arbitrary messages, and a world that answers a protocol error as the
+runtime does: it closes the link."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from asyncspec_protocol.messages import (
 )
 
 
-class Deaf:
-    """A machine that reacts to nothing."""
+class Inert:
+    """A machine without effects."""
 
     def step(self, state: Any, event: Input, now: float) -> tuple[Any, tuple[Effect, ...]]:
         return state, ()
 
 
-def deaf() -> Actor:
-    """A node that never says anything by itself."""
-    return Actor(Deaf(), None, no_device)
+def inert() -> Actor:
+    """A node that sends nothing by itself."""
+    return Actor(Inert(), None, no_device)
 
 
 def no_device(job: Job) -> None:
     raise AssertionError("nothing is computed here")
 
 
-class Court(World):
-    """Where a liar is heard: who says what it must not loses that link, and nobody else may."""
+class LinkClosingWorld(World):
+    """Cuts the link of a byzantine node whose message is refused; other nodes send none."""
 
-    liars: frozenset[Rank] = frozenset()
-    # What was answered to whom.
+    byzantine: frozenset[Rank] = frozenset()
+    # The errors, and the peers they are reported to.
     refused: list[tuple[Rank, str]]
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -65,7 +65,7 @@ class Court(World):
             peer = error.peer
             if peer is None and isinstance(event, Received):
                 peer = event.peer
-            if peer not in self.liars:
+            if peer not in self.byzantine:
                 raise
             self.refused.append((Rank(peer), error.text))
             self.cut(rank, Rank(peer))
@@ -74,9 +74,9 @@ class Court(World):
                 self.refused.append((rank, event.message.text))
                 self.cut(event.peer, rank)
 
-    def lie(self, liar: Rank, stage: Rank, message: Message) -> None:
-        """``liar`` says something to a stage, if that still listens."""
-        self._send(liar, self.actors[liar], Send(stage, message))
+    def inject(self, sender: Rank, stage: Rank, message: Message) -> None:
+        """``sender`` sends a message to a stage, if their link is up."""
+        self._send(sender, self.actors[sender], Send(stage, message))
 
 
 small = st.integers(0, 3)
@@ -117,10 +117,10 @@ def narrow(opened: Open) -> Open:
 
 
 @st.composite
-def lies(
+def arbitrary_messages(
     draw: st.DrawFn, session: int, foreign: Sequence[int], stages: int
 ) -> tuple[Rank, Message]:
-    """Something about a session, most often its own, and whom it is told."""
+    """A message about a session, most often its own, and the stage it goes to."""
     about: Any = draw(st.sampled_from((session,) * 12 + tuple(foreign)))
     stage = Rank(draw(st.integers(1, stages)))
     prunes = st.builds(PruneIndices, st.just(about), small, nodes, several, several)
@@ -147,10 +147,10 @@ def lies(
 
 
 @st.composite
-def questions(
+def source_messages(
     draw: st.DrawFn, own: Sequence[SessionId], others: Sequence[SessionId]
 ) -> Expand | Withdraw | Close | Floor:
-    """What is told a token source, most often about a session that is one's own."""
+    """A message to a token source, most often about one of the sender's own sessions."""
     session = draw(st.sampled_from((*own, *own, *own, *others)))
     committed = draw(st.lists(st.integers(0, 9), max_size=3).map(tuple))
     expand = st.builds(

@@ -16,7 +16,7 @@ from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE, DEADLINE
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Rates
 from cluster import ask
-from dipsd.at_run_time import Bench, Person, Trial
+from dipsd.planned_cluster import Bench, Person, Trial
 
 SPREAD = [0.0085, 0.017, 0.034, 0.068, 0.136, 0.034]
 """Seconds a drafted token on devices of very different speed; the verifier is the paper's."""
@@ -200,7 +200,7 @@ def test_whatever_a_member_says_of_itself_the_others_are_served(data: st.DataObj
     speeds = SPREAD[:4]
     trial = Trial(Bench(people(speeds)), tokens=60)
     world = trial.cluster.world
-    liar = draft_rank(3)
+    byzantine = draft_rank(3)
     session = 3 << 42
     claims = data.draw(
         st.lists(
@@ -212,7 +212,7 @@ def test_whatever_a_member_says_of_itself_the_others_are_served(data: st.DataObj
     def claim(alpha: float, token: float, link: float) -> None:
         if session in trial.cluster.state(1).sessions:
             rates = Rates(session, 9, alpha, token, 0.0, link)  # type: ignore[arg-type]
-            world.feed(Rank(1), Received(liar, rates))
+            world.feed(Rank(1), Received(byzantine, rates))
 
     for when, alpha, token, link in claims:
         world.at(when, claim, alpha, token, link)

@@ -14,8 +14,8 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices, Segment
-from nodes.drive import opening, segment
-from nodes.rogue import Node, standing, torment
+from nodes.byzantine_peer import Node, connected_stage, send_arbitrary_messages
+from nodes.machine_driver import opening, segment
 
 VOCAB = 16
 
@@ -23,7 +23,7 @@ VOCAB = 16
 def toy(rank: int, stages: int) -> Node:
     """A stage of one toy layer."""
     device = ToyStage(ToyModel(layers=stages, vocab=VOCAB), rank - 1, rank)
-    return standing(rank, stages, VOCAB, device)
+    return connected_stage(rank, stages, VOCAB, device)
 
 
 def rows(draw: Any, message: Segment) -> WireTensor:
@@ -40,18 +40,20 @@ def test_no_job_of_a_toy_stage_fails(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 3))
     rank = data.draw(st.integers(1, stages))
     first = rank == 1
-    torment(toy(rank, stages), data, VOCAB, lambda d, m: None if first else rows(d, m))
+    send_arbitrary_messages(
+        toy(rank, stages), data, VOCAB, lambda d, m: None if first else rows(d, m)
+    )
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_session_that_penalises_tokens_shares_no_prompt(rank: int) -> None:
     """It must read them all; the device would fail."""
     node = toy(rank, 2)
-    node.hear(rank - 1, opening(3))
+    node.receive(rank - 1, opening(3))
     penalised = replace(opening(4, session=1), presence_penalty=1.0)
     node.feed_rows(rank - 1, segment(0, {0: -1, 1: 0, 2: 1}, tokens=rank == 1))
     node.work()
-    node.hear(rank - 1, replace(penalised, parent_session=0, common_prefix=2))
+    node.receive(rank - 1, replace(penalised, parent_session=0, common_prefix=2))
     assert [error.peer for error in node.refused] == [rank - 1]
     assert "penal" in str(node.refused[0])
     assert 1 not in node.driven.state.sessions
@@ -60,12 +62,12 @@ def test_a_session_that_penalises_tokens_shares_no_prompt(rank: int) -> None:
 def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:
     """A prune that names dead nodes again makes no rows of what was never computed."""
     node = toy(1, 2)
-    node.hear(0, opening(1))
-    node.hear(0, segment(0, {0: -1}))
+    node.receive(0, opening(1))
+    node.receive(0, segment(0, {0: -1}))
     node.rest()
-    node.hear(0, segment(1, {1: 0}))
+    node.receive(0, segment(1, {1: 0}))
     for version, keep in ((1, ()), (2, (1,))):
-        node.hear(0, PruneIndices(SessionId(0), Version(version), NodeId(2), (), keep))
+        node.receive(0, PruneIndices(SessionId(0), Version(version), NodeId(2), (), keep))
     assert node.abandoned
     node.rest()
     assert not node.driven.state.outbox
@@ -74,13 +76,13 @@ def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:
 def test_nothing_hangs_beside_the_committed_path() -> None:
     """The tip would move past its parent while it waits."""
     node = toy(1, 1)
-    node.hear(0, opening(3))
-    node.hear(0, segment(0, {0: -1, 1: 0}))
-    node.hear(0, segment(1, {2: 0}))
+    node.receive(0, opening(3))
+    node.receive(0, segment(0, {0: -1, 1: 0}))
+    node.receive(0, segment(1, {2: 0}))
     assert len(node.refused) == 1
-    node.hear(0, segment(2, {2: 1}))
-    node.hear(0, segment(3, {3: 2, 4: 2}))
-    node.hear(0, PruneIndices(SessionId(0), Version(1), NodeId(5), (NodeId(3),), (NodeId(4),)))
+    node.receive(0, segment(2, {2: 1}))
+    node.receive(0, segment(3, {3: 2, 4: 2}))
+    node.receive(0, PruneIndices(SessionId(0), Version(1), NodeId(5), (NodeId(3),), (NodeId(4),)))
     assert len(node.refused) == 2
     node.rest()
 
@@ -93,7 +95,7 @@ def test_sessions_for_which_there_is_no_memory_are_refused() -> None:
         node.driven.state = replace(node.driven.state, config=config)
         for session, capacity in enumerate((101, 60, 60, 40)):
             opened = replace(opening(1, session=session), capacity=capacity, max_tree_nodes=0)
-            node.hear(rank - 1, opened)
+            node.receive(rank - 1, opened)
         assert list(node.driven.state.sessions) == [1, 3]
         assert len(node.refused) == (2 if rank == 1 else 0)
         assert len(node.faults) == (0 if rank == 1 else 2)

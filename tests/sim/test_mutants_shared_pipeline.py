@@ -14,10 +14,10 @@ import asyncspec_nodes.roles.verify.results as results
 from asyncspec.core.machine import Request
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session
+from byzantine_draft import LinkClosingWorld, inert, opening
 from cluster import Cluster, ask
 from laws import SMALL, Shaken, check_after, watch_invariants
-from liar import Court, deaf, opening
-from nodes.drive import segment
+from nodes.machine_driver import segment
 
 DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 DRAFTS = 3
@@ -27,7 +27,7 @@ LATE = 2000.0
 
 
 def laws_hold() -> bool:
-    """Run a fixed sample of what ``test_drafts.py`` draws; False where a law is broken."""
+    """Run a fixed sample of what ``test_multiple_drafts.py`` draws; False where a law is broken."""
     try:
         for seed, delays in enumerate(DELAYS * 2):
             run(Shaken(list(delays)), seed)
@@ -39,16 +39,16 @@ def laws_hold() -> bool:
 def run(costs: Shaken, seed: int) -> None:
     """Of three draft nodes one ends in the middle; a fourth announces what never comes."""
     cluster = Cluster(
-        costs, stages=1 + seed % 3, drafts=DRAFTS, policies=SMALL, top=0.7, world=Court
+        costs, stages=1 + seed % 3, drafts=DRAFTS, policies=SMALL, top=0.7, world=LinkClosingWorld
     )
     watch_invariants(cluster)
     world = cluster.world
-    world.actors[SLOW] = deaf()
+    world.actors[SLOW] = inert()
     cluster.drafts.add(SLOW)
     cluster.connect_all()
     slow: SessionId = first_session(SLOW)
     for message in (opening(slow), replace(segment(0, {0: -1}, session=slow), batch_remaining=1)):
-        world.at(3, world.lie, SLOW, Rank(1), message)  # type: ignore[attr-defined]
+        world.at(3, world.inject, SLOW, Rank(1), message)  # type: ignore[attr-defined]
     served: list[Request] = []
     for number in range(2 * DRAFTS):
         rank = draft_rank(number % DRAFTS)

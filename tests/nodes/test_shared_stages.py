@@ -31,7 +31,7 @@ from asyncspec_protocol.messages import (
     Segment,
     Verdict,
 )
-from nodes.drive import Driven, done, draft, opening, passes, segment, sent, stage
+from nodes.machine_driver import Driven, done, draft, opening, passes, segment, sent, stage
 
 OTHER = draft_rank(7)
 THEIRS = first_session(OTHER)

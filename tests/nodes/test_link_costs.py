@@ -13,7 +13,7 @@ from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
-from nodes.drive import Driven, done, segment, sent, stage
+from nodes.machine_driver import Driven, done, segment, sent, stage
 from nodes.test_draft import TREE, V1, answer_source, guessed, started, verdict
 
 seconds = st.floats(1e-6, 1.0)

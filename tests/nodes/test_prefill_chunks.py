@@ -19,7 +19,7 @@ from asyncspec.sim.costs import StageCost
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
 from cluster import ask
-from nodes.drive import draft, sent
+from nodes.machine_driver import draft, sent
 from nodes.test_draft import verdict
 
 SIZES = (1.0, 16.0, 64.0)

@@ -26,7 +26,7 @@ from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.backend.hf.weights import read_shard_tensors
-from backend.mixing import Mixing
+from backend.fake_attention import Mixing
 from backend.tiny import FAMILIES
 
 pytest.importorskip("onnxruntime")
