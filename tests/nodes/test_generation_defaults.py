@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from asyncspec_nodes.serving.requests import (
     describe_defaults,
     prepare,
     read_defaults,
+    tokenize,
 )
 from asyncspec_protocol.messages import Submit
 from nodes.test_service import ASK, RULES, Letters
@@ -36,7 +38,7 @@ unset = st.sets(st.sampled_from([*NAMES, "frequency_penalty", "prompt"])).map(tu
 
 
 def sampling(rules: ServingConfig, submit: Submit) -> Sampling:
-    request = prepare(submit, 0, rules, Letters())
+    request = prepare(submit, 0, rules, partial(tokenize, Letters()))
     assert not isinstance(request, Refusal)
     return request.sampling
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.backend.base import Tokenizer
 from asyncspec_nodes.serving.text import (
     UNFINISHED,
     AnswerText,
-    Codec,
     Detokenizer,
     find,
     partial_stop_length,
@@ -41,7 +41,7 @@ class Stream:
     """What a user sees of an answer whose tokens come in portions."""
 
     def __init__(
-        self, codec: Codec, ids: Sequence[int], cuts: Sequence[int], answer: AnswerText
+        self, tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], answer: AnswerText
     ) -> None:
         self.shown: list[str] = []
         self.kept = 0

@@ -11,7 +11,7 @@ from asyncspec_nodes.serving.text import UNFINISHED
 
 
 class Raw:
-    """A ``Codec`` on the tokenizers library alone."""
+    """A ``Tokenizer`` on the tokenizers library alone."""
 
     reshapes = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -16,7 +17,7 @@ from asyncspec_nodes.cluster.chat_templates import read_template
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node import resources
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
-from asyncspec_nodes.serving.requests import Refusal, ServingConfig, prepare
+from asyncspec_nodes.serving.requests import Refusal, ServingConfig, prepare, tokenize
 from asyncspec_nodes.serving.text import answer_text
 
 
@@ -54,7 +55,7 @@ def _decode(task: Task) -> list[Comparison]:
     )
 
     def one(question: Question) -> Comparison:
-        request = prepare(question.submit, 0, rules, tokenizer)
+        request = prepare(question.submit, 0, rules, partial(tokenize, tokenizer))
         assert not isinstance(request, Refusal), request
         text = answer_text(tokenizer, question.submit, request.prompt)
         reference = decode(

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypeVar
 
+from asyncspec.backend.base import Tokenizer
 from asyncspec.core.machine import Request
-from asyncspec_nodes.serving.requests import Encoder, Refusal, ServingConfig, prepare
+from asyncspec_nodes.serving.requests import Refusal, ServingConfig, Tokenize, prepare, tokenize
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 SHORT = 1024
@@ -52,75 +53,52 @@ class PromptReader:
 
     def __init__(
         self,
-        rules: ServingConfig,
-        encoder: Encoder,
-        aside: WorkQueue,
+        config: ServingConfig,
+        tokenizer: Tokenizer,
+        work_queue: WorkQueue,
         then: Callable[[PendingRequest, Request | Refusal], None],
     ) -> None:
-        self._rules = rules
-        # For the event loop and for the thread.
-        self._here, self._there = _LastPrompt(encoder), _LastPrompt(encoder)
-        self._aside = aside
+        self._config = config
+        # For the event loop and for the thread. Each caches one prompt, as its ``n`` answers are
+        # requested in a row; tenants share none, as the time to tokenize would reveal it.
+        cache = lru_cache(maxsize=1)
+        self._on_loop: Tokenize = cache(partial(tokenize, tokenizer))
+        self._on_thread: Tokenize = cache(partial(tokenize, tokenizer))
+        self._work_queue = work_queue
         self._then = then
-        # In work on the thread, by number.
-        self._in_work: dict[int, PendingRequest] = {}
+        # Those that wait for the thread, by number.
+        self._pending: dict[int, PendingRequest] = {}
 
     def __len__(self) -> int:
-        return len(self._in_work)
+        return len(self._pending)
 
     def numbers(self, client: ResponseSink) -> dict[int, int]:
-        """A client's requests in work: its number to ours."""
-        mine = (asked for asked in self._in_work.values() if asked.client is client)
-        return {asked.submit.request: asked.number for asked in mine}
+        """A client's pending requests: its number to ours."""
+        mine = (one for one in self._pending.values() if one.client is client)
+        return {one.submit.request: one.number for one in mine}
 
-    def read(self, asked: PendingRequest) -> None:
+    def read(self, pending: PendingRequest) -> None:
         """Tokenize a request with a new number."""
-        if _length(asked.submit) <= SHORT and not self.numbers(asked.client):
-            self._then(asked, self._prepare(asked, self._here))
+        number, client, submit = pending
+        length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
+        if length <= SHORT and not self.numbers(client):
+            self._then(pending, prepare(submit, number, self._config, self._on_loop))
             return
-        number = asked.number
-        self._in_work[number] = asked
+        self._pending[number] = pending
         done, failed = partial(self._done, number), partial(self._done, number, FAILED)
         # By number, so that a dropped prompt is freed at once.
-        self._aside.submit(partial(self._work, number), done, failed)
+        self._work_queue.submit(partial(self._work, number), done, failed)
 
     def drop(self, number: int) -> PendingRequest | None:
-        """Cancel a request; None where it is not in work."""
-        return self._in_work.pop(number, None)
+        """Cancel a request; None where it is not pending."""
+        return self._pending.pop(number, None)
 
     def _work(self, number: int) -> Request | Refusal | None:
         """On the thread. None: the request was dropped."""
-        asked = self._in_work.get(number)
-        return asked and self._prepare(asked, self._there)
-
-    def _prepare(self, asked: PendingRequest, last: _LastPrompt) -> Request | Refusal:
-        encoder = last.of(asked.submit.tenant)
-        return prepare(asked.submit, asked.number, self._rules, encoder)
+        pending = self._pending.get(number)
+        return pending and prepare(pending.submit, number, self._config, self._on_thread)
 
     def _done(self, number: int, found: Request | Refusal | None) -> None:
-        asked = self.drop(number)
-        if asked is not None and found is not None:
-            self._then(asked, found)
-
-
-def _length(submit: Submit) -> int:
-    """Characters to tokenize; 0 for a prompt of token ids."""
-    return 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
-
-
-class _LastPrompt:
-    """An ``Encoder`` that caches one prompt, as its ``n`` answers are requested in a row."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encode = lru_cache(maxsize=1)(encoder.encode)
-        self.render = lru_cache(maxsize=1)(encoder.render)
-        self._tenant = ""
-
-    def of(self, tenant: str) -> _LastPrompt:
-        """The encoder for a tenant's prompt, without other tenants' cached ones: the time to
-        tokenize would reveal them."""
-        if tenant != self._tenant:
-            self.encode.cache_clear()
-            self.render.cache_clear()
-            self._tenant = tenant
-        return self
+        pending = self.drop(number)
+        if pending is not None and found is not None:
+            self._then(pending, found)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from asyncspec.core.accept import TargetOutput
+from asyncspec.backend.base import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.prompts import PendingRequest, PromptReader, ResponseSink, WorkQueue
-from asyncspec_nodes.serving.requests import Encoder, Refusal, ServingConfig
-from asyncspec_nodes.serving.text import Codec, answer_text
+from asyncspec_nodes.serving.requests import Refusal, ServingConfig
+from asyncspec_nodes.serving.text import answer_text
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 
@@ -24,56 +23,17 @@ UNKNOWN = -9999.0
 """The OpenAI API's log-probability of tokens too unlikely to have one."""
 
 
-class Speller(Protocol):
-    """The part of a tokenizer for log-probabilities."""
-
-    def spell(self, token: int) -> bytes:
-        """A token's bytes; the name of a special token."""
-
-
-def output(
-    request: int,
-    tokens: tuple[int, ...],
-    text: str,
-    outputs: Sequence[TargetOutput],
-    tops: int,
-    speller: Speller,
-) -> Output:
-    """An ``Output`` with log-probabilities where ``outputs`` has them: of each token and of the
-    ``tops`` most likely at its position."""
-    if not outputs:
-        return Output(request, tokens, text)
-    top_tokens = tuple(t for one in outputs for t in one.top_tokens[:tops])
-    return Output(
-        request,
-        tokens,
-        text,
-        tuple(_finite(one.log_prob_of(token)) for one, token in zip(outputs, tokens, strict=True)),
-        top_tokens,
-        tuple(_finite(p) for one in outputs for p in one.top_log_probs[:tops]),
-        tuple(map(speller.spell, (*tokens, *top_tokens))),
-    )
-
-
-def _finite(log_prob: float | None) -> float:
-    return UNKNOWN if log_prob is None else max(UNKNOWN, log_prob)
-
-
-class TextCodec(Codec, Encoder, Speller, Protocol):
-    """The whole tokenizer."""
-
-
 class _Answer:
     """A running request."""
 
     def __init__(
-        self, client: ResponseSink, submit: Submit, prompt: Sequence[int], codec: Codec
+        self, client: ResponseSink, submit: Submit, prompt: Sequence[int], tokenizer: Tokenizer
     ) -> None:
         self.client = client
         # The client's request number.
         self.number = submit.request
-        self.text = answer_text(codec, submit, prompt)
-        self.tops = submit.top_logprobs
+        self.text = answer_text(tokenizer, submit, prompt)
+        self.top_logprobs = submit.top_logprobs
         # Tokens sent, and whether a stop string has ended the answer.
         self.tokens = 0
         self.stopped = False
@@ -85,16 +45,16 @@ class TextService:
 
     def __init__(
         self,
-        codec: TextCodec,
-        rules: ServingConfig,
+        tokenizer: Tokenizer,
+        config: ServingConfig,
         feed: Callable[[Submitted | Cancelled | Stopped], None],
         work_queue: WorkQueue,
         *,
         most: int,
     ) -> None:
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._feed = feed
-        self._reading = PromptReader(rules, codec, work_queue, self._read)
+        self._prompts = PromptReader(config, tokenizer, work_queue, self._tokenized)
         # Requests at a time, waiting ones included.
         self._most = most
         self._secret = secrets.token_bytes(32)
@@ -109,13 +69,13 @@ class TextService:
                 self._cancel(running[message.request])
         elif message.request in running:
             raise RemoteProtocolError(f"request {message.request} is still running")
-        elif len(self._answers) + len(self._reading) >= self._most:
+        elif len(self._answers) + len(self._prompts) >= self._most:
             text = f"{self._most} requests are waiting already; try again later"
             client.send(Finished(message.request, "error", text, {}, "busy"))
         else:
             self._next += 1
             submit = replace(message, tenant=self._blinded(message.tenant))
-            self._reading.read(PendingRequest(self._next, client, submit))
+            self._prompts.read(PendingRequest(self._next, client, submit))
 
     def client_gone(self, client: ResponseSink) -> None:
         """Cancel the requests of a client that has disconnected."""
@@ -130,9 +90,21 @@ class TextService:
         piece = answer.text.push(effect.tokens)
         answer.tokens += piece.tokens
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
-        answer.client.send(
-            output(answer.number, tokens, piece.text, outputs, answer.tops, self._codec)
-        )
+        output = Output(answer.number, tokens, piece.text)
+        if outputs:
+            most = answer.top_logprobs
+            top_tokens = tuple(token for one in outputs for token in one.top_tokens[:most])
+            chosen = zip(outputs, tokens, strict=True)
+            output = replace(
+                output,
+                token_log_probs=tuple(_finite(one.log_prob_of(token)) for one, token in chosen),
+                top_tokens=top_tokens,
+                top_token_log_probs=tuple(
+                    _finite(log_prob) for one in outputs for log_prob in one.top_log_probs[:most]
+                ),
+                token_bytes=tuple(map(self._tokenizer.spell, (*tokens, *top_tokens))),
+            )
+        answer.client.send(output)
         if piece.stopped:
             answer.stopped = True
             self._feed(Stopped(effect.request, answer.tokens))
@@ -153,20 +125,20 @@ class TextService:
         answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
         return rest
 
-    def _read(self, asked: PendingRequest, found: Request | Refusal) -> None:
-        client, submit = asked.client, asked.submit
+    def _tokenized(self, pending: PendingRequest, found: Request | Refusal) -> None:
+        number, client, submit = pending
         if isinstance(found, Refusal):
             client.send(Finished(submit.request, "error", found.text, {}, found.code))
             return
-        self._answers[asked.number] = _Answer(client, submit, found.prompt, self._codec)
+        self._answers[number] = _Answer(client, submit, found.prompt, self._tokenizer)
         self._feed(Submitted(found))
 
     def _cancel(self, number: int) -> None:
-        asked = self._reading.drop(number)
-        if asked is None:
+        pending = self._prompts.drop(number)
+        if pending is None:
             self._feed(Cancelled(number))
         else:
-            asked.client.send(Finished(asked.submit.request, "cancelled", "", {}))
+            pending.client.send(Finished(pending.submit.request, "cancelled", "", {}))
 
     def _blinded(self, tenant: str) -> str:
         """A tenant's name inside this process. Traces contain it, and no client can use it."""
@@ -177,4 +149,8 @@ class TextService:
     def _numbers(self, client: ResponseSink) -> dict[int, int]:
         """A client's running requests: its number to ours."""
         running = {a.number: n for n, a in self._answers.items() if a.client is client}
-        return running | self._reading.numbers(client)
+        return running | self._prompts.numbers(client)
+
+
+def _finite(log_prob: float | None) -> float:
+    return UNKNOWN if log_prob is None else max(UNKNOWN, log_prob)
