@@ -12,8 +12,8 @@ from aiohttp import web
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
-from asyncspec_nodes.http.api.answers import ApiCall, RequestContext
-from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.completions import ChatRequest, Completion, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
 from asyncspec_nodes.http.api.parameters import parse
 from asyncspec_nodes.http.engine import Engine, cluster_state, missing, node_statuses
@@ -26,35 +26,9 @@ LOADING_RETRY_SECONDS = 5
 """``Retry-After`` while models load."""
 
 
-class ServedModel:
-    """The one model of a service, under its public name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._created = int(time.time())
-
-    def check(self, name: str | None) -> None:
-        """Raises ``ApiError`` for another name; no name means this model."""
-        if name and name != self.name:
-            raise ApiError(
-                404,
-                f"the model {name!r} does not exist; this service has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
-
-    def describe(self) -> dict[str, object]:
-        """The JSON object of ``GET /v1/models/NAME``."""
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "asyncspec",
-        }
-
-
 class Service:
-    """One HTTP service over one cluster. Make it inside a running event loop.
+    """One HTTP service over one cluster, which serves one model under its public name. Make it
+    inside a running event loop.
 
     Without an ``engine`` it is loading: ``/health`` answers, and everything else is a 503 that
     includes ``pending()``, until ``serve`` is called."""
@@ -68,9 +42,8 @@ class Service:
         pending: Callable[[], str] = lambda: "",
     ) -> None:
         self.options = options
-        self._engine = engine
         self._pending = pending
-        self.model = ServedModel(model)
+        self.serve(engine, model)
         self.metrics = Metrics()
         self.concurrency = ConcurrencyLimit(options.limits.concurrent)
         self.shutdown = GracefulShutdown()
@@ -83,10 +56,27 @@ class Service:
             raise ApiError(503, text, code="loading", retry_after=LOADING_RETRY_SECONDS)
         return self._engine
 
-    def serve(self, engine: Engine, model: str) -> None:
+    def serve(self, engine: Engine | None, model: str) -> None:
         """End loading: ``engine`` serves requests for the model named ``model``."""
         self._engine = engine
-        self.model = ServedModel(model)
+        self.model = model
+        self._created = int(time.time())
+
+    def _model_object(self, name: str) -> dict[str, object]:
+        """The JSON object of ``GET /v1/models/NAME``. Raises ``ApiError`` for another model."""
+        if name != self.model:
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; this service has {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "asyncspec",
+        }
 
     def app(self) -> web.Application:
         """The aiohttp application."""
@@ -111,11 +101,11 @@ class Service:
             async with self.shutdown.interruptible():
                 body = await read_body(request, limits)
             fields = parse(body, kind)
-            self.model.check(fields.model)
+            self._model_object(fields.model or self.model)
             context = RequestContext(
                 seed=secrets.randbits(53),  # fits any JSON number
                 tenant=self.options.keys.check(request.headers.get("Authorization")),
-                model=self.model.name,
+                model=self.model,
                 id=secrets.token_hex(12),
                 created=int(time.time()),
             )
@@ -148,19 +138,18 @@ class Service:
     async def _state(self, request: web.Request) -> web.Response:
         cluster = cluster_state(await node_statuses(self.engine))
         places = {"taken": self.concurrency.taken, "most": self.options.limits.concurrent}
-        return json_response({**cluster, "served_as": self.model.name, "places": places})
+        return json_response({**cluster, "served_as": self.model, "places": places})
 
     async def _models(self, request: web.Request) -> web.Response:
         _ = self.engine  # while loading, no model is served
-        return json_response({"object": "list", "data": [self.model.describe()]})
+        return json_response({"object": "list", "data": [self._model_object(self.model)]})
 
     async def _model(self, request: web.Request) -> web.Response:
         _ = self.engine
-        self.model.check(request.match_info["name"])
-        return json_response(self.model.describe())
+        return json_response(self._model_object(request.match_info["name"]))
 
 
-def _check_prompts(call: ApiCall, most: int) -> None:
+def _check_prompts(call: Completion, most: int) -> None:
     """Raises ``ApiError`` for a prompt of more than ``most`` characters or tokens."""
     for submit in call.submits:
         length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from asyncspec.actor.inbox import Event
 from asyncspec_nodes.http.api import errors
-from asyncspec_nodes.http.api.answers import Answer, ApiCall
+from asyncspec_nodes.http.api.answers import Answer
+from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
@@ -48,7 +49,7 @@ class Responder:
 
     def __init__(
         self,
-        call: ApiCall,
+        call: Completion,
         engine: Engine,
         shutdown: GracefulShutdown,
         limits: Limits,

@@ -1,20 +1,18 @@
-"""What the modules of all APIs share: the call that one of them makes of a request, and its
-answers. Pure."""
+"""The context and the answers of a request, whatever its endpoint. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 from msgspec import Struct
 
-from asyncspec_protocol.messages import Finished, Output, Submit
+from asyncspec_protocol.messages import Finished, Output
 
 
 class RequestContext(Struct, frozen=True):
     """Facts of a request that are not in its body."""
 
-    # For a request without one; reported in the response, so that it can be reproduced.
+    # For a request without one; part of the response, so that it can be reproduced.
     seed: int = 0
     # As in ``Submit.tenant``.
     tenant: str = ""
@@ -23,28 +21,6 @@ class RequestContext(Struct, frozen=True):
     # Of the response: a unique id, and seconds since the epoch.
     id: str = ""
     created: int = 0
-
-
-class ApiCall(Protocol):
-    """A checked request of one API: what it submits, and how its answers are written."""
-
-    # One for each answer.
-    submits: tuple[Submit, ...]
-    stream: bool
-    # The parameter at fault in errors of a prompt.
-    prompt_name: str
-
-    def body(self, answers: Sequence[Answer]) -> object:
-        """The JSON of a whole response."""
-
-    def begin(self) -> bytes:
-        """The first frames of a stream."""
-
-    def write(self, index: int, answer: Answer) -> bytes:
-        """Frames for an answer's output since the last call; may be empty."""
-
-    def end(self, answers: Sequence[Answer]) -> bytes:
-        """The last frames of a stream."""
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -79,13 +55,13 @@ def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
 
 
 class Answer:
-    """One answer: its output that is not yet written, and its end."""
+    """One answer: its unwritten output, and its end."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
-        # Characters of the tokens with log-probabilities that are written.
+        # Characters of written tokens with log-probabilities.
         self.offset = 0
         self.end: Finished | None = None
 

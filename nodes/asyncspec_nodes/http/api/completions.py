@@ -29,11 +29,13 @@ Json = dict[str, object]
 
 
 class Completion:
-    """``ApiCall`` of a completion endpoint. Answers to a prompt follow each other."""
+    """A checked request of either endpoint: its ``submits``, one for each answer, with the answers
+    to one prompt in a row; and the JSON of its answers."""
 
     full_object: str
     chunk_object: str
     id_prefix: str
+    # The parameter blamed in errors of a prompt.
     prompt_name: str
     # Chunks before any text, and with the finish reason.
     first_choice: ClassVar[Json] = {}
@@ -70,6 +72,7 @@ class Completion:
         raise NotImplementedError
 
     def body(self, answers: Sequence[Answer]) -> Json:
+        """The JSON of a whole response."""
         choices = [
             self._choice(i, self.whole(one.text, one.logprobs), one.tokens, one.end)
             for i, one in enumerate(answers)
@@ -81,11 +84,13 @@ class Completion:
         }
 
     def begin(self) -> bytes:
+        """The first frames of a stream."""
         if not self.first_choice:
             return b""
         return b"".join(self._chunk(i, self.first_choice) for i in range(len(self.submits)))
 
     def write(self, index: int, answer: Answer) -> bytes:
+        """Frames for an answer's output since the last call; may be empty."""
         text, tokens, logprobs, frames = answer.text, answer.tokens, answer.logprobs, b""
         if text or logprobs or (tokens and self._details):
             frames = self._chunk(index, self.part(text, logprobs, answer.offset), tokens)
@@ -95,6 +100,7 @@ class Completion:
         return frames
 
     def end(self, answers: Sequence[Answer]) -> bytes:
+        """The last frames of a stream."""
         if not self._include_usage:
             return DONE
         return frame({**self._object(self.chunk_object, []), "usage": self._usage(answers)}) + DONE
@@ -121,8 +127,7 @@ class Completion:
         return {"index": index, **choice, "finish_reason": reason, **details}
 
     def _usage(self, answers: Sequence[Answer]) -> Json:
-        """Token counts. A prompt with several answers counts once: the first of them computes it,
-        the others share its prefix."""
+        """Token counts. A prompt with several answers counts once: only the first computes it."""
         ends = [one.end.stats if one.end else {} for one in answers]
         prompts = [ends[i : i + self._choices] for i in range(0, len(ends), self._choices)]
         prompt = sum(int(group[-1].get("prompt_tokens", 0)) for group in prompts)
@@ -136,9 +141,6 @@ class Completion:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-# --- Chat completions
 
 
 class ContentPart(Struct, frozen=True):
@@ -257,8 +259,6 @@ class ChatCompletion(Completion):
 def _entry(token: TokenLogprob) -> Json:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.spelled)}
 
-
-# --- Text completions
 
 DEFAULT_TOKENS = 16
 """The API's default ``max_tokens``."""

@@ -6,10 +6,9 @@ narrower ones (docs/reference/http.md).
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar, get_args, get_type_hints
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,8 +27,8 @@ _MASK = (1 << 63) - 1
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
-    """The first answer has the request's own seed, so that ``n`` does not change it; the others
-    have seeds that look unrelated. All are 0 to 2^63 - 1."""
+    """Seeds from 0 to 2^63 - 1. The first answer has the request's own, so that ``n`` does not
+    change it; the others are hashed from it."""
     return seed & _MASK if choice == 0 else stream(seed & _MASK, choice) & _MASK
 
 
@@ -59,12 +58,13 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Parameters of features that are not served, and the values, besides null, that do not ask for
-them."""
+"""Parameters of unsupported features, and their values, besides null, that do not request the
+feature."""
 
 
-def without_unsupported(fields: Mapping[str, object]) -> dict[str, object]:
-    """The parameters that are served. Raises ``ApiError`` for one that asks for more."""
+def _supported(fields: Mapping[str, object]) -> dict[str, object]:
+    """The supported parameters, with 5.0, as some languages write it, as 5. Raises ``ApiError``
+    where an unsupported feature is requested."""
     for name in NEUTRAL.keys() & fields.keys():
         value = fields[name]
         # Equal; true is not 1, but 1.0 is.
@@ -74,7 +74,11 @@ def without_unsupported(fields: Mapping[str, object]) -> dict[str, object]:
         if value is not None and not any(same):
             text = f"{name} is not supported by this service; leave it out"
             raise invalid(text, name, "unsupported_parameter")
-    return {k: v for k, v in fields.items() if k not in IGNORED and k not in NEUTRAL}
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in fields.items()
+        if name not in IGNORED and name not in NEUTRAL
+    }
 
 
 MAX_CHOICES = 128
@@ -92,7 +96,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints take. None: the default."""
+    """Parameters of both endpoints. None: the default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -122,11 +126,11 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of an answer, where the request says so."""
+        """The requested maximum of tokens; None: not given."""
         return self.max_tokens
 
     def check(self) -> None:
-        """The rules between parameters. Raises ``ApiError``."""
+        """Rules between parameters. Raises ``ApiError``."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only for stream: true", "stream_options")
         if (problem := stop_problem(self.stops)) is not None:
@@ -136,7 +140,7 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts that end an answer."""
+        """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     def submit(self, max_new_tokens: int, tenant: str) -> Submit:
@@ -187,13 +191,13 @@ def parse(body: bytes, kind: type[T]) -> T:
     """A request of one kind. Raises ``ApiError``, and nothing else, for anything else."""
     try:
         fields = msgspec.json.decode(body)
-    # msgspec's own, text that is no UTF-8, and lists in lists in lists.
+    # ValueError: also text that is not UTF-8; RecursionError: deeply nested lists.
     except (ValueError, RecursionError) as error:
         raise _no_json(body, error) from None
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
     try:
-        request = msgspec.convert(_whole(without_unsupported(fields), kind), kind)
+        request = msgspec.convert(_supported(fields), kind)
     except msgspec.ValidationError as error:
         problem = InputProblem.of(error)
         sentence = problem.sentence("parameter")
@@ -208,27 +212,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     return request
 
 
-def _whole(fields: dict[str, object], kind: type[CompletionParameters]) -> dict[str, object]:
-    """With 5.0, as some languages write it, as 5 where an integer is due."""
-    integers = _integers(kind)
-    whole = {
-        name: int(value)
-        for name, value in fields.items()
-        if name in integers and isinstance(value, float) and value.is_integer()
-    }
-    return {**fields, **whole}
-
-
-@functools.cache
-def _integers(kind: type[CompletionParameters]) -> frozenset[str]:
-    """The parameters that are integers, or null."""
-    hints = get_type_hints(kind)
-    return frozenset(name for name, hint in hints.items() if int in get_args(hint))
-
-
-# Half of what stands for one character in UTF-16, without its other half. Such an escape begins
-# behind an even number of backslashes.
-_HALF = re.compile(
+# A lone surrogate escape. An escape begins behind an even number of backslashes.
+_LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*(?:"
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F])"
@@ -236,6 +221,6 @@ _HALF = re.compile(
 
 
 def _no_json(body: bytes, error: Exception) -> ApiError:
-    # msgspec says "truncated" of some of them.
-    what = "an unpaired surrogate escape, which is no character" if _HALF.search(body) else error
-    return invalid(f"the body is not valid JSON: {what}", code="invalid_json")
+    if _LONE_SURROGATE.search(body):  # some of which msgspec reports as "truncated"
+        error = ValueError("an unpaired surrogate escape, which is no character")
+    return invalid(f"the body is not valid JSON: {error}", code="invalid_json")
