@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
+from asyncspec.backend.tree_stage import C
 from asyncspec.core.jobs import FeatureJob, Row
 from asyncspec.source.base import TokenSource
 from asyncspec.source.batch import AbandonedJobs, Coroutine
@@ -23,19 +24,6 @@ CHUNK = 64
 
 REMEMBER = 32
 """Successors remembered per node, unless more are asked for."""
-
-
-class Cache(Protocol):
-    """The keys and values of a session, by slot."""
-
-    def compact(self, start: int, keep: Sequence[int]) -> None:
-        """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
-
-    def check(self, committed: int) -> None:
-        """Raise ``AssertionError`` where the cache violates its invariants."""
-
-
-C = TypeVar("C", bound=Cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +73,6 @@ class CachedDraftModel(TokenSource, Generic[C]):
     def new_cache(self) -> C:
         """Of a session."""
 
-    def drop(self, cache: C) -> None:
-        """A session does not need its cache any more."""
-
     @abstractmethod
     def compute(self, passes: Sequence[ModelPass[C]]) -> None:
         """See ``TokenSource``: what was wanted is in the sessions' tries after."""
@@ -95,7 +80,7 @@ class CachedDraftModel(TokenSource, Generic[C]):
     def release(self, session: SessionId) -> None:
         known = self._sessions.pop(session, None)
         if known is not None:
-            self.drop(known.cache)
+            known.cache.close()
         self._given_up.forget(session)
 
     def grower(self, job: Expand) -> TrieGrower[ModelPass[C]]:
@@ -128,7 +113,7 @@ class CachedDraftModel(TokenSource, Generic[C]):
         session.length += len(job.committed)
         if session.length > self._context:
             # Nothing sensible comes from here on; the text goes on without a draft.
-            self.drop(session.cache)
+            session.cache.close()
             session.cache, session.trie = self.new_cache(), Trie()
             return session.length
         yield from _commit(session, job.committed)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
+from asyncspec.backend.hf.process import free_heap
 
 ONES = 16
 """Columns of ones beside each value, so that the same product gives the softmax sum. One column
@@ -101,13 +102,7 @@ class TreeCache:
         if slots <= held:
             return
         want = max(min(held + max(_MIN_GROWTH, held // 2), self._limit), slots)
-        grown = _round_up(want)
-        for layer in range(self.shape.layers):
-            keys, values = _allocate(self.shape, grown)
-            keys[:, :held] = self.keys[layer]
-            values[:, :held] = self.values[layer]
-            self.keys[layer], self.values[layer] = keys, values
-        self.positions = np.pad(self.positions, (0, grown - held))
+        self._resize(_round_up(want), held)
 
     def copy_prefix(self, other: TreeCache, slots: int) -> None:
         """Copy the first ``slots`` slots of another cache."""
@@ -117,11 +112,26 @@ class TreeCache:
             self.values[layer][:, :slots] = other.values[layer][:, :slots]
         self.positions[:slots] = other.positions[:slots]
 
-    def trimmed(self, slots: int) -> TreeCache:
-        """A cache of just the first ``slots`` slots."""
-        small = TreeCache(self.shape, slots)
-        small.copy_prefix(self, slots)
-        return small
+    def trim(self, slots: int) -> None:
+        """Keep the first ``slots`` slots alone."""
+        freed = self.bytes_held
+        self._resize(_round_up(slots), slots)
+        free_heap(freed)
+
+    def close(self) -> None:
+        """Return all memory."""
+        freed = self.bytes_held
+        self._resize(0, 0)
+        free_heap(freed)
+
+    def _resize(self, slots: int, kept: int) -> None:
+        """Allocate as many slots; the first ``kept`` ones keep their contents."""
+        for layer in range(self.shape.layers):
+            keys, values = _allocate(self.shape, slots)
+            keys[:, :kept] = self.keys[layer][:, :kept]
+            values[:, :kept] = self.values[layer][:, :kept]
+            self.keys[layer], self.values[layer] = keys, values
+        self.positions = np.pad(self.positions[:kept], (0, slots - kept))
 
     def write(
         self, layer: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor

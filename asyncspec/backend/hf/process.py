@@ -24,26 +24,24 @@ def quiet_transformers() -> Iterator[None]:
 
 
 TRIM_BYTES = 16 << 20
-"""HeapTrimmer bytes from which on a trim is worth the milliseconds it takes."""
+"""Freed bytes from which on a trim of the heap is worth the milliseconds it takes."""
+
+_freed = 0
 
 
-class HeapTrimmer:
-    """Returns freed memory to the operating system (``malloc_trim``, glibc only).
+def free_heap(count: int) -> None:
+    """Count freed bytes; return the heap's free memory to the operating system (``malloc_trim``,
+    glibc only) once there are ``TRIM_BYTES``.
 
     Tensors below 32 MiB come from the C library's heap, which shrinks from its end only: without
     this, one small object that outlives a session keeps the session's cache in the process. Caches
     of short sessions count together, since a stage may hold a hundred of them.
     """
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    def add(self, count: int) -> None:
-        """Count freed bytes, and trim the heap once there are ``TRIM_BYTES``."""
-        self._bytes += count
-        if self._bytes < TRIM_BYTES:
-            return
-        self._bytes = 0
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    global _freed
+    _freed += count
+    if _freed < TRIM_BYTES:
+        return
+    _freed = 0
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -30,7 +30,7 @@ from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weig
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.mapped import MmapLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
-from asyncspec.backend.hf.process import HeapTrimmer
+from asyncspec.backend.hf.process import free_heap
 from asyncspec.core.errors import CheckpointError
 
 NORM = "model.norm.weight"
@@ -157,7 +157,6 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
         sources[HEAD] = sources[EMBEDDING]
     # A tied head comes after the embedding, which it may share.
     order = sorted(sources, key=lambda name: (-sources[name].size, name == HEAD))
-    trimmer = HeapTrimmer()
     for name in order:
         owner, _, attribute = name.rpartition(".")
         if owner in linears and attribute == "weight":
@@ -165,7 +164,7 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
             _set(model, owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             _load_embedding(model.model, sources[name], wanted.dtype)
-        trimmer.add(sources[name].size)
+        free_heap(sources[name].size)
     for name in linears:
         if not isinstance(model.get_submodule(name), RowwiseLinear):
             raise CheckpointError(f"the checkpoint has no tensor {name}.weight")

@@ -8,6 +8,7 @@ import math
 import torch
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.backend.tree_stage import check_hidden_states
 from asyncspec.core.jobs import TensorRows
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -36,14 +37,7 @@ def from_wire(
 ) -> torch.Tensor:
     """Received hidden states [n, width], with ``captured`` also [n, 1 + captured, width]. Raises
     ``ValueError`` where they are something else."""
-    if wire.dtype != NAMES[dtype]:
-        raise ValueError(f"hidden states of type {wire.dtype}, expected {NAMES[dtype]}")
-    dimensions = (2, 3) if captured else (2,)
-    if len(wire.shape) not in dimensions or wire.shape[-1] != width or min(wire.shape) < 1:
-        raise ValueError(f"hidden states of shape {wire.shape}, expected (n, {width})")
-    size = math.prod(wire.shape) * dtype.itemsize
-    if wire.data.nbytes != size:
-        raise ValueError(f"hidden states of {wire.data.nbytes} bytes, expected {size}")
+    check_hidden_states(wire, NAMES[dtype], width, (2, 3) if captured else (2,))
     # A buffer that is read-only, or reused, must not be shared with a tensor.
     data = bytearray(wire.data) if wire.data.readonly else wire.data
     tensor = torch.frombuffer(data, dtype=dtype).view(wire.shape)

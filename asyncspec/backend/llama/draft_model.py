@@ -26,9 +26,6 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
     def new_cache(self) -> TreeCache:
         return TreeCache(self.engine)
 
-    def drop(self, cache: TreeCache) -> None:
-        cache.close()
-
     def compute(self, passes: Sequence[ModelPass[TreeCache]]) -> None:
         known = self.engine.model.vocab_size
         rows, wanted = [], []

@@ -86,6 +86,6 @@ class TreeCache:
         """Forget the session."""
         self._engine.close(self.branches)
 
-    def check(self, committed: int = 0) -> None:
+    def check(self, committed: int) -> None:
         """Raise ``AssertionError`` where nodes and sequences contradict each other."""
         self.branches.check([node for node in self._nodes if node is not None])

@@ -3,7 +3,7 @@ place for one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,20 +13,10 @@ from asyncspec.backend.hf.shard import Shard
 from asyncspec_protocol.messages import FINAL
 
 
-def depths_in(shard: Shard, features: Sequence[int]) -> tuple[int, ...]:
-    """Those of ``features`` (as in ``Open.features``) that this shard computes."""
-    first, end = shard.layers.start, shard.layers.stop
-    return tuple(
-        depth
-        for depth in features
-        if first < depth <= end or (depth == 0 == first) or (depth == FINAL and shard.has_head)
-    )
-
-
 @contextmanager
-def capture_hidden_states(shard: Shard, depths: Sequence[int]) -> Iterator[list[torch.Tensor]]:
-    """Inside, every pass appends its hidden states [n, H] at these depths, low to high."""
-    captured: list[torch.Tensor] = []
+def capture_hidden_states(shard: Shard, depths: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
+    """Inside, a pass records its hidden states [n, H] at these depths."""
+    captured: dict[int, torch.Tensor] = {}
     hooks = [_hook(shard, depth, captured) for depth in depths]
     try:
         yield captured
@@ -35,15 +25,15 @@ def capture_hidden_states(shard: Shard, depths: Sequence[int]) -> Iterator[list[
             hook.remove()
 
 
-def _hook(shard: Shard, depth: int, captured: list[torch.Tensor]) -> Any:
+def _hook(shard: Shard, depth: int, captured: dict[int, torch.Tensor]) -> Any:
     inner = shard.model.model
 
     def on_input(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        captured.append((args[0] if args else kwargs["hidden_states"])[0])
+        captured[depth] = (args[0] if args else kwargs["hidden_states"])[0]
 
     def on_output(_module: Any, _inputs: Any, output: Any) -> None:
         # In some releases of transformers layers return a tuple.
-        captured.append((output[0] if isinstance(output, tuple) else output)[0])
+        captured[depth] = (output[0] if isinstance(output, tuple) else output)[0]
 
     if depth == FINAL:
         return inner.norm.register_forward_hook(on_output)

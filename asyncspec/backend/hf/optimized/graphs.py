@@ -30,7 +30,7 @@ from asyncspec.backend.hf.optimized.layers import (
 )
 from asyncspec.backend.hf.optimized.model import OptimizedModel, RecordingAttention
 from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.process import HeapTrimmer
+from asyncspec.backend.hf.process import free_heap
 
 _X = "x"
 _PROBE_NUMBERS = 4096
@@ -280,14 +280,13 @@ def fuse_layers(body: OptimizedModel, width: int, positions: torch.Tensor) -> No
     hidden = noise(1, len(positions), width)
     cos_sin = body.cos_sin(hidden, positions.unsqueeze(0))
     activations: dict[str, Activation | None] = {}
-    trimmer = HeapTrimmer()
     for i, layer in enumerate(body.layers):
         assert isinstance(layer, OptimizedLayer)
         fused = _fused(layer, cos_sin[i][0].shape[-1], activations)
         if fused is not None and _agrees(fused, layer, hidden, cos_sin[i]):
             body.layers[i] = fused
             # Packing frees as much as it packs.
-            trimmer.add(fused.weight_bytes)
+            free_heap(fused.weight_bytes)
 
 
 def _fused(

@@ -17,7 +17,7 @@ from asyncspec.backend.hf.checkpoint import read_tensor
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
-from asyncspec.backend.hf.process import HeapTrimmer
+from asyncspec.backend.hf.process import free_heap
 
 
 def can_mmap(info: TensorInfo) -> bool:
@@ -57,10 +57,9 @@ class MmapLinear(RowwiseLinear):
 
 def pack_mmapped(model: nn.Module) -> None:
     """Replace every ``MmapLinear`` of ``model`` by one with packed weights."""
-    trimmer = HeapTrimmer()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, MmapLinear):
                 packed = MlasLinear(child.weight, child.bias)
                 setattr(parent, name, packed)
-                trimmer.add(packed.weight_bytes)
+                free_heap(packed.weight_bytes)

@@ -1,0 +1,242 @@
+"""A stage with a tree cache for each session: its jobs, checks and sampling, whatever computes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
+from asyncspec.backend.pass_times import Trial, pass_seconds
+from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.core.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    Forward,
+    Release,
+    SamplerOutput,
+    StageJob,
+    Trim,
+)
+from asyncspec.core.sampling import NOTHING, Sampling, Seen
+from asyncspec.source.expand import Proposal
+from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.limits import ITEM_BYTES, MIN_LOG_PROB
+from asyncspec_protocol.messages import FINAL
+
+L = TypeVar("L", contravariant=True)
+
+
+class Sampler(Protocol[L]):
+    """``asyncspec.backend.sampling``, or a module like it, for logits [n, vocab] of type ``L``."""
+
+    def draw(
+        self,
+        logits: L,
+        positions: Sequence[int],
+        sampling: Sampling,
+        committed: Seen = NOTHING,
+        own: Iterable[Seen] = (),
+        /,
+    ) -> tuple[int, ...]:
+        """A token for each row."""
+
+    def best_successors(self, logits: L, most: int, /) -> list[Proposal]:
+        """The likeliest tokens of each row."""
+
+    def log_probs_of(self, logits: L, tokens: Sequence[int], /) -> tuple[float, ...]:
+        """The log-probability of one token for each row."""
+
+
+class Cache(Protocol):
+    """The keys and values of a session, by slot (``asyncspec.core.kv_slots``)."""
+
+    def copy_prefix(self, other: Self, slots: int, /) -> None:
+        """Begin with the first ``slots`` slots of another session, which are its committed path."""
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
+
+    def trim(self, slots: int) -> None:
+        """Keep the first ``slots`` slots alone; there is no further pass."""
+
+    def close(self) -> None:
+        """Return all memory."""
+
+    def check(self, committed: int) -> None:
+        """Raise ``AssertionError`` where the cache violates its invariants."""
+
+
+C = TypeVar("C", bound=Cache)
+
+
+@dataclass(slots=True)
+class Session(Generic[C]):
+    """What a stage holds of a session."""
+
+    admit: Admit
+    cache: C
+    # On the last stage, for penalties.
+    tokens: SlotTokens | None
+    # Those of ``Admit.features`` that this stage computes.
+    depths: tuple[int, ...]
+    # Slots [0, committed) hold the committed path.
+    committed: int = 0
+
+    def sample(
+        self, job: Forward, logits: L, sampler: Sampler[L], features: object | None
+    ) -> tuple[int, ...] | SamplerOutput:
+        """Sample from logits [len(job.sampled_rows), vocab]. ``features``: [n, F], of all rows."""
+        rows = [job.rows[row] for row in job.sampled_rows]
+        if not rows:
+            return () if features is None else SamplerOutput((), features)
+        admit, positions = self.admit, [row.position + 1 for row in rows]
+        if (seen := self.tokens) is None:
+            tokens = sampler.draw(logits, positions, admit.sampling)
+        else:
+            own = map(seen.own, rows)
+            tokens = sampler.draw(logits, positions, admit.sampling, seen.counts, own)
+        if features is None and not admit.top_logprobs and not admit.log_probs:
+            return tokens
+        top = sampler.best_successors(logits, admit.top_logprobs) if admit.top_logprobs else []
+        log_probs = sampler.log_probs_of(logits, tokens) if admit.log_probs else ()
+        return SamplerOutput(
+            tokens,
+            features,
+            top_tokens=tuple((tuple(t), _finite(p)) for t, p in top),
+            token_log_probs=_finite(log_probs),
+        )
+
+
+class TreeStage(ABC, Generic[C]):
+    """Layers [first, end) of a model, as a ``LoadedStage``. Not thread-safe."""
+
+    def __init__(self, info: ModelInfo, layers: tuple[int, int], guarantee: Guarantee) -> None:
+        self.info, self.layers, self.guarantee = info, layers, guarantee
+        self.has_embedding = layers[0] == 0
+        self.has_head = layers[1] == info.layers
+        self._sessions: dict[SessionId, Session[C]] = {}
+        self._abandoned: StageJob | None = None
+
+    @abstractmethod
+    def new_cache(self, capacity: int) -> C:
+        """For a session of ``capacity`` slots."""
+
+    @abstractmethod
+    def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
+        """The result of each of the passes, which are those of ``job``; each one is to
+        ``begin``."""
+
+    @abstractmethod
+    def noise(self, rows: int) -> object:
+        """A handle to random hidden states [rows, H]."""
+
+    def run(self, job: StageJob) -> object | None:
+        """See ``StageBackend``. Raises ``ValueError`` for an invalid job."""
+        match job:
+            case Admit():
+                self._admit(job)
+            case Trim(session, slots):
+                known = self._session(session)
+                known.cache.trim(slots)
+                known.tokens, known.committed = None, min(known.committed, slots)
+            case Release(session):
+                if (gone := self._sessions.pop(session, None)) is not None:
+                    gone.cache.close()
+            case Compact(session, start, keep):
+                known = self._session(session)
+                known.cache.compact(start, keep)
+                if known.tokens is not None:
+                    known.tokens.compact(start, keep)
+            case Forward():
+                return self.compute(job, (job,))[0]
+            case Batch(passes):
+                return self.compute(job, passes)
+        return None
+
+    def abandon(self, job: StageJob) -> None:
+        self._abandoned = job
+
+    def check(self) -> None:
+        for session in self._sessions.values():
+            session.cache.check(session.committed)
+
+    def pass_seconds(self) -> dict[int, float]:
+        return pass_seconds(self, self.trial)
+
+    @property
+    def trial(self) -> Trial:
+        """The passes that are timed."""
+        return Trial(self.noise, self.info.vocab_size, self.has_head)
+
+    def begin(self, job: Forward) -> Session[C]:
+        """Check a pass and record its tokens. Raises ``ValueError``."""
+        session = self._session(job.session)
+        if job.sampled_rows and not self.has_head:
+            raise ValueError("only the last stage samples")
+        if self.has_embedding or session.tokens is not None:
+            self._check_tokens(job)
+        if not self.has_embedding and (
+            job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows
+        ):
+            raise ValueError(f"no hidden states for {len(job.rows)} rows")
+        session.committed = job.committed
+        if session.tokens is not None:
+            session.tokens.write(job.committed, job.rows, job.tokens)
+        return session
+
+    def _check_tokens(self, job: Forward) -> None:
+        vocab = self.info.vocab_size
+        if len(job.tokens) != len(job.rows) or not job.rows:
+            raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
+        if min(job.tokens) < 0 or max(job.tokens) >= vocab:
+            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+
+    def _admit(self, job: Admit) -> None:
+        if job.session in self._sessions:
+            raise ValueError(f"session {job.session} is admitted already")
+        if job.common_prefix and job.sampling.penalises:
+            raise ValueError("a session that penalises tokens must read them all")
+        parent = self._session(job.parent_session) if job.common_prefix else None
+        cache = self.new_cache(job.capacity)
+        if parent is not None:
+            cache.copy_prefix(parent.cache, job.common_prefix)
+        penalises = self.has_head and job.sampling.penalises
+        tokens = SlotTokens(job.prompt_length) if penalises else None
+        depths = tuple(filter(self._computes, job.features))
+        self._sessions[job.session] = Session(job, cache, tokens, depths)
+
+    def _computes(self, depth: int) -> bool:
+        """Whether hidden states of this depth of ``Open.features`` are computed here."""
+        first, end = self.layers
+        if depth == FINAL:
+            return self.has_head
+        return first < depth <= end or depth == first == 0
+
+    def _session(self, session: SessionId) -> Session[C]:
+        if session not in self._sessions:
+            raise ValueError(f"session {session} was never admitted")
+        return self._sessions[session]
+
+
+def check_hidden_states(
+    wire: WireTensor, dtype: str, width: int, dimensions: tuple[int, ...] = (2, 3)
+) -> None:
+    """Raise ``ValueError`` for other than [n, width] or, with captured ones, [n, 1 + captured,
+    width]."""
+    if wire.dtype != dtype:
+        raise ValueError(f"hidden states of type {wire.dtype}, expected {dtype}")
+    shape = wire.shape
+    if len(shape) not in dimensions or shape[-1] != width or min(shape) < 1:
+        raise ValueError(f"hidden states of shape {shape}, expected (n, {width})")
+    size = math.prod(shape) * ITEM_BYTES[dtype]
+    if wire.data.nbytes != size:
+        raise ValueError(f"hidden states of {wire.data.nbytes} bytes, expected {size}")
+
+
+def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
+    """Log-probabilities within the wire's limits; NaN counts as the least."""
+    return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])
