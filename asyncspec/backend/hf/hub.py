@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import logging
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +33,14 @@ from asyncspec.backend.hf.checkpoint_files import (
     select_indexed,
 )
 from asyncspec.backend.hf.model_config import GENERATION_CONFIG
-from asyncspec.core.errors import AsyncSpecError, CheckpointError, ClusterError, first_line
+from asyncspec.backend.hub import HubName, download, hub_errors
+from asyncspec.core.errors import CheckpointError
 from asyncspec_protocol.links import HUB
 
 _TOKENIZER_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _DESCRIPTION = ("config.json", GENERATION_CONFIG, INDEX)
-# Second copies of the weights, in the formats of their makers' own programs.
-_IGNORED = ("consolidated*", "original/*")
 _PARALLEL_REQUESTS = 8
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_LOG_IN = "log in with `hf auth login` or set HF_TOKEN"
-
-
-class HubName(Struct, frozen=True):
-    """A model on the Hub: ID or ID@REVISION (a branch, a tag or a commit)."""
-
-    id: str
-    # None: the newest commit of the main branch.
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        return self.id if self.revision is None else f"{self.id}@{self.revision}"
 
 
 def parse(name: str | Path) -> Path | HubName:
@@ -98,96 +82,6 @@ def open_files(name: str | Path, *, tokenizer: bool = True) -> CheckpointFiles:
         return CheckpointFiles(found)
     patterns = (*_DESCRIPTION, *_TOKENIZER_FILES) if tokenizer else _DESCRIPTION
     return HubFiles(found.id, download(found, patterns, bars=False))
-
-
-def download(name: HubName, patterns: Sequence[str], *, bars: bool = True) -> Path:
-    """The snapshot directory of a Hub repository with at least the files that match ``patterns``,
-    fetched where the cache lacks them; a terminal shows progress ``bars``. Without a network the
-    files in the cache are used. Raises as ``hub_errors``."""
-    with hub_errors(name), _bars(shown=bars):
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(
-                name.id,
-                revision=name.revision,
-                allow_patterns=[*patterns],
-                ignore_patterns=[*_IGNORED],
-            )
-        )
-
-
-@contextmanager
-def _bars(*, shown: bool) -> Iterator[None]:
-    """Inside, huggingface_hub's progress bars are ``shown`` on a terminal, and nowhere else unless
-    HF_HUB_DISABLE_PROGRESS_BARS says so."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    given = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
-    if given or are_progress_bars_disabled() or (shown and sys.stderr.isatty()):
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
-
-
-@contextmanager
-def hub_errors(name: HubName) -> Iterator[None]:
-    """Translates errors of requests for ``name``: raises ``CheckpointError`` for what its user has
-    to mend, ``ClusterError`` where the Hub cannot be reached or the transfer fails."""
-    import huggingface_hub
-
-    logger = logging.getLogger(huggingface_hub.__name__)
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # a failure is reported in one line, by us
-    try:
-        yield
-    except AsyncSpecError:
-        raise
-    except Exception as error:  # a lost connection raises errors of the HTTP library
-        raise _translated(name, error) from error
-    finally:
-        logger.setLevel(level)
-
-
-def _translated(name: HubName, error: Exception) -> AsyncSpecError:
-    from huggingface_hub import constants, errors
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError):
-        return CheckpointError(
-            f"{name.id} is gated: accept its terms at {constants.ENDPOINT}/{name.id} and {_LOG_IN}"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return CheckpointError(f"{name.id} has no revision {name.revision!r}; correct it")
-    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
-        return CheckpointError(
-            f"{name.id} is neither a local directory nor a model the Hub shows to you; correct the "
-            f"name, or {_LOG_IN} if it is private"
-        )
-    if isinstance(error, errors.HFValidationError):
-        return CheckpointError(f"{name} is neither a local directory nor a Hub id; correct it")
-    absent = errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled
-    if constants.HF_HUB_OFFLINE and isinstance(error, absent):
-        return CheckpointError(
-            f"not all that is needed of {name} is in the cache {constants.HF_HUB_CACHE}, and "
-            "HF_HUB_OFFLINE is set; unset it once, or give a local directory"
-        )
-    cause: BaseException = error
-    while cause.__cause__ is not None:  # huggingface_hub wraps errors in advice
-        cause = cause.__cause__
-    return ClusterError(
-        f"{name} is not a local directory, and fetching it from {constants.ENDPOINT} failed "
-        f"({first_line(cause)}); check the network, or download it elsewhere and give its directory"
-    )
 
 
 class _WeightFile(Struct, frozen=True):
