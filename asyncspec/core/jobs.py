@@ -62,7 +62,7 @@ class Forward(Struct, frozen=True):
     one token per sampled row.
 
     In a session with features a stage adds the depths it computes to what came with each row, low
-    to high: a row of a handle is then [1 + taps, H], and the last stage's result is a
+    to high: a row of a handle is then [1 + aux_states, H], and the last stage's result is a
     ``SamplerOutput``.
     """
 

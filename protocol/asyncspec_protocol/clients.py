@@ -67,7 +67,6 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
     token_bytes: tuple[bytes, ...] = ()
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         tokens, top = len(self.token_log_probs), len(self.top_tokens)
         require(tokens in (0, len(self.token_ids)), "every token has a log-probability, or none")
         require(top == len(self.top_token_log_probs), "lists differ in length")
@@ -123,7 +122,6 @@ class Events(WireMessage, array_like=True, frozen=True, tag="events"):
     reason: str = ""
 
     def check_tensor(self, tensor: TensorSpec | None) -> None:
-        """See ``WireMessage``."""
         if tensor is not None:
             require(tensor.dtype == "uint8" and len(tensor.shape) == 1, "a trace is bytes")
 
@@ -172,6 +170,8 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     defaults: dict[str, int | Finite] = field(default_factory=dict)
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         links = {len(self.peers), len(self.round_trips), len(self.sent)}
         require(len(links) == 1, "lists differ in length")
+
+
+ClientMessage = Submit | Output | Finished | Cancel | Collect | Events | Inspect | Status

@@ -103,6 +103,9 @@ class Fault(WireMessage, array_like=True, frozen=True, tag="fault"):
     text: str
 
 
+LinkMessage = Hello | Welcome | Ready | Heartbeat | Clock | Fault
+
+
 def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
     check a ``Welcome``, and sends nothing."""

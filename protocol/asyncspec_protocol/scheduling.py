@@ -29,7 +29,6 @@ class PassTimes(WireMessage, array_like=True, frozen=True, tag="times"):
     jitter: Seconds = 0.0
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         require(len(self.rows) == len(self.seconds), "every number of rows has its seconds")
         require(all(map(lt, self.rows, self.rows[1:])), "rows ascend")
         positive = (time for time in (*self.seconds, self.row_seconds) if time)
@@ -71,7 +70,6 @@ class Schedule(WireMessage, array_like=True, frozen=True, tag="schedule"):
     length: Annotated[int, Meta(ge=1, le=MAX_NODES)]
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         require(self.batch < max(1, self.batches), "a batch is one of all")
 
 
@@ -133,9 +131,11 @@ class PlanStatus(WireMessage, array_like=True, frozen=True, tag="consulted"):
     batch_rows: Count = 0
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         rates = (self.rounds, self.lows, self.means, self.highs, self.token_seconds)
         links = (self.call_seconds, self.link_seconds, self.jitters, self.link_jitters)
         users = {len(self.sessions), *map(len, (*rates, *links, self.batches, self.lengths))}
         stages = {len(self.pass_seconds), len(self.row_seconds), len(self.pass_jitters)}
         require(len(users) == len(stages) == 1, "lists differ in length")
+
+
+SchedulingMessage = PassTimes | Rates | Schedule | PlanStatusRequest | PlanStatus

@@ -77,7 +77,6 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     max_tree_nodes: Annotated[int, Meta(ge=-1, le=MAX_TREE_NODES)] = -1
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         length, parent, features = self.prompt_length, self.parent_session, self.features
         require(self.session >= 0 and length <= self.capacity, "a session holds its prompt")
         require(self.resumed_tokens < length, "resumed tokens come after the user's prompt")
@@ -123,7 +122,8 @@ class Floor(WireMessage, array_like=True, frozen=True, tag="floor"):
 class Segment(WireMessage, array_like=True, frozen=True, tag="segment", gc=False):
     """A few nodes that travel the pipeline in one forward pass.
 
-    Tensor: hidden states [n, H]; with ``taps`` [n, 1 + taps, H], the tapped ones behind.
+    Tensor: hidden states [n, H]; with ``aux_states`` [n, 1 + aux_states, H], those of earlier
+    stages behind.
     """
 
     session: SessionId
@@ -140,7 +140,7 @@ class Segment(WireMessage, array_like=True, frozen=True, tag="segment", gc=False
     tokens: tuple[Token, ...] = ()
     # Hidden states of earlier stages that travel with each row, by ``Open.features``. Repeated
     # here so that the receiver can compare the tensor's width with the session before it uses it.
-    taps: Annotated[int, Meta(ge=0, le=MAX_FEATURES)] = 0
+    aux_states: Annotated[int, Meta(ge=0, le=MAX_FEATURES)] = 0
     # It had to wait for credit. If the receiver was idle meanwhile, its window is too small for the
     # latency of the link.
     waited: bool = False
@@ -155,7 +155,6 @@ class Segment(WireMessage, array_like=True, frozen=True, tag="segment", gc=False
     pass_number: Count = 0
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         ids, count = self.ids, len(self.ids)
         require(len(self.parents) == count, "every node of a segment has a parent")
         require(len(self.tokens) in (0, count), "every node of a segment has a token, or none")
@@ -163,11 +162,10 @@ class Segment(WireMessage, array_like=True, frozen=True, tag="segment", gc=False
         require(all(map(lt, self.parents, ids)), "a parent is older than its child")
 
     def check_tensor(self, tensor: TensorSpec | None) -> None:
-        """See ``WireMessage``."""
         if tensor is not None:
             require(tensor.shape[0] == len(self.ids), "a segment's tensor has a row per node")
-            taps = (1 + self.taps,) if self.taps else ()
-            require(tensor.shape[1:-1] == taps, "a segment's tensor has its taps beside each row")
+            states = (1 + self.aux_states,) if self.aux_states else ()
+            require(tensor.shape[1:-1] == states, "a row has its auxiliary states behind it")
 
 
 class Verdict(WireMessage, array_like=True, frozen=True, tag="verdict", gc=False):
@@ -200,7 +198,6 @@ class Verdict(WireMessage, array_like=True, frozen=True, tag="verdict", gc=False
     pass_number: Count = 0
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         nodes, top, featured = len(self.ids), len(self.top_tokens), self.feature_ids
         require(min((*self.ids, *featured), default=0) >= 0, "node ids do not go below 0")
         require(len(self.tokens) == nodes, "a verdict has one token per node")
@@ -212,7 +209,6 @@ class Verdict(WireMessage, array_like=True, frozen=True, tag="verdict", gc=False
         require(drawn in (0, nodes), "every token has a log-probability, or none")
 
     def check_tensor(self, tensor: TensorSpec | None) -> None:
-        """See ``WireMessage``."""
         if tensor is None:
             require(not self.feature_ids, "featured nodes have their features in a tensor")
         else:
@@ -237,7 +233,6 @@ class PruneIndices(WireMessage, array_like=True, frozen=True, tag="prune", gc=Fa
     keep: tuple[NodeId, ...]
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         named = (*self.accepted, *self.keep)
         require(len(named) <= 4 * MAX_NODES, "a prune names too many nodes")
         require(min(self.horizon, *named, 0) >= 0, "node ids do not go below 0")
@@ -293,7 +288,6 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
     frontier: TreeParents = ()
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         require(len(self.widths) in (0, self.depth), "every level has its width, or none")
         _check_tree(self.parents, self.tokens, self.scores)
         require(max(self.frontier, default=-1) < len(self.parents), "a frontier is known")
@@ -318,7 +312,6 @@ class Expanded(WireMessage, array_like=True, frozen=True, tag="expanded", gc=Fal
     seconds: Seconds = 0.0
 
     def check(self) -> None:
-        """See ``WireMessage``."""
         _check_tree(self.parents, self.tokens, self.scores)
 
 
@@ -326,3 +319,18 @@ class Withdraw(WireMessage, array_like=True, frozen=True, tag="withdraw", gc=Fal
     """The requested tree is no longer needed: the source may answer at once with what it has."""
 
     session: SessionId
+
+
+SessionMessage = (
+    Open
+    | Floor
+    | Segment
+    | Verdict
+    | PruneIndices
+    | Credit
+    | Close
+    | Closed
+    | Expand
+    | Expanded
+    | Withdraw
+)

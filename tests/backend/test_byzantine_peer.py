@@ -49,7 +49,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Sha
 def rows(draw: Any, message: Segment) -> WireTensor:
     """Hidden states for a segment, most often of the right shape and often with numbers that are
     none."""
-    count, outer = len(message.ids), (1 + message.taps,) if 0 < message.taps < 9 else ()
+    count, outer = len(message.ids), (1 + message.aux_states,) if 0 < message.aux_states < 9 else ()
     odd = [(count, 31), (count, 1, WIDTH), (count, 3, WIDTH), (count + 1, WIDTH), (WIDTH,)]
     shape = draw(st.sampled_from([(count, *outer, WIDTH)] * 9 + odd))
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(message.segment % 99))

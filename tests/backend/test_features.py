@@ -172,7 +172,7 @@ def test_toy_features_are_the_models_own(features: tuple[int, ...]) -> None:
 
 
 def test_what_travels_between_stages_is_checked(tiny: MakeTiny) -> None:
-    """[n, 1 + taps, H], low to high; another width, or a row of nothing, is refused."""
+    """[n, 1 + aux_states, H], low to high; another width, or a row of nothing, is refused."""
     first, second = cut(open_checkpoint(tiny("llama", **TARGET)), 2)
     for stage in (first, second):
         stage.run(Admit(SESSION, 8, Sampling(), features=(1, 3, 6)))

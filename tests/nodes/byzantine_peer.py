@@ -217,7 +217,7 @@ def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
         tuple(nodes),  # type: ignore[arg-type]
         tuple(parents),  # type: ignore[arg-type]
         tokens if first or travels else (),
-        taps=depths,
+        aux_states=depths,
         batch_remaining=draw(st.sampled_from([0, 0, 0, 0, 0, 1])),
         stage_seconds=draw(st.sampled_from([0.0, 1.0])),
         pass_number=draw(few),

@@ -123,7 +123,12 @@ def opening(prompt_length: int, session: int = 0, features: tuple[int, ...] = ()
 
 
 def segment(
-    number: int, nodes: dict[int, int], *, tokens: bool = True, session: int = 0, taps: int = 0
+    number: int,
+    nodes: dict[int, int],
+    *,
+    tokens: bool = True,
+    session: int = 0,
+    aux_states: int = 0,
 ) -> Segment:
     """A segment of ``nodes``: id -> parent. Every node's token is its id."""
     return Segment(
@@ -133,7 +138,7 @@ def segment(
         ids=tuple(map(NodeId, nodes)),
         parents=tuple(map(NodeId, nodes.values())),
         tokens=tuple(nodes) if tokens else (),
-        taps=taps,
+        aux_states=aux_states,
     )
 
 

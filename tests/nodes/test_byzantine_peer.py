@@ -28,7 +28,7 @@ def toy(rank: int, stages: int) -> Node:
 
 def rows(draw: Any, message: Segment) -> WireTensor:
     """Hidden states for a segment, most often of the right shape."""
-    count, outer = len(message.ids), (1 + message.taps,) if 0 < message.taps < 9 else ()
+    count, outer = len(message.ids), (1 + message.aux_states,) if 0 < message.aux_states < 9 else ()
     odd = [(count, 2), (count, 1, 1), (count, 3, 1), (count, 1, 1, 1), (count + 1, 1)]
     shape = draw(st.sampled_from([(count, *outer, 1)] * 7 + odd))
     return WireTensor("uint64", shape, memoryview(bytes(8 * math.prod(shape))))

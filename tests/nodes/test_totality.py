@@ -57,8 +57,8 @@ def segments(draw: st.DrawFn) -> Segment:
     ids = draw(st.lists(nodes, min_size=1, max_size=4, unique=True))
     parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
     tokens = tuple(ids) if draw(st.booleans()) else ()
-    taps = draw(st.sampled_from([0, 0, 1]))
-    return Segment(draw(small), draw(small), draw(small), tuple(ids), parents, tokens, taps)  # type: ignore[arg-type]
+    aux_states = draw(st.sampled_from([0, 0, 1]))
+    return Segment(draw(small), draw(small), draw(small), tuple(ids), parents, tokens, aux_states)  # type: ignore[arg-type]
 
 
 @st.composite

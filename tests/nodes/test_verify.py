@@ -320,7 +320,7 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     first.feed(prune(1, 4, (), (2,)))
     (onward,) = [e for e in first.feed(done(job, "hidden")) if isinstance(e, Send)]
     assert onward.message == replace(
-        segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, taps=1), pass_number=1
+        segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, aux_states=1), pass_number=1
     )
     assert onward.tensor == TensorRows("hidden", (0, 1, 2))
     last = stage(2, 2, prompt_length=2, features=(1, 2))
@@ -341,11 +341,11 @@ def test_features_of_a_prompts_chunk_come_in_a_verdict_on_nobody() -> None:
     assert (verdict.ids, verdict.tokens, verdict.feature_ids) == ((), (), (0, 1))
 
 
-@pytest.mark.parametrize("taps", [0, 2])
-def test_a_segment_with_other_taps_than_its_session_has(taps: int) -> None:
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_segment_with_other_auxiliary_states_than_its_session_has(count: int) -> None:
     last = stage(2, 2, features=(1, 2))
-    with pytest.raises(RemoteProtocolError, match=f"segment with {taps} auxiliary states a row"):
-        last.feed(Received(Rank(1), segment(0, {0: -1}, tokens=False, taps=taps), "hidden"))
+    with pytest.raises(RemoteProtocolError, match=f"segment with {count} auxiliary states a row"):
+        last.feed(Received(Rank(1), segment(0, {0: -1}, tokens=False, aux_states=count), "hidden"))
 
 
 def test_a_depth_the_target_does_not_have() -> None:

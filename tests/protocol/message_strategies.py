@@ -38,9 +38,9 @@ def segments(draw: st.DrawFn) -> Segment:
     ids = draw(st.lists(nodes, min_size=1, max_size=8, unique=True))
     parents = tuple(draw(st.integers(-1, n - 1)) for n in ids)
     tokens = tuple(draw(count) for _ in ids) if draw(st.booleans()) else ()
-    taps = draw(st.integers(0, 3))
+    aux_states = draw(st.integers(0, 3))
     names = (draw(count), draw(count), draw(count))
-    return Segment(*names, tuple(ids), parents, tokens, taps, stage_seconds=draw(seconds))
+    return Segment(*names, tuple(ids), parents, tokens, aux_states, stage_seconds=draw(seconds))
 
 
 @st.composite
@@ -233,7 +233,7 @@ def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
         featured = tuple(draw(st.lists(nodes, min_size=1, max_size=8, unique=True)))
         message, shape = replace(message, feature_ids=featured), (len(featured), 3)
     elif isinstance(message, Segment) and draw(st.booleans()):
-        shape = (len(message.ids), *([1 + message.taps] if message.taps else []), 3)
+        shape = (len(message.ids), *([1 + message.aux_states] if message.aux_states else []), 3)
     else:
         return message, None, None
     spec = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), shape)

@@ -25,9 +25,9 @@ FACTS: tuple[Any, ...] = (1, "home", 2, "verify", 3, (4, 8), "bfloat16", "0123ab
 QUANTISED: tuple[Any, ...] = (*FACTS, "int8")
 TEMPLATE: tuple[Any, ...] = (*QUANTISED, True)
 HIDDEN = (TensorSpec("float32", (2, 1)), memoryview(bytes(range(8))))
-TAPPED = (TensorSpec("bfloat16", (2, 2, 1)), memoryview(bytes(range(8))))
+AUX_STATES = (TensorSpec("bfloat16", (2, 2, 1)), memoryview(bytes(range(8))))
 EXAMPLES: dict[str, tuple[Any, ...]] = {
-    "segment-taps": (m.Segment(7, 3, 2, (40, 41), (12, 40), (), 1), *TAPPED),
+    "segment-aux-states": (m.Segment(7, 3, 2, (40, 41), (12, 40), (), 1), *AUX_STATES),
     "verdict-features": (m.Verdict(7, 3, 2, (40,), (600,), (39, 40)), *HIDDEN),
     "open-features": (m.Open(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05, features=(2, 4, 5)),),
     "segment-waited": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600), 0, True),),

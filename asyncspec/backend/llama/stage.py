@@ -114,7 +114,7 @@ class LlamaStage(TreeStage[TreeCache]):
         return f"l_out-{depth - 1 - self.layers[0]}" if depth else "embd"
 
     def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, Floats]:
-        """Of each row its token or hidden state, and what earlier stages captured [n, taps, H]."""
+        """Of each row its token or hidden state, and what earlier stages kept [n, depths, H]."""
         if self.has_embedding:
             return job.tokens, np.empty((len(job.rows), 0, self.info.hidden_size), np.float32)
         assert job.hidden is not None, "checked by ``begin``"

@@ -135,7 +135,7 @@ def feature_depths(settings: Settings, layers: int) -> tuple[int, ...]:
     if not whole or ids != sorted(set(ids)):
         raise settings.wrong(f"{IDS} is {ids!r}, expected ascending layer numbers")
     # Two conventions are about, and no head says which it means: layers whose output is taken, or
-    # layers whose input is. Nobody taps the embedding, so a list that starts with 1 is the former.
+    # layers whose input is. No head reads the embedding: a list that starts with 1 is the former.
     shift = 1 if ids[0] == 1 else 0
     depths = tuple(i + shift for i in ids)
     if not 0 <= depths[0] <= depths[-1] <= layers:

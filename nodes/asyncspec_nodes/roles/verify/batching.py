@@ -269,7 +269,7 @@ def _onward(
         ids=segment.ids,
         parents=segment.parents,
         tokens=segment.tokens,
-        taps=session.aux_states(state.config.end_layer),
+        aux_states=session.aux_states(state.config.end_layer),
         waited=waited,
         batch_remaining=remaining,
         stage_seconds=segment.stage_seconds(now),

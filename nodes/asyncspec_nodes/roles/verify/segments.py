@@ -48,8 +48,10 @@ def receive_segment(
     if session is None:
         check_was_opened(state, message.session, peer)
         return grant(state, (peer,))
-    if message.taps != session.aux_states(state.config.first_layer):
-        raise RemoteProtocolError(f"segment with {message.taps} auxiliary states a row", peer=peer)
+    if message.aux_states != session.aux_states(state.config.first_layer):
+        raise RemoteProtocolError(
+            f"segment with {message.aux_states} auxiliary states a row", peer=peer
+        )
     segment = QueuedSegment(
         session=message.session,
         segment=message.segment,
