@@ -13,7 +13,7 @@ from typing import Any, Literal
 import structlog
 
 from actor.local_cluster import QUICK, LocalCluster, hello
-from asyncspec.actor.inbound import HostCallbacks
+from asyncspec.actor.routing import Host
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client
@@ -70,7 +70,7 @@ class ServingCluster(LocalCluster):
         self._host = NodeHost(structlog.wrap_logger(structlog.ReturnLogger()))
         self.inspectors: dict[int, Inspector] = {}
 
-    def shell(self, rank: int) -> HostCallbacks:
+    def shell(self, rank: int) -> Host:
         return super().shell(rank) if rank else self._host
 
     def start(self, rank: int) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,13 +20,12 @@ Done = Callable[[Job, object, float], None]
 Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]
 
-
 BRIEF_SECONDS = 10e-3
-"""The operations of jobs that take less are tiny. Each of them leaves the interpreter to other
-threads, but the next one has it again before the event loop's has woken up."""
+"""Shorter jobs consist of tiny operations: each releases the interpreter lock, but the next one has
+it again before the event loop's thread has woken up."""
 
 HAND_OVER_SECONDS = 100e-6
-"""Long enough for that: what a brief job has brought is sent before the next one begins."""
+"""Pause after a brief job: enough for the event loop to send its result before the next begins."""
 
 
 class Device:
@@ -59,58 +59,54 @@ class Device:
         self._short = ShortJobs()
         self.start_lock = threading.Lock()
         """While it is held, no job begins that was not submitted."""
-        # Jobs that are over, for ``deliver``: whom to tell, and what.
-        self._over: deque[tuple[Any, ...]] = deque()
-        # What begins when ``after`` has ended; what has begun so and was not submitted yet.
+        # The running job and its start (seconds of ``time.monotonic``). Set by the running thread,
+        # as is the time spent on jobs before it.
+        self.running: tuple[Job, float] | None = None
+        self._worked = 0.0
+        # Reports of finished jobs, for ``deliver``; True where the thread has run the job.
+        self._reports: deque[tuple[bool, Callable[[], None]]] = deque()
+        # ``_next`` begins when ``_after`` ends; ``_begun`` has begun so and is not submitted yet.
         self._after: Job | None = None
         self._next: Job | None = None
         self._begun: Job | None = None
-        # Short ones, for ``work``. They come before anything that is submitted after them.
-        self._here: deque[Job] = deque()
-        # None: there is nothing more to come.
+        # Short jobs, for ``work``. They precede whatever is submitted after them.
+        self._on_loop: deque[Job] = deque()
+        # Jobs of the thread; None ends it. Their number until they are delivered.
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        # Given to the thread and not yet delivered from there.
-        self._away = 0
+        self._on_thread = 0
         self._closed = False
-        # Of jobs that are over, and when the one in service has begun. Written by who runs it.
-        self._worked = 0.0
-        self._service: tuple[Job, float] | None = None
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
 
     @property
     def busy_seconds(self) -> float:
-        """Time spent on jobs so far, the one in service included."""
-        worked, service = self._worked, self._service
-        return worked if service is None else worked + time.monotonic() - service[1]
+        """Time spent on jobs so far, the running one included."""
+        worked, running = self._worked, self.running
+        return worked if running is None else worked + time.monotonic() - running[1]
 
     @property
-    def service(self) -> tuple[Job, float] | None:
-        """The job in service, and since when (seconds of ``time.monotonic``)."""
-        return self._service
-
-    @property
-    def under_way(self) -> int:
-        """Jobs that were submitted and of whose end nobody was told."""
-        return len(self._here) + self._away
+    def pending(self) -> int:
+        """Number of jobs that are submitted and not yet delivered."""
+        return len(self._on_loop) + self._on_thread
 
     def submit(self, job: Job) -> None:
-        """Queue a job; the caller has to call ``work`` soon. One that has begun by itself has to be
-        submitted too, before any other. Raises ``LocalProtocolError`` where it is not."""
+        """Queue a job; the caller calls ``work`` soon. A job begun through ``run_next`` is
+        submitted too, before any other: else raises ``LocalProtocolError``."""
         if self._begun is not None:
             if self._begun is not job:
-                raise LocalProtocolError("the device went on with what nobody has asked for")
+                raise LocalProtocolError("a job other than the announced one was submitted next")
             self._begun = None
-            self._away += 1
+            self._on_thread += 1
             return
-        if self._next is job:  # said when the one before it was over already
+        if self._next is job:  # announced when the one before it was over already
             self._after = self._next = None
-        if not self._away and self._short.expects(job):
-            self._here.append(job)
+        if not self._on_thread and self._short.expects(job):
+            self._on_loop.append(job)
             return
-        while self._here:
-            self._send_away(self._here.popleft())
-        self._send_away(job)
+        for earlier in (*self._on_loop, job):
+            self._on_thread += 1
+            self._jobs.put(earlier)
+        self._on_loop.clear()
 
     def run_next(self, after: Job, job: Job | None) -> None:
         """When ``after`` ends begin with ``job``, behind all that is submitted until then; with
@@ -118,24 +114,20 @@ class Device:
         self._after, self._next = after, job
 
     def deliver(self) -> bool:
-        """Tell of a job that is over, if there is one."""
-        if not self._over:
+        """Report a finished job, if there is one."""
+        if not self._reports:
             return False
-        away, tell, *what = self._over.popleft()
-        self._away -= away
-        tell(*what)
+        on_thread, report = self._reports.popleft()
+        self._on_thread -= on_thread
+        report()
         return True
 
     def work(self) -> bool:
         """Run one short job on the calling thread, the event loop's, if one waits."""
-        if not self._here:
+        if not self._on_loop:
             return False
-        self._over.append((0, *self._perform(self._here.popleft())))
+        self._reports.append((False, self._perform(self._on_loop.popleft())))
         return self.deliver()
-
-    def _send_away(self, job: Job) -> None:
-        self._away += 1
-        self._jobs.put(job)
 
     def _serve(self) -> None:
         """The thread."""
@@ -143,34 +135,34 @@ class Device:
             if self._closed:
                 continue
             worked = self._worked
-            outcome = self._perform(job)
+            report = self._perform(job)
             brief = self._worked - worked < BRIEF_SECONDS
             with self.start_lock:
-                self._over.append((1, *outcome))
-                goes_on = self._after is job and self._next is not None
-                if goes_on:
+                self._reports.append((True, report))
+                chained = self._after is job and self._next is not None
+                if chained:
                     self._begun = self._next
                     self._after = self._next = None
                     self._jobs.put(self._begun)
-            if self._closed:  # nobody waits for it any more
+            if self._closed:  # the event loop may be gone
                 continue
             self._loop.call_soon_threadsafe(self._wake)
-            if goes_on and brief:
+            if chained and brief:
                 time.sleep(HAND_OVER_SECONDS)
 
-    def _perform(self, job: Job) -> tuple[Any, ...]:
-        """Run a job; who is to be told of it, and what."""
+    def _perform(self, job: Job) -> Callable[[], None]:
+        """Run a job; returns its report."""
         at = time.monotonic()
-        self._service = job, at
+        self.running = job, at
         try:
             result = self._run(job)
         except BaseException as error:
-            return self._deliver_error, job, error
+            return partial(self._report_error, job, error)
         until = time.monotonic()
-        self._worked, self._service = self._worked + until - at, None
-        return self._deliver, job, result, at, until
+        self._worked, self.running = self._worked + until - at, None
+        return partial(self._report, job, result, at, until)
 
-    def _deliver(self, job: Job, result: object | None, at: float, until: float) -> None:
+    def _report(self, job: Job, result: object | None, at: float, until: float) -> None:
         if self._closed:
             return
         self._short.observe(job, until - at)
@@ -178,17 +170,18 @@ class Device:
         if result is not None:
             self._done(job, result, until - at)
 
-    def _deliver_error(self, job: Job, error: BaseException) -> None:
+    def _report_error(self, job: Job, error: BaseException) -> None:
         if not self._closed:
             self._failed(job, error)
 
     def give_up(self) -> None:
-        """Forget all jobs and wait for none: the one in service may never end. Its thread stays."""
+        """Drop all jobs without waiting for the running one, which may never end: its thread
+        stays."""
         self._closed = True
-        self._here.clear()
+        self._on_loop.clear()
         self._jobs.put(None)
 
     async def close(self) -> None:
-        """Forget queued jobs and wait for the one in service."""
+        """Drop queued jobs and wait for the running one."""
         self.give_up()
         await self._loop.run_in_executor(None, self._thread.join)

@@ -1,4 +1,4 @@
-"""A node's latest inputs, for the story of a crash."""
+"""A node's latest inputs, for the report of a crash."""
 
 from __future__ import annotations
 
@@ -6,52 +6,44 @@ from collections import deque
 
 from asyncspec.core.machine import Computed, Input, LinkDown, LinkUp, Received, TimerFired
 
-REMEMBERED = 40
-"""Inputs that are kept."""
+KEPT_INPUTS = 40
 
 
 class InputLog:
-    """Keeps what is worth telling of the last inputs."""
+    """Keeps the last inputs, without their tensors."""
 
     def __init__(self) -> None:
-        self._recent: deque[object] = deque(maxlen=REMEMBERED)
+        self._recent: deque[object] = deque(maxlen=KEPT_INPUTS)
 
-    def keep(self, event: Input) -> None:
-        """Note an input. Done for every one, so it is put into words only when it is needed."""
-        self._recent.append(_gist(event))
+    def append(self, event: Input) -> None:
+        """Keep an input. Called for every one, so it is described only in ``report``."""
+        if isinstance(event, Received) and event.tensor is not None:
+            self._recent.append(Received(event.peer, event.message))
+        elif isinstance(event, Computed):
+            session = getattr(event.job, "session", "several")
+            self._recent.append((type(event.job).__name__, session, event.seconds))
+        else:
+            self._recent.append(event)
 
-    def story(self) -> str:
+    def report(self) -> str:
         """The last inputs, oldest first, a line each."""
-        return "\n".join(map(_brief, self._recent))
+        return "\n".join(map(_describe, self._recent))
 
 
-def _gist(event: Input) -> object:
-    """What is kept of an input: no tensors. Of one that has none, all of it."""
-    if isinstance(event, Received):
-        return event if event.tensor is None else Received(event.peer, event.message)
-    if isinstance(event, Computed):
-        job = event.job
-        return type(job).__name__, getattr(job, "session", "several"), event.seconds
-    return event
-
-
-def _brief(memo: object) -> str:
-    """A remembered input in one line, without text or long lists."""
-    match memo:
+def _describe(event: object) -> str:
+    """One line, without text or long lists."""
+    match event:
         case Received(peer, message):
-            where = [
-                f"{k}={getattr(message, k)}"
-                for k in ("session", "segment", "version")
-                if hasattr(message, k)
-            ]
-            return f"received {type(message).__name__} from rank {peer} {' '.join(where)}"
+            names = [n for n in ("session", "segment", "version") if hasattr(message, n)]
+            fields = " ".join(f"{name}={getattr(message, name)}" for name in names)
+            return f"received {type(message).__name__} from rank {peer} {fields}"
         case (job, session, seconds):
             return f"computed {job} of session {session} in {seconds:.4f} s"
         case TimerFired(timer):
             return f"fired {timer}"
         case LinkUp(peer):
-            return f"joined rank {peer}"
+            return f"link to rank {peer} up"
         case LinkDown(peer, reason):
-            return f"lost rank {peer}: {reason}"
+            return f"link to rank {peer} down: {reason}"
         case _:
-            return type(memo).__name__.lower()
+            return type(event).__name__.lower()

@@ -1,14 +1,13 @@
 """One framed TCP link: bytes to messages and back, heartbeats, and a clear end.
 
-A link knows nothing of sessions but how many bytes each has cost. It never waits: what flows on
-it is bounded by credit, and a peer that does not read is given up.
+A link knows nothing of sessions. It never waits: what flows on it is bounded by credit, and a peer
+that does not read is given up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -19,15 +18,15 @@ from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, 
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError, printable
-from asyncspec_protocol.framing import Frame, FrameReader, write_header
+from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Clock, Close, Fault, Heartbeat, Hello, Message, Welcome
+from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message, Welcome
 
-# A peer that is not heard of for so many of its heartbeats is worth a line in a trace.
-MANY_BEATS = 2.0
+SILENT_BEATS = 2.0
+"""Heartbeat intervals without a byte after which a trace gets a record."""
 
 CLOSED = "the peer closed the connection"
-"""Why a link is gone, where the peer has not said."""
+"""Why a link is down where the peer gives no reason."""
 
 
 class LinkOptions(Struct, frozen=True):
@@ -49,7 +48,7 @@ class LinkOptions(Struct, frozen=True):
     # Bytes a peer may leave unread before it is given up.
     most_unsent: int = 512 * 1024 * 1024
     # Seconds a byte that packing rows here and unpacking them there take: they are packed where
-    # the line saves more (``asyncspec.core.cost_model``).
+    # the link saves more (``asyncspec.core.cost_model``).
     packing_seconds: float = NEVER_PACK
 
 
@@ -67,11 +66,11 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_received = 0
         # Round trip by heartbeats, seconds; None before the first echo.
         self.rtt: float | None = None
-        # Whether the line to the peer is so slow that packed rows pay.
+        # Whether the link is so slow that packed rows pay.
         self.packs = should_pack(False, 0.0, options.packing_seconds)
-        self.session_bytes: Counter[int] = Counter()
-        # Who records this node, if anybody does: see ``record``.
-        self._hook: TraceHook | None = None
+        # Receives events of the connection, while the node is traced.
+        self.hook: TraceHook | None = None
+        # Start of a stall of the write buffer, and its bytes.
         self._stalled: tuple[float, int] | None = None
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = self._loop.create_future()
@@ -100,15 +99,10 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def byte_seconds(self) -> float:
-        """What the line from the peer takes for a byte of a large frame; 0 before it is known."""
+        """Seconds a byte of a large frame from the peer; 0 before it is known."""
         return self._bandwidth.byte_seconds
 
-    @property
-    def asks(self) -> bool:
-        """Whether the peer asks for traces and how this node is, rather than answers."""
-        return self.peer is not None and self.peer.role in ("client", "draft")
-
-    # --- asyncio's side -------------------------------------------------------------------------
+    # The methods of ``asyncio.BufferedProtocol``.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -125,7 +119,7 @@ class Link(asyncio.BufferedProtocol):
         elif missing:
             self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
-        self._listen()
+        self._note_arrival()
         try:
             self._reader.buffer_updated(nbytes)
             while not self._reason and (frame := self._reader.next_frame()) is not None:
@@ -141,9 +135,9 @@ class Link(asyncio.BufferedProtocol):
         self._stalled = (time.monotonic(), self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        if self._stalled is not None and self._hook is not None:
+        if self._stalled is not None and self.hook is not None:
             at, nbytes = self._stalled
-            self._hook.blocked(self.rank, at, time.monotonic(), nbytes)
+            self.hook.blocked(self.rank, at, time.monotonic(), nbytes)
         self._stalled = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -159,11 +153,8 @@ class Link(asyncio.BufferedProtocol):
             self.gone.set_result(reason)
         self._closed(self, reason)
 
-    # --- our side -------------------------------------------------------------------------------
-
     def send(self, message: Message, tensor: WireTensor | None = None) -> int:
-        """Write a message and return its bytes. On a link that is down it is gone, as it would be
-        on the wire, and has none.
+        """Write a message and return its bytes; a link that is down drops it and returns 0.
 
         The bytes of ``tensor`` must not change afterwards: part of them may still wait here.
         """
@@ -178,25 +169,17 @@ class Link(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             return 0
         if tensor is None:
-            header = write_header(message)
-            size = len(header)
+            frame = write_frame(message)
         else:
-            nbytes = tensor.data.nbytes
-            header = write_header(message, TensorSpec(tensor.dtype, tensor.shape), nbytes)
-            size = len(header) + nbytes
-        self.bytes_sent += size
-        session = getattr(message, "session", None)
-        books = self.session_bytes
-        # The end of a prompt that was kept comes when its session's books are closed for good.
-        if session is not None and not (isinstance(message, Close) and session not in books):
-            books[session] += size
+            frame = write_frame(message, TensorSpec(tensor.dtype, tensor.shape), tensor.data)
         held = self._held
         if held and isinstance(last := held[-1], bytes):
-            held[-1] = last + header
+            held[-1] = last + frame[0]
         else:
-            held.append(header)
-        if tensor is not None:
-            held.append(tensor.data)
+            held.append(frame[0])
+        held.extend(frame[1:])
+        size = len(frame[0]) + (0 if tensor is None else tensor.data.nbytes)
+        self.bytes_sent += size
         return size
 
     def flush(self) -> None:
@@ -217,12 +200,8 @@ class Link(asyncio.BufferedProtocol):
         """Bytes that wait for the network."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def record(self, hook: TraceHook | None) -> None:
-        """Tell ``hook`` from now on what the network does; None tells nobody."""
-        self._hook = hook
-
-    def ask_clock(self) -> None:
-        """The answer goes to the hook."""
+    def probe_clock(self) -> None:
+        """Request the peer's clock; the answer goes to the hook."""
         self.send(Clock(asked=time.monotonic()))
 
     def expect(self, seconds: float, what: str) -> None:
@@ -232,44 +211,36 @@ class Link(asyncio.BufferedProtocol):
     def accepted(self, peer: Hello | Welcome) -> None:
         """The handshake is done: heartbeats from now on."""
         self.peer = peer
-        self.trust()
+        self._reader.trusted = True
         if self._deadline is not None:
             self._deadline.cancel()
         self._heard = self._loop.time()
         self._tick()
 
-    def trust(self) -> None:
-        """Take frames as large as they get; until then a peer is a stranger."""
-        self._reader.trust()
-
     def refuse(self, fault: Fault) -> None:
-        """Say why, then close."""
-        self._because(fault.text)
+        """Send the reason, then close."""
+        self._set_reason(fault.text)
         self.send(fault)
         self.close(fault.text)
 
     def close(self, reason: str) -> None:
         """Send what is queued, then close."""
-        self._because(reason)
+        self._set_reason(reason)
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Close at once; what is queued is gone."""
-        self._because(reason)
+        """Close at once; what is queued is lost."""
+        self._set_reason(reason)
         if self._transport is not None:
             self._transport.abort()
-        else:  # nobody says of a connection that its TLS was never agreed on: it ends here
+        else:  # before the TLS handshake is done asyncio does not call ``connection_lost``
             self.connection_lost(None)
 
-    def _because(self, reason: str) -> None:
-        """The first reason counts. It may be the peer's own words, and goes into logs."""
+    def _set_reason(self, reason: str) -> None:
+        """The first reason counts. It may be a peer's text, and goes into logs."""
         self._reason = self._reason or printable(reason)
-
-    def take_bytes(self, session: int) -> int:
-        """Bytes written for a session so far; the count starts anew."""
-        return self.session_bytes.pop(session, 0)
 
     def _tick(self) -> None:
         options = self._options
@@ -282,28 +253,25 @@ class Link(asyncio.BufferedProtocol):
         self._echo = 0.0
         self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
 
-    def _listen(self) -> None:
+    def _note_arrival(self) -> None:
         heard, self._heard = self._heard, self._loop.time()
         silence = self._heard - heard
-        if self._hook is not None and silence > MANY_BEATS * self._options.heartbeat_seconds:
-            self._hook.silent(self.rank, heard, self._heard)
+        if self.hook is not None and silence > SILENT_BEATS * self._options.heartbeat_seconds:
+            self.hook.silent(self.rank, heard, self._heard)
 
     def _take(self, frame: Frame) -> None:
-        """A frame has come: the link's own affairs stay here."""
+        """Handle a frame: heartbeats and clock probes here, all others by ``received``."""
         message = frame.message
         if isinstance(message, Heartbeat):
             self._heartbeat(message)
         elif isinstance(message, Clock) and self.peer is not None:
-            self._clock(message)
+            now = time.monotonic()
+            if not message.answered:
+                self.send(Clock(asked=message.asked, answered=now))
+            elif self.hook is not None:
+                self.hook.probed(self.rank, message.asked, message.answered, now)
         else:
             self._received(self, frame)
-
-    def _clock(self, clock: Clock) -> None:
-        now = time.monotonic()
-        if not clock.answered:
-            self.send(Clock(asked=clock.asked, answered=now))
-        elif self._hook is not None:
-            self._hook.probed(self.rank, clock.asked, clock.answered, now)
 
     def _heartbeat(self, beat: Heartbeat) -> None:
         now = time.monotonic()
@@ -316,7 +284,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 def _uninitialised(size: int) -> memoryview:
-    """Memory that nobody has set to zero: that alone would cost as much as to receive it."""
-    import numpy as np  # where tensors are received it is loaded already; elsewhere not needed
+    """Memory that is not zeroed: zeroing costs as much as receiving."""
+    import numpy as np  # loaded already where tensors are received, not needed elsewhere
 
     return np.empty(size, np.uint8).data

@@ -1,4 +1,4 @@
-"""Who is linked to whom: listening, dialling, handshakes, and dialling again.
+"""The links of a node: listening, dialling, handshakes, and dialling again.
 
 Draft nodes dial every stage (and the token source, where that is a node of its own), stage k dials
 stage k+1; clients dial draft nodes. Each node listens on one port. Stages and the source take any
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Protocol
@@ -28,13 +27,12 @@ from asyncspec_protocol.messages import Fault, Hello, Welcome
 
 Address = tuple[str, int]
 
-
-MAX_TOLD = 64
-"""Reasons that are remembered of nodes that dial here; a stranger may say many."""
+MAX_REFUSALS = 64
+"""Refusals that are remembered as reported; a stranger may cause any number."""
 
 
 class MeshCallbacks(Protocol):
-    """Whom a mesh tells what happens."""
+    """Receives the events of a mesh."""
 
     def joined(self, link: Link) -> None:
         """A handshake is done, with a node or a client."""
@@ -46,8 +44,8 @@ class MeshCallbacks(Protocol):
         """A message came from a link that has joined. May raise ``RemoteProtocolError``."""
 
     def refused(self, rank: Rank, reason: str) -> None:
-        """A handshake with a node has failed, whichever side dialled and whichever refused: told
-        once for each reason."""
+        """A handshake with a node has failed, whichever side dialled and whichever refused. Called
+        once for each reason until the node joins."""
 
 
 class Security(Struct, frozen=True):
@@ -76,27 +74,24 @@ class Mesh:
         security: Security,
     ) -> None:
         self.links: dict[Rank, Link] = {}
-        # Why the latest handshake has failed with a peer that this node dials; none where it has
-        # not, or where nobody answered.
+        # Why the latest handshake with a peer that this node dials has failed.
         self.refusals: dict[Rank, str] = {}
-        # Of nodes that dial here: what was told of them already.
-        self._told: set[tuple[Rank, str]] = set()
+        # The reported refusals, in both directions.
+        self._reported: set[tuple[Rank, str]] = set()
         self.rank = me.rank
         self._me = me
         self._peers = peers
         self._callbacks = callbacks
         self._options = options
         self._security = security
-        # Who records this node, if anybody does: see ``record``.
         self._hook: TraceHook | None = None
-        self._everyone: set[Link] = set()
-        # What links that are gone have written for sessions whose books are still open.
-        self._gone_bytes: Counter[int] = Counter()
+        # Links of nodes and clients, also before their handshakes.
+        self._all: set[Link] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
-        """Listen on ``sock`` and dial whom this node has to dial."""
+        """Listen on ``sock`` and dial."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, sock=sock, ssl=self._security.server)
         self._tasks = [
@@ -110,39 +105,23 @@ class Mesh:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        waiting = [link.gone for link in self._everyone]
-        for link in list(self._everyone):
+        waiting = [link.gone for link in self._all]
+        for link in list(self._all):
             link.close(reason)
         if waiting:
             await asyncio.wait(waiting, timeout=1.0)
-        for link in list(self._everyone):
+        for link in list(self._all):
             link.abort(reason)
 
     def record(self, hook: TraceHook | None) -> None:
-        """Tell ``hook`` from now on what the links to nodes go through; None tells nobody."""
+        """Report events of links to nodes to ``hook`` from now on; None: to none."""
         self._hook = hook
         for link in self.links.values():
-            link.record(hook)
-
-    @property
-    def books(self) -> Mapping[int, int]:
-        """Bytes written for sessions, where nobody has taken the count yet."""
-        books = Counter(self._gone_bytes)
-        for link in self.links.values():
-            books.update(link.session_bytes)
-        return books
-
-    def take_bytes(self, session: int) -> int:
-        """Bytes written for a session so far, on all links, also those that are gone; the count
-        starts anew."""
-        here = sum(link.take_bytes(session) for link in self.links.values())
-        return here + self._gone_bytes.pop(session, 0)
-
-    # --- listening ------------------------------------------------------------------------------
+            link.hook = hook
 
     def _accept(self) -> Link:
         link = Link(self._options, self._first_frame, self._gone)
-        self._everyone.add(link)
+        self._all.add(link)
         link.expect(self._options.hello_seconds, "hello")
         return link
 
@@ -160,22 +139,22 @@ class Mesh:
             reply = Fault(HANDSHAKE, "clients are served by rank 0: dial the draft node")
         if isinstance(reply, Fault):
             link.refuse(reply)
-            if hello.role != "client":  # which tells its user
-                self._refused(hello.rank, reply.text)
+            if hello.role != "client":  # clients report it to their users
+                self._report_refusal(hello.rank, reply.text)
             return
         link.send(reply)
         self._join(link, hello)
 
-    def _refused(self, rank: Rank, reason: str) -> None:
-        if (rank, reason) in self._told:
+    def _report_refusal(self, rank: Rank, reason: str) -> None:
+        if (rank, reason) in self._reported:
             return
-        if len(self._told) >= MAX_TOLD:
-            self._told.clear()
-        self._told.add((rank, reason))
+        if len(self._reported) >= MAX_REFUSALS:
+            self._reported.clear()
+        self._reported.add((rank, reason))
         self._callbacks.refused(rank, reason)
 
     def _place_for(self, rank: Rank) -> Fault | None:
-        """A rank has one link here, and it is the peer's part to dial."""
+        """Why a rank that dials here is refused: it is linked already, or this node dials it."""
         if rank in self.links and is_draft(rank):
             return Fault(
                 HANDSHAKE,
@@ -188,29 +167,24 @@ class Mesh:
             return Fault(HANDSHAKE, f"rank {self._me.rank} dials rank {rank} itself")
         return None
 
-    # --- dialling -------------------------------------------------------------------------------
-
     async def _dial(self, rank: Rank) -> None:
-        """Keep a link to ``rank`` up for ever. Why it cannot be is told when it has changed."""
+        """Keep a link to ``rank`` up for ever."""
         shortest, longest = self._options.redial_seconds
-        pause, told = shortest, ""
+        pause = shortest
         while True:
             reason = await self._linked(rank)
-            if reason:
-                self.refusals[rank] = reason
-            else:
-                self.refusals.pop(rank, None)
+            self.refusals.pop(rank, None)
             if reason is None:
-                pause, told = shortest, ""
-            elif reason not in ("", told):
-                told = reason
-                self._callbacks.refused(rank, reason)
+                pause = shortest
+            elif reason:
+                self.refusals[rank] = reason
+                self._report_refusal(rank, reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
     async def _linked(self, rank: Rank) -> str | None:
-        """Dial ``rank`` once and wait for the end of the link. None if there was one, else why
-        not; empty where nobody is there yet, or not any more."""
+        """Dial ``rank`` once and wait for the end of the link. None if there was one, else the
+        reason; empty where no node answers."""
         try:
             link = await self._connect(rank)
         except ssl.SSLCertVerificationError as error:
@@ -226,7 +200,7 @@ class Mesh:
             return reason
         if self._security.client is None:
             return f"{reason}: it may want TLS, as in a cluster file with [security]"
-        # With TLS 1.3 the peer looks at our certificate when the connection stands already.
+        # With TLS 1.3 the peer checks our certificate when the connection is up already.
         return f"{reason}: it may have refused this node's certificate"
 
     async def _connect(self, rank: Rank) -> Link:
@@ -239,7 +213,7 @@ class Mesh:
                 port,
                 ssl=self._security.client,
             )
-        self._everyone.add(link)
+        self._all.add(link)
         link.expect(self._options.welcome_seconds, "welcome")
         link.send(self._me)
         return link
@@ -261,22 +235,19 @@ class Mesh:
             return
         self._join(link, message)
 
-    # --- both -----------------------------------------------------------------------------------
-
     def _join(self, link: Link, peer: Hello | Welcome) -> None:
         link.accepted(peer)
         if peer.role != "client":
             self.refusals.pop(peer.rank, None)
-            self._told = {(rank, why) for rank, why in self._told if rank != peer.rank}
+            self._reported = {known for known in self._reported if known[0] != peer.rank}
             self.links[peer.rank] = link
-            link.record(self._hook)
+            link.hook = self._hook
         self._callbacks.joined(link)
 
     def _gone(self, link: Link, reason: str) -> None:
-        self._everyone.discard(link)
+        self._all.discard(link)
         if link.peer is None:
             return
         if self.links.get(link.rank) is link:
             del self.links[link.rank]
-            self._gone_bytes.update(link.session_bytes)
         self._callbacks.lost(link, reason)

@@ -11,14 +11,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from asyncspec.actor.link import Link
+from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import WireTensor
 from asyncspec.trace import records
 from asyncspec.trace.recorder import Recorder
-from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import Collect, Events
 
@@ -68,8 +68,10 @@ class _Collection:
         self.link.send(Events(self.number, rank), tensor)
 
 
-class NodeTraceCollector:
-    """One node's part in collecting traces: the runtime's ``TraceCollector``."""
+class NodeTraceCollector(LinkService):
+    """One node's part in collecting traces."""
+
+    senders: ClassVar[Senders] = {Collect: ("client", "draft"), Events: ("verify", "source")}
 
     def __init__(
         self, runtime: Runtime[Any], make: Callable[[bool], Recorder], *, always: bool
@@ -85,7 +87,7 @@ class NodeTraceCollector:
         self._inner = 0
         self._flushing: asyncio.TimerHandle | None = None
         self._probing: asyncio.TimerHandle | None = None
-        runtime.record(None, self)
+        runtime.add(self)
         if always:
             self._attach()
 
@@ -105,14 +107,14 @@ class NodeTraceCollector:
             self.recorder = self._make(self._always)
             if not self._always:
                 self.recorder.issued = self._runtime.jobs
-            self._runtime.record(self.recorder, self)
+            self._runtime.record(self.recorder)
             self._probe(BURST)
         return self.recorder
 
     def _detach(self) -> None:
         if not self._always and not self._collections:
             self.recorder = None
-            self._runtime.record(None, self)
+            self._runtime.record(None)
             self.close()
 
     def _probe(self, burst: int) -> None:
@@ -120,7 +122,7 @@ class NodeTraceCollector:
         if self._probing is not None:
             self._probing.cancel()
         for link in self._stages.values():
-            link.ask_clock()
+            link.probe_clock()
         pause = BURST_SECONDS if burst else PULSE_SECONDS
         loop = asyncio.get_running_loop()
         self._probing = loop.call_later(pause, self._probe, max(0, burst - 1))
@@ -131,7 +133,7 @@ class NodeTraceCollector:
 
     def joined(self, link: Link) -> None:
         """Probe a new peer's clock, and request its lines."""
-        if self.recorder is None or not is_draft(self._runtime.rank):
+        if self.recorder is None or link.rank not in self._stages:
             return
         self._probe(BURST)
         for collection in self._collections:
@@ -139,7 +141,7 @@ class NodeTraceCollector:
                 collection.waiting.add(link.rank)
                 link.send(Collect(collection.inner, last=-1, follow=True))
 
-    def gone(self, link: Link) -> None:
+    def lost(self, link: Link, reason: str) -> None:
         """End the collections of a lost link, and its part in those of others."""
         for collection in [c for c in self._collections if c.link is link]:
             self._collections.remove(collection)
@@ -149,7 +151,13 @@ class NodeTraceCollector:
             self._finish(collection)
         self._detach()
 
-    def collect(self, link: Link, message: Collect) -> None:
+    def received(self, link: Link, message: Any, data: memoryview | None) -> None:
+        if isinstance(message, Collect):
+            self._collect(link, message)
+        else:
+            self._events(link, message, data)
+
+    def _collect(self, link: Link, message: Collect) -> None:
         """Begin or stop a collection."""
         same = (c for c in self._collections if (c.link, c.number) == (link, message.collection))
         if (known := next(same, None)) is not None or message.stop:
@@ -169,11 +177,11 @@ class NodeTraceCollector:
         if not message.follow:
             self._stop(collection)
 
-    def events(self, link: Link, message: Events, frame: Frame) -> None:
+    def _events(self, link: Link, message: Events, data: memoryview | None) -> None:
         """Pass on a stage's lines."""
         for collection in [c for c in self._collections if c.inner == message.collection]:
-            if frame.data is not None:
-                self._pass_on(collection, link.rank, frame.data)
+            if data is not None:
+                self._pass_on(collection, link.rank, data)
             if message.done:
                 collection.waiting.discard(link.rank)
                 self._finish(collection)

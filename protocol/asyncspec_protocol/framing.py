@@ -68,24 +68,17 @@ class Frame(Struct, frozen=True):
 
 def write_frame(
     message: Message, tensor: TensorSpec | None = None, data: memoryview | None = None
-) -> list[bytes | memoryview]:
-    """The pieces of a frame, in order. Raises ``LocalProtocolError`` for sizes that do not fit."""
-    if (tensor is None) != (data is None):
-        raise LocalProtocolError("a tensor's bytes do not fit its shape")
-    if data is None:
-        return [write_header(message)]
-    return [write_header(message, tensor, data.nbytes), data]
-
-
-def write_header(message: Message, tensor: TensorSpec | None = None, size: int = 0) -> bytes:
-    """What a frame has before its tensor of ``size`` bytes, or all of a frame without one. Raises
+) -> tuple[bytes] | tuple[bytes, memoryview]:
+    """A frame: prefix and header, and ``data``, the bytes of ``tensor``, where there is one. Raises
     ``LocalProtocolError`` for sizes that do not fit."""
     header = encode(message, tensor)
+    size = 0 if data is None else data.nbytes
     if size != (0 if tensor is None else tensor.nbytes):
         raise LocalProtocolError("a tensor's bytes do not fit its shape")
     if len(header) > MAX_HEADER_BYTES or size > MAX_TENSOR_BYTES:
         raise LocalProtocolError(f"a frame of {len(header)} + {size} bytes is too large")
-    return _PREFIX.pack(len(header), size) + header
+    start = _PREFIX.pack(len(header), size) + header
+    return (start,) if data is None else (start, data)
 
 
 def frame_bytes(message: Message, tensor: TensorSpec | None = None) -> int:
@@ -110,7 +103,8 @@ class FrameReader:
     ) -> None:
         """``allocate``: writable memory for a tensor. Its content does not matter, because every
         byte of it is received before anybody sees it."""
-        self._trusted = trusted
+        # False until the handshake is done: a stranger's frames are small.
+        self.trusted = trusted
         self._allocate = allocate
         # What has been read ahead and not been looked at: ``_ahead[_start:_end]``.
         self._ahead = zeroed(AHEAD_BYTES)
@@ -120,10 +114,6 @@ class FrameReader:
         self._filled = 0
         self._lengths: tuple[int, int] | None = None
         self._header: Header | None = None
-
-    def trust(self) -> None:
-        """The handshake is done: from the next frame on, frames may be as large as they get."""
-        self._trusted = True
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -190,7 +180,7 @@ class FrameReader:
 
     def _read_prefix(self) -> tuple[int, int]:
         header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
-        most = (MAX_HEADER_BYTES, MAX_TENSOR_BYTES) if self._trusted else (MAX_HELLO_BYTES, 0)
+        most = (MAX_HEADER_BYTES, MAX_TENSOR_BYTES) if self.trusted else (MAX_HELLO_BYTES, 0)
         if not 0 < header <= most[0] or tensor > most[1]:
             if header == _HTTP:
                 raise RemoteProtocolError(

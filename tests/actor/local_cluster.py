@@ -6,10 +6,10 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from asyncspec.actor.inbound import HostCallbacks
 from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.routing import Host, Senders
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import Tensors
 from asyncspec.backend.toy.model import ToyModel, ToyStage
@@ -63,8 +63,10 @@ def hello(rank: int, stages: int, **changes: Any) -> Hello:
     return Hello(**{**fields, **changes})
 
 
-class RecordingShell:
-    """Keeps what a node tells the process around it, and wakes whoever waits for it."""
+class RecordingHost(Host):
+    """Keeps what a node reports to the process around it, and wakes the tests that wait for it."""
+
+    senders: ClassVar[Senders] = {Submit: ("client",), Cancel: ("client",)}
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -90,14 +92,21 @@ class RecordingShell:
     def finish(self, effect: Finish) -> None:
         self.end(effect.request).set_result(effect)
 
-    def client(self, link: Link, message: Submit | Cancel) -> None:
+    def received(self, link: Link, message: Any, data: memoryview | None) -> None:
         self.asked.put_nowait(message)
 
-    def client_gone(self, link: Link) -> None:
-        self.gone.put_nowait(link)
+    def joined(self, link: Link) -> None:
+        if link.rank >= 0:
+            self.changes.put_nowait((link.rank, True, ""))
 
-    def changed(self, peer: Rank, up: bool, reason: str) -> None:
-        self.changes.put_nowait((peer, up, reason))
+    def lost(self, link: Link, reason: str) -> None:
+        if link.rank >= 0:
+            self.refused(link.rank, reason)
+        else:
+            self.gone.put_nowait(link)
+
+    def refused(self, rank: Rank, reason: str) -> None:
+        self.changes.put_nowait((rank, False, reason))
 
 
 class LocalCluster:
@@ -125,7 +134,7 @@ class LocalCluster:
         self._devices = dict(devices or {})
         self.collectors: dict[int, NodeTraceCollector] = {}
         self.model = model or ToyModel()
-        self.shells: dict[int, RecordingShell] = {}
+        self.shells: dict[int, RecordingHost] = {}
         self.nodes: dict[int, Runtime[Any]] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.backends: dict[int, ToyStage] = {}
@@ -209,9 +218,9 @@ class LocalCluster:
         """The clocks of draft nodes that are started from now on show what they did at first."""
         self._begun = 0
 
-    def shell(self, rank: int) -> HostCallbacks:
+    def shell(self, rank: int) -> Host:
         """The process around a node."""
-        self.shells[rank] = RecordingShell()
+        self.shells[rank] = RecordingHost()
         return self.shells[rank]
 
     def _collector(self, rank: int, config: dict[str, Any]) -> NodeTraceCollector:

@@ -258,7 +258,7 @@ def test_what_was_said_last_begins_by_itself_behind_what_was_submitted(
         gate.end(order[-1])
         gate.deliver(order[-1])
         assert gate.told == order
-        assert gate.device.under_way == 0
+        assert gate.device.pending == 0
 
     gated(act)
 
@@ -298,14 +298,14 @@ def test_what_was_said_too_late_is_submitted_as_usual() -> None:
     gated(act)
 
 
-def test_whoever_asks_for_something_else_than_has_begun_is_wrong() -> None:
+def test_only_the_announced_job_may_follow() -> None:
     def act(gate: Gated) -> None:
         first, second = job(0), job(1)
         gate.submit(first)
         gate.run_next(gate.began(), second)
         gate.end(first)
         assert gate.began() is second
-        with pytest.raises(LocalProtocolError, match="nobody has asked for"):
+        with pytest.raises(LocalProtocolError, match="other than the announced one"):
             gate.submit(job(2))
         gate.end(second)
 

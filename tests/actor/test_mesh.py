@@ -20,7 +20,7 @@ from asyncspec.actor.link import Link
 from asyncspec.actor.mesh import Mesh, Security
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
-from asyncspec_protocol.framing import Frame, FrameReader, write_header
+from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Fault, Hello
@@ -165,7 +165,7 @@ def test_so_is_that_a_peer_refuses_ours(run: Runner, ours: Path, theirs: Path) -
 async def dial(address: tuple[str, int], said: Hello) -> Fault:
     """Say hello, once; how it is refused."""
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(write_header(said))
+    writer.write(write_frame(said)[0])
     frames = FrameReader(trusted=True)
     while part := await reader.read(65536):
         frames.get_buffer(len(part))[: len(part)] = part
@@ -213,7 +213,7 @@ def test_a_stranger_without_a_certificate_is_told_nothing(run: Runner, ours: Pat
             with contextlib.suppress(OSError):  # some of them say that a certificate is required
                 host, port = sock.getsockname()
                 reader, writer = await asyncio.open_connection(host, port, ssl=stranger)
-                writer.write(write_header(hello(0, 1)))
+                writer.write(write_frame(hello(0, 1))[0])
                 told = await reader.read()
             assert told == b""
         finally:

@@ -76,7 +76,7 @@ def test_a_stranger_gets_no_more_than_a_hello_needs() -> None:
             FrameReader(trusted=False).feed(struct.pack("!II", header, tensor))
     reader = FrameReader(trusted=False)
     assert len(reader.feed(wire([(Credit(1), None, None)]))) == 1
-    reader.trust()
+    reader.trusted = True
     reader.feed(struct.pack("!II", MAX_HELLO_BYTES + 1, 0))
 
 

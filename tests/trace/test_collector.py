@@ -221,10 +221,8 @@ async def test_the_last_seconds_of_a_cluster_that_keeps_nothing(tmp_path: Path) 
 
 
 @pytest.mark.asyncio
-async def test_a_node_without_a_recorder_says_so(tmp_path: Path) -> None:
+async def test_a_node_without_a_collector_refuses() -> None:
     async with LocalCluster(1) as cluster:
         client = await client_of(cluster)
-        with pytest.raises(ClusterError, match="this node keeps no trace"):
-            async with TraceDownload(client, TraceWriter(tmp_path / "t"), last=0.0):
-                pass
-        await client.close()
+        client.collect(0.0, lambda events, data: None)
+        assert "may not send Collect" in await client.link.gone

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Answers, Event, Inbox
 from asyncspec.actor.link import Link
+from asyncspec.actor.routing import Host, Senders
 from asyncspec.core.machine import Emit, Finish
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.service import TextService
@@ -21,8 +22,10 @@ from asyncspec_protocol.messages import Cancel, Finished, Output, Status, Submit
 T = TypeVar("T")
 
 
-class NodeHost:
-    """``HostCallbacks`` that log, and on a draft node pass on to the text service."""
+class NodeHost(Host):
+    """Logs, and on a draft node passes on to the text service."""
+
+    senders: ClassVar[Senders] = {Submit: ("client",), Cancel: ("client",)}
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -51,19 +54,22 @@ class NodeHost:
             if self.record_text is not None and rest:
                 self.record_text(effect.request, (), rest)
 
-    def client(self, link: Link, message: Submit | Cancel) -> None:
+    def received(self, link: Link, message: Any, data: memoryview | None) -> None:
         if self.service is not None:
             self.service.client(link, message)
 
-    def client_gone(self, link: Link) -> None:
-        if self.service is not None:
+    def joined(self, link: Link) -> None:
+        if link.rank >= 0:
+            self._log.info("linked", peer=int(link.rank))
+
+    def lost(self, link: Link, reason: str) -> None:
+        if link.rank >= 0:
+            self.refused(link.rank, reason)
+        elif self.service is not None:
             self.service.client_gone(link)
 
-    def changed(self, peer: Rank, up: bool, reason: str) -> None:
-        if up:
-            self._log.info("linked", peer=int(peer))
-        else:
-            self._log.warning("unlinked", peer=int(peer), why=reason)
+    def refused(self, rank: Rank, reason: str) -> None:
+        self._log.warning("unlinked", peer=int(rank), why=reason)
 
 
 class LocalEngine:

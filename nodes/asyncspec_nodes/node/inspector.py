@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.actor.link import Link
+from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
 from asyncspec_nodes.node.resources import resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
@@ -59,8 +60,15 @@ class _PlanQuery(Struct):
     deadline: asyncio.TimerHandle
 
 
-class Inspector:
-    """See ``asyncspec.actor.inbound.Inspector``. ``rules``: of a draft node."""
+class Inspector(LinkService):
+    """Answers for one node. ``rules``: of a draft node."""
+
+    senders: ClassVar[Senders] = {
+        Inspect: ("client", "draft"),
+        Status: ("verify", "source"),
+        PlanStatusRequest: ("client", "draft"),
+        PlanStatus: ("verify", "source"),
+    }
 
     def __init__(
         self, runtime: Runtime[Any], me: Hello, model: str = "", rules: ServingConfig | None = None
@@ -73,7 +81,23 @@ class Inspector:
         self._numbers = count()
         self._status_queries: dict[int, _StatusQuery] = {}
         self._plan_queries: dict[int, _PlanQuery] = {}
-        runtime.set_inspector(self)
+        runtime.add(self)
+
+    def received(
+        self,
+        link: Link,
+        message: Inspect | Status | PlanStatusRequest | PlanStatus,
+        data: memoryview | None,
+    ) -> None:
+        match message:
+            case Inspect():
+                self.inspect(link, message)
+            case Status():
+                self.status(link, message)
+            case PlanStatusRequest():
+                self.plan_status_request(link, message)
+            case PlanStatus():
+                self.plan_status(link, message)
 
     def inspect(self, link: Link, message: Inspect) -> None:
         if self._me.role == "draft":
@@ -113,7 +137,7 @@ class Inspector:
             raise RemoteProtocolError("only the first stage knows what is planned")
         self._end_plan_query(message.question, message)
 
-    def gone(self, link: Link) -> None:
+    def lost(self, link: Link, reason: str) -> None:
         for key, query in list(self._status_queries.items()):
             if query.asker is link:
                 del self._status_queries[key]

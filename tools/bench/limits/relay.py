@@ -22,6 +22,7 @@ import torch  # noqa: E402
 
 from asyncspec.actor.link import LinkOptions  # noqa: E402
 from asyncspec.actor.loop import run  # noqa: E402
+from asyncspec.actor.routing import Host  # noqa: E402
 from asyncspec.actor.runtime import Runtime  # noqa: E402
 from asyncspec.backend.base import WireTensor  # noqa: E402
 from asyncspec.backend.hf.wire import (  # noqa: E402
@@ -75,20 +76,6 @@ class NoLayers:
         return from_wire(tensor, torch.bfloat16, self._width)
 
 
-class Silent:
-    """See ``HostCallbacks``: there is nobody to tell."""
-
-    def emit(self, effect: Any) -> None: ...
-
-    def finish(self, effect: Any) -> None: ...
-
-    def client(self, link: Any, message: Any) -> None: ...
-
-    def client_gone(self, link: Any) -> None: ...
-
-    def changed(self, peer: Rank, up: bool, reason: str) -> None: ...
-
-
 def hello(rank: int) -> Hello:
     """What a node of this pipeline says of itself."""
     return Hello(
@@ -124,7 +111,7 @@ def main() -> None:
             run_job=device.run,
             abandon_job=device.abandon,
             tensors=device,
-            host=Silent(),
+            host=Host(),
             tasks={},
             options=LinkOptions(timeout_seconds=SILENCE_SECONDS),
         )

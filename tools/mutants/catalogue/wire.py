@@ -19,7 +19,7 @@ WIRE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "wire-strangers-trusted",
-        "if self._trusted else (",
+        "if self.trusted else (",
         "if self is not None else (",
         "test_a_stranger_gets_no_more_than_a_hello_needs",
     ),
