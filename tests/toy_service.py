@@ -27,7 +27,7 @@ from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.messages import Status, Submit
-from nodes.tokenizers import Pieces
+from nodes.toy_tokenizers import Pieces
 
 # Words, and characters that take two tokens.
 PIECES: tuple[bytes, ...] = (b"<end>", b" a", b"b", b"\xc3", b"\xa9", b"\n", b" the", b".")

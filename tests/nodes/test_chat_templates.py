@@ -16,7 +16,7 @@ from asyncspec.backend.hf.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from nodes.tokenizers import CODECS
+from nodes.toy_tokenizers import CODECS
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from asyncspec_nodes.serving.text import CONTEXT, UNFINISHED, AnswerText, Detokenizer, Piece
-from nodes.tokenizers import CODECS, Raw
+from nodes.toy_tokenizers import CODECS, Raw
 
 
 def stream(

@@ -17,7 +17,7 @@ from asyncspec_nodes.serving.text import (
     find,
     partial_stop_length,
 )
-from nodes.tokenizers import CODECS, Pieces, Raw
+from nodes.toy_tokenizers import CODECS, Pieces, Raw
 
 CHARACTERS = "ab\né世🙂"
 # Few letters make stop strings that overlap each other and themselves.
