@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -20,3 +21,13 @@ settings.register_profile(
     "mutants", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort files: those that start processes, those with tensors, the rest. The last ones are
+    short, so that the workers of ``make test`` end at about the same time."""
+    marked = {
+        name: {item.path for item in items if item.get_closest_marker(name)}
+        for name in ("processes", "torch")
+    }
+    items.sort(key=lambda item: tuple(item.path not in marked[name] for name in marked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -98,6 +99,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_large(tmp_path_factory.mktemp("llama"), torch.float16)
 
 
+@functools.cache
 def measure(
     small: Path, large: Path, layers: tuple[int, int], quantize: str = "none"
 ) -> dict[str, float]:

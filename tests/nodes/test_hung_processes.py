@@ -25,16 +25,18 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)
 SECONDS = 1.0
 
 
-class Hanging(LocalLauncher):
-    """One of the nodes hangs once."""
+class HangingLauncher(LocalLauncher):
+    """One of the nodes, which is a process of its own, hangs once."""
 
     def __init__(self, victim: int, mark: Path) -> None:
-        super().__init__(forks=False)
+        super().__init__()
         self._victim = victim
         self._mark = mark
 
     async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
         """See ``LocalLauncher``."""
+        if rank != self._victim:
+            return await super().start(rank, log, again=again)
         script = [sys.executable, str(Path(hanging_node.__file__)), str(self._mark), "60"]
         return await ChildNode.start(
             rank,
@@ -42,7 +44,7 @@ class Hanging(LocalLauncher):
             self._file,
             self._sockets[rank],
             log,
-            prefix=script if rank == self._victim else (),
+            prefix=script,
             again=again,
         )
 
@@ -52,7 +54,7 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     mark, said, tokens = tmp_path / "hung", list[str](), list[int]()
     whole = config(apart=victim == 3)
     whole = replace(whole, limits=replace(whole.limits, device_seconds=SECONDS))
-    launch = Hanging(victim, mark)
+    launch = HangingLauncher(victim, mark)
     cluster = LocalCluster(
         whole, lambda report: None, launch=launch, restarts=RESTART_STAGES, notify=said.append
     )
