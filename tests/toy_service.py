@@ -16,8 +16,7 @@ from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.routing import Host
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
-from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.engine import ReconnectingEngine
+from asyncspec_nodes.client.client import Client, ReconnectingEngine
 from asyncspec_nodes.http.access import AllowedOrigins, ApiKeys, ServiceOptions
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.limits import Limits

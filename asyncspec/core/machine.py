@@ -155,7 +155,7 @@ class RunNext(Struct, frozen=True):
     job: Job | None
 
 
-class Emit(Struct, frozen=True):
+class Emit(Struct, frozen=True, array_like=True, tag="emit", gc=False):
     """Committed tokens for the user; the first ``hits`` of them were nodes of the tree."""
 
     request: int
@@ -166,15 +166,15 @@ class Emit(Struct, frozen=True):
     outputs: tuple[TargetOutput, ...] = ()
 
 
-class Finish(Struct, frozen=True):
+class Finish(Struct, frozen=True, array_like=True, tag="finish"):
     """The end of a request. ``reason`` is "stop", "length", "cancelled" or "error"."""
 
     request: int
     reason: str
-    stats: dict[str, float]
-    detail: str = ""
-    # The runtime adds to the ``bytes_sent`` statistic what this node has sent for the sessions.
     session: SessionId = SessionId(-1)
+    # The runtime adds to ``bytes_sent`` what this node has sent for the sessions.
+    stats: dict[str, float] = {}
+    detail: str = ""
     # As in ``Finished``.
     code: str = ""
     # Earlier sessions of the request, each ended by a pipeline failure.

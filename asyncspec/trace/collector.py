@@ -52,7 +52,9 @@ class _Collection:
     # lines.
     inner: int
     waiting: set[Rank]
+    # Until the reader stops it.
     following: bool = True
+    # The line that describes this node was sent.
     announced: bool = False
     # Lines of stages that this reader was too slow for.
     lost: Counter[Rank] = field(default_factory=Counter)
@@ -145,7 +147,7 @@ class NodeTraceCollector(LinkService):
         """End the collections of a lost link, and its part in those of others."""
         for collection in [c for c in self._collections if c.link is link]:
             self._collections.remove(collection)
-            self._send_to_stages(Collect(collection.inner, last=0, follow=False, stop=True))
+            self._stop_stages(collection)
         for collection in list(self._collections):
             collection.waiting.discard(link.rank)
             self._finish(collection)
@@ -172,7 +174,8 @@ class NodeTraceCollector(LinkService):
         collection = _Collection(link, message.collection, start, self._inner, stages)
         self._inner += 1
         self._collections.append(collection)
-        self._send_to_stages(Collect(collection.inner, message.last, follow=True))
+        for stage in self._stages.values():
+            stage.send(Collect(collection.inner, message.last, follow=True))
         self._flush()
         if not message.follow:
             self._stop(collection)
@@ -194,14 +197,14 @@ class NodeTraceCollector(LinkService):
             self._send(collection, [records.Dropped(rank, lost)])
         collection.send(rank, data)
 
-    def _send_to_stages(self, message: Collect) -> None:
+    def _stop_stages(self, collection: _Collection) -> None:
         for link in self._stages.values():
-            link.send(message)
+            link.send(Collect(collection.inner, last=0, follow=False, stop=True))
 
     def _stop(self, collection: _Collection) -> None:
         if collection.following:
             collection.following = False
-            self._send_to_stages(Collect(collection.inner, last=0, follow=False, stop=True))
+            self._stop_stages(collection)
             self._finish(collection)
 
     def _finish(self, collection: _Collection) -> None:

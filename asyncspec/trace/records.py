@@ -118,24 +118,6 @@ class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
     parts: tuple[tuple[int, int, int], ...] = ()
 
 
-class Emitted(Struct, frozen=True, array_like=True, tag="emit", gc=False):
-    """Committed tokens for the user; the first ``hits`` of them were nodes of the tree."""
-
-    request: int
-    tokens: tuple[int, ...]
-    hits: int = 0
-    session: int = -1
-
-
-class RequestEnd(Struct, frozen=True, array_like=True, tag="finish"):
-    """The end of a request."""
-
-    request: int
-    reason: str
-    session: int
-    stats: dict[str, float] = {}
-
-
 class Reported(Struct, frozen=True, array_like=True, tag="report", gc=False):
     """A stage's statistics of a session (``Closed``)."""
 
@@ -148,7 +130,7 @@ class Reported(Struct, frozen=True, array_like=True, tag="report", gc=False):
 
 
 class Abandoned(Struct, frozen=True, array_like=True, tag="abandon", gc=False):
-    """The device was told to end a job early."""
+    """The device was requested to end a job early."""
 
     kind: str
     session: int
@@ -176,8 +158,8 @@ Effect = (
     | Issued
     | Abandoned
     | NextJob
-    | Emitted
-    | RequestEnd
+    | machine.Emit
+    | machine.Finish
     | Reported
     | machine.SetTimer
     | TaskRun

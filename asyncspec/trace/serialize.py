@@ -69,13 +69,11 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
             return records.Abandoned(*job_summary(job)[:3])
         case machine.RunNext(_, job):
             return records.NextJob() if job is None else records.NextJob(*job_summary(job))
-        case machine.Emit(request, tokens, hits, session):
-            return records.Emitted(request, tokens, hits, session)
-        case machine.Finish(request, reason, stats, _, session):
-            return records.RequestEnd(request, reason, session, dict(stats))
+        case machine.Emit():
+            return msgspec.structs.replace(effect, outputs=()) if effect.outputs else effect
         case machine.SendClosed(to, session, passes, rows, dead_rows):
             return records.Reported(to, session, passes, rows, dead_rows, nbytes)
-        case machine.SetTimer():
+        case machine.Finish() | machine.SetTimer():
             return effect
         case machine.RunTask(task, argument):
             return records.TaskRun(task, checksum(argument))

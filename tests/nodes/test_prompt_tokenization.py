@@ -79,7 +79,7 @@ class World:
         self.reader.on_thread = False
 
     def end(self, number: int, reason: str) -> None:
-        self.service.finish(Finish(number, reason, {"prompt_tokens": 1.0}))
+        self.service.finish(Finish(number, reason, stats={"prompt_tokens": 1.0}))
 
     def heard(self, user: User, end: Finished) -> None:
         """A user is told of an end."""

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError
-from asyncspec_nodes.cli.run_output import JsonPrinter, as_dict
+from asyncspec_nodes.cli.run_output import Printer, as_dict
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.reference.check import Comparison
 from asyncspec_protocol.messages import Submit
@@ -34,7 +34,7 @@ def as_read(answer: Answer) -> object:
 
 
 def test_a_list_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = JsonPrinter(many=True, checked=False)
+    printer = Printer(many=True, json=True, checked=False)
     printer.begin(3, "bitwise")
     for answer in ANSWERS:
         printer.done(answer)
@@ -48,7 +48,7 @@ def test_a_list_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_is_to_be_checked_is_printed_when_it_is(
     many: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printer = JsonPrinter(many=many, checked=True)
+    printer = Printer(many=many, json=True, checked=True)
     printer.begin(3, "bitwise")
     answers = [replace(answer, error=None) for answer in ANSWERS[: 1 + many]]
     for answer in answers:
@@ -62,7 +62,7 @@ def test_what_is_to_be_checked_is_printed_when_it_is(
 
 def test_a_single_answer_is_printed_once_it_is_sure(capsys: pytest.CaptureFixture[str]) -> None:
     """One that fails is an error and no JSON."""
-    printer = JsonPrinter(many=False, checked=False)
+    printer = Printer(many=False, json=True, checked=False)
     printer.begin(3, "bitwise")
     printer.done(ANSWERS[0])
     assert lines(capsys) == []

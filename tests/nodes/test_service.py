@@ -83,7 +83,7 @@ def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
     assert request.stop_tokens == {0}
     assert request.policy == "flowspec"
     world.service.emit(Emit(request.request, (120, 121)))
-    world.service.finish(Finish(request.request, "stop", {"new_tokens": 2.0}))
+    world.service.finish(Finish(request.request, "stop", stats={"new_tokens": 2.0}))
     assert world.inbox.got == [
         Output(7, (120, 121), "xy"),
         Finished(7, "stop", "", {"new_tokens": 2.0}),
@@ -213,7 +213,7 @@ def test_a_stop_string_ends_text_and_work(include: bool, text: str) -> None:
     assert world.fed[1:] == [Stopped(number, 4)]
     # What the machine did before it heard of it is not for the client.
     assert world.service.emit(Emit(number, tuple(b"c"))) == ""
-    world.service.finish(Finish(number, "length", {"new_tokens": 4.0}))
+    world.service.finish(Finish(number, "length", stats={"new_tokens": 4.0}))
     assert world.inbox.got[1:] == [
         Output(7, tuple(b"y"), text[2:]),
         Finished(7, "stop", "", {"new_tokens": 4.0}),
@@ -226,7 +226,7 @@ def test_what_was_held_back_comes_at_the_end() -> None:
     (submitted,) = world.fed
     assert isinstance(submitted, Submitted)
     world.service.emit(Emit(submitted.request.request, tuple(b"axy")))
-    world.service.finish(Finish(submitted.request.request, "length", {}))
+    world.service.finish(Finish(submitted.request.request, "length"))
     assert world.inbox.got == [
         Output(7, tuple(b"axy"), "a"),
         Output(7, (), "xy"),
@@ -246,7 +246,9 @@ def test_a_request_that_breaks_the_pipeline_is_not_to_be_sent_again(
     (submitted,) = world.fed
     assert isinstance(submitted, Submitted)
     stats = {"new_tokens": 0.0}
-    world.service.finish(Finish(submitted.request.request, "error", stats, "why", code=code))
+    world.service.finish(
+        Finish(submitted.request.request, "error", stats=stats, detail="why", code=code)
+    )
     (finished,) = world.inbox.got
     assert isinstance(finished, Finished)
     error = error_of(finished, "prompt")

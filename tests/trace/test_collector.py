@@ -9,11 +9,11 @@ import pytest
 
 from actor.local_cluster import QUICK, LocalCluster
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.machine import Emit
 from asyncspec.trace import collector
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import (
     Dropped,
-    Emitted,
     End,
     Issued,
     JobResult,
@@ -41,7 +41,7 @@ def ranks(trace: Trace, kind: type) -> list[int]:
 def emitted(trace: Trace) -> list[int]:
     steps = [line for line in trace.lines if isinstance(line, Step)]
     effects = [effect for step in steps for effect in step.effects]
-    return [token for effect in effects if isinstance(effect, Emitted) for token in effect.tokens]
+    return [token for effect in effects if isinstance(effect, Emit) for token in effect.tokens]
 
 
 @pytest.mark.asyncio

@@ -172,7 +172,7 @@ def test_a_request_that_was_there_counts_from_whoever_worked_on_it_first() -> No
     for start in range(0, int(last), 4):
         found = build(recorded_between(whole, start, start + 16))
         passes = [span.at for span in found.spans if span.rank == 1 and span.rows]
-        own = [step.at for life in found.log.lives if not life.node.rank for step in life.steps]
+        own = [step.at for node in found.log.nodes if not node.info.rank for step in node.steps]
         if found.requests and passes and own and passes[0] < own[0]:
             (request,) = found.requests
             assert request.submitted <= passes[0]

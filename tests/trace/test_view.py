@@ -16,9 +16,7 @@ from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.perfetto import export
 from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.analysis.timeline import Timeline
-from asyncspec.trace.view import page
-from asyncspec.trace.view.model import KINDS, model
-from asyncspec.trace.view.page import SCRIPTS, embed
+from asyncspec.trace.view.page import KINDS, SCRIPTS, embed, model, page
 from asyncspec_protocol.ids import draft_rank
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
@@ -82,7 +80,9 @@ def test_what_the_page_is_told_of_segments_and_losses() -> None:
     for lifetime, hops in zip(line.lifetimes, found.lifetimes["hops"], strict=True):
         assert isinstance(hops, list)
         assert [hop[0] for hop in hops] == [hop.rank for hop in lifetime.hops]
-        assert [hop[5:] for hop in hops] == [[h.came, h.computed, h.went] for h in lifetime.hops]
+        assert [hop[5:] for hop in hops] == [
+            [h.rows_in, h.computed, h.rows_out] for h in lifetime.hops
+        ]
         for hop, seen in zip(lifetime.hops, hops, strict=True):
             moments = (hop.received, hop.started, hop.ended, hop.sent)
             assert seen[1:5] == [-1 if t is None else round(t * 1e6) for t in moments]

@@ -18,7 +18,7 @@ from asyncspec.trace.analysis.timeline import (
     Token,
 )
 from asyncspec.trace.records import Header, Node
-from asyncspec.trace.view import page
+from asyncspec.trace.view.page import page
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask
 from laws import SMALL, Shaken

@@ -2,6 +2,6 @@
 
 import sys
 
-from asyncspec_nodes.cli.trace import main
+from asyncspec_nodes.cli.main import main
 
-sys.exit(main())
+sys.exit(main(["trace", *sys.argv[1:]]))

@@ -1,1 +1,1 @@
-"""What a recorded trace says: timeline, spans, segments, answers, critical path. Pure."""
+"""Analysis of traces: timeline, spans, segments, critical path, summary. Pure."""

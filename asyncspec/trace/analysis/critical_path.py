@@ -84,21 +84,21 @@ def causes(log: Log) -> dict[LogStep, Cause]:
     with a link make no wrong pairs.
     """
     sent: defaultdict[tuple[int, int], deque[tuple[int, LogStep]]] = defaultdict(deque)
-    for life in log.lives:
-        for step in life.steps:
+    for node in log.nodes:
+        for step in node.steps:
             for effect in step.effects:
                 if isinstance(effect, Sent) and effect.nbytes:
-                    sent[life.node.rank, effect.to].append((effect.check, step))
+                    sent[node.info.rank, effect.to].append((effect.check, step))
     found: dict[LogStep, Cause] = {}
-    for life in log.lives:
-        for step in life.steps:
+    for node in log.nodes:
+        for step in node.steps:
             match step.input:
                 case ReceivedMessage(peer, message):
-                    sender = _take(sent[peer, life.node.rank], checksum(message))
+                    sender = _take(sent[peer, node.info.rank], checksum(message))
                     if sender is not None:
                         found[step] = Cause(sender)
-                case JobResult(job) if job in life.issued:
-                    found[step] = Cause(life.issued[job], life.runs.get(job))
+                case JobResult(job) if job in node.issued:
+                    found[step] = Cause(node.issued[job], node.runs.get(job))
                 case _:
                     pass
     return found
@@ -116,7 +116,7 @@ def _take(link: deque[tuple[int, LogStep]], check: int) -> LogStep | None:
 
 def token_times(timeline: Timeline) -> list[TokenTime]:
     """Every emission of every request, in order."""
-    known, stages = causes(timeline.log), timeline.log.stages
+    known, stages = causes(timeline.log), timeline.stages
     before = {request.request: request.submitted for request in timeline.requests}
     found: list[TokenTime] = []
     for token, step in zip(timeline.tokens, timeline.emissions, strict=True):
@@ -148,13 +148,13 @@ def _back(
 def _chain(step: LogStep, known: dict[LogStep, Cause], stages: int) -> Iterator[PathSpan]:
     """Backwards; each span begins where the next one ends. Ends at a cycle: where a recording
     begins amid a run, equal messages may be taken for each other."""
-    met: set[LogStep] = set()
+    visited: set[LogStep] = set()
     while True:
-        met.add(step)
+        visited.add(step)
         here = device_name(step.rank, stages)
         yield PathSpan("step", here, step.at, step.until)
         cause = known.get(step)
-        if cause is None or cause.step in met:
+        if cause is None or cause.step in visited:
             return
         before, run = cause.step, cause.run
         if run is not None:
@@ -173,13 +173,13 @@ def latency_breakdowns(times: Sequence[TokenTime], *, decoding: bool) -> list[La
         if time.index or not decoding:
             requests.setdefault(time.request, []).append(time)
     found = []
-    for request, mine in sorted(requests.items()):
+    for request, tokens in sorted(requests.items()):
         resources: defaultdict[str, float] = defaultdict(float)
         kinds: defaultdict[str, float] = defaultdict(float)
-        for span in (span for time in mine for span in time.spans):
+        for span in (span for token in tokens for span in token.spans):
             resources[span.resource] += span.seconds
             kinds[f"{span.resource} {span.kind}"] += span.seconds
-        since = min(time.at for time in mine)
-        seconds = max(time.until for time in mine) - since
+        since = min(token.at for token in tokens)
+        seconds = max(token.until for token in tokens) - since
         found.append(LatencyBreakdown(request, since, seconds, dict(resources), dict(kinds)))
     return found

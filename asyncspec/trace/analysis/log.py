@@ -1,7 +1,6 @@
 """A trace node by node, on one clock: steps, jobs, and everything else.
 
-Lines keep the order of their node: clocks are estimates, so nothing is sorted by time. A node that
-was restarted has one life for each start.
+Lines keep the order of their node: clocks are estimates, so nothing is sorted by time.
 
 Clocks are compared by probes: the peer's clock read ``answered`` between ``asked`` and ``came``, so
 its offset lies in an interval as long as the round trip. A line is fitted through the quickest
@@ -121,9 +120,10 @@ class LogStep(Step, frozen=True, eq=False, gc=False):
 
 @dataclass
 class NodeLog:
-    """A node from its start (or the start of the recording) to its end, on the common clock."""
+    """A node from one start (or the start of the recording) to its end, on the common clock; a
+    restarted node has several."""
 
-    node: Node
+    info: Node
     steps: list[LogStep] = field(default_factory=list)
     # By number of the job; and the step that issued it.
     runs: dict[int, Ran] = field(default_factory=dict)
@@ -147,16 +147,11 @@ class Log(Struct, frozen=True):
     """All nodes. Time 0 is the first moment of the trace."""
 
     clocks: Mapping[int, Clock] = {}
-    lives: tuple[NodeLog, ...] = ()
-
-    @property
-    def stages(self) -> int:
-        """Number of verify stages; 0 where no node was recorded."""
-        return max((life.node.stages for life in self.lives), default=0)
+    nodes: tuple[NodeLog, ...] = ()
 
 
 def read_log(lines: Sequence[Record]) -> Log:
-    """Sort a trace's lines by node and life, and shift their times."""
+    """Sort a trace's lines by node and start, and shift their times."""
     clocks = estimate(lines)
     moments = [
         clocks.get(line.rank, Clock(line.rank)).shift(line.at)
@@ -164,18 +159,18 @@ def read_log(lines: Sequence[Record]) -> Log:
         if isinstance(line, Step | Ran)
     ]
     zero = min(moments, default=0.0)
-    lives: list[NodeLog] = []
+    nodes: list[NodeLog] = []
     current: dict[int, NodeLog] = {}
     for line in lines:
         rank = line.rank
         if isinstance(line, Node) or rank not in current:
             role = "draft" if is_draft(rank) else "verify"
             node = line if isinstance(line, Node) else Node(rank, 0.0, 0.0, role, 0)
-            lives.append(NodeLog(node))
-            current[rank] = lives[-1]
+            nodes.append(NodeLog(node))
+            current[rank] = nodes[-1]
         clock = clocks.get(rank, Clock(rank))
         if isinstance(line, Step | Ran | Blocked | Silence):
             at, until = clock.shift(line.at) - zero, clock.shift(line.until) - zero
             line = replace(line, at=at, until=until)
         current[rank].add(line)
-    return Log(clocks, tuple(lives))
+    return Log(clocks, tuple(nodes))

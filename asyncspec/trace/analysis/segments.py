@@ -30,27 +30,27 @@ class Visit(Hop):
     ids: tuple[NodeId, ...] = ()
     dead: frozenset[NodeId] = frozenset()
     # Time of the step that received the pass's result.
-    told: float | None = None
+    result_at: float | None = None
 
 
 class StageView:
-    """A life of a stage, read step by step."""
+    """What a stage knew after each of its steps."""
 
-    def __init__(self, life: NodeLog) -> None:
-        self.rank = life.node.rank
+    def __init__(self, node: NodeLog) -> None:
+        self.rank = node.info.rank
         self.visits: dict[Name, Visit] = {}
         # Prompt lengths of the sessions that were opened.
         self.prompts: dict[int, int] = {}
         self._alive: dict[int, Liveness] = {}
         self._passes: dict[int, list[Visit]] = {}
-        for step in life.steps:
+        for step in node.steps:
             if isinstance(step.input, ReceivedMessage):
                 self._received(step.input.message, step.at)
             elif isinstance(step.input, JobResult):
                 for visit in self._passes.get(step.input.job, ()):
-                    visit.told = step.at
+                    visit.result_at = step.at
                     visit.dead = frozenset(visit.ids).difference(self._living(visit, visit.ids))
-            self._effects(life, step)
+            self._effects(node, step)
 
     def _received(self, message: object, at: float) -> None:
         match message:
@@ -62,13 +62,13 @@ class StageView:
                 self.visits[session, segment] = visit
             case PruneIndices(session) if session in self._alive:
                 self._alive[session] = self._alive[session].apply(message)
-            # A Close changes nothing: a pass in service counts what was alive when it came.
+            # Not Close: rows of a running pass count as they were at its arrival.
             case Floor(first):
                 self._alive = {s: alive for s, alive in self._alive.items() if s >= first}
             case _:
                 pass
 
-    def _effects(self, life: NodeLog, step: LogStep) -> None:
+    def _effects(self, node: NodeLog, step: LogStep) -> None:
         for effect in step.effects:
             match effect:
                 case Issued(job, "forward" | "batch", session, segment, parts=parts):
@@ -78,11 +78,11 @@ class StageView:
                     for visit in passed:
                         visit.ids = self._living(visit, visit.message.ids)
                         visit.computed = len(visit.ids)
-                        if (run := life.runs.get(job)) is not None:
+                        if (run := node.runs.get(job)) is not None:
                             visit.started, visit.ended = run.at, run.until
                 case Sent(_, "segment" | "verdict", session, segment, count):
                     if (sent := self.visits.get((session, segment))) is not None:
-                        sent.sent, sent.went = step.at, count
+                        sent.sent, sent.rows_out = step.at, count
                 case _:
                     pass
 
@@ -97,7 +97,7 @@ class Path(Struct, frozen=True):
     """A session's committed path, as far as it can be followed."""
 
     prompt_length: int = 0
-    # After the prompt; and by place from 0 on, the segment whose verdict brought the token there.
+    # After the prompt; and of each of its tokens the segment whose verdict brought it.
     nodes: frozenset[int] = frozenset()
     segments: tuple[int, ...] = ()
 
@@ -120,7 +120,7 @@ def read_segments(
     sent: dict[Name, float] = {}
     verified: dict[Name, float] = {}
     tokens: dict[Name, tuple[int, int]] = {}
-    for step in (step for life in drafts for step in life.steps):
+    for step in (step for node in drafts for step in node.steps):
         match step.input:
             case ReceivedMessage(_, Verdict(session, segment, _, ids, next_tokens)):
                 verified[session, segment] = step.at
@@ -155,8 +155,8 @@ def _paths(
     messages: Sequence[Segment],
     verdicts: Mapping[tuple[int, int], tuple[int, int]],
 ) -> dict[int, Path]:
-    """By session. A verdict says which token follows a node, and the segment that brought it; the
-    node that carries the token is the child with that token. ``verdicts``: by (session, node)."""
+    """By session: from the last prompt node, each next node is the child with the verdict's token.
+    ``verdicts``: by (session, node), the next token and the segment that brought it."""
     # By session, parent and token. Segments carry tokens at the first stage, and at later ones
     # where draws depend on them.
     children: dict[tuple[int, int, int], int] = {}
@@ -189,6 +189,6 @@ def _outcome(visits: Sequence[Visit], path: Path | None, last: int) -> str:
     if not visits or path is None:
         return "lost"
     ids, end = visits[0].message.ids, visits[-1]
-    if end.rank == last and end.told is not None and max(ids) < path.prompt_length - 1:
+    if end.rank == last and end.result_at is not None and max(ids) < path.prompt_length - 1:
         return "prompt"
     return "lost" if any(map(path.useful, ids)) else "pruned"

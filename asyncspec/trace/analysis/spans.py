@@ -11,11 +11,9 @@ from asyncspec.trace.analysis.segments import Path, StageView, Visit
 from asyncspec.trace.analysis.timeline import Instant, Round, SegmentLifetime, Span, by_time
 from asyncspec.trace.records import (
     Blocked,
-    Emitted,
     Issued,
     Ran,
     ReceivedMessage,
-    RequestEnd,
     Sent,
     Silence,
 )
@@ -30,10 +28,10 @@ def read_spans(
 ) -> list[Span]:
     """All spans of all nodes, in order of time."""
     spans: list[Span] = []
-    for life in log.lives:
-        rank = life.node.rank
-        spans += [Span(rank, "step", step.at, step.until) for step in life.steps]
-        for line in life.others:
+    for node in log.nodes:
+        rank = node.info.rank
+        spans += [Span(rank, "step", step.at, step.until) for step in node.steps]
+        for line in node.others:
             match line:
                 case Blocked(_, peer, at, until, nbytes):
                     spans.append(Span(rank, "send", at, until, peer=peer, nbytes=nbytes))
@@ -41,10 +39,10 @@ def read_spans(
                     spans.append(Span(rank, "silence", at, until, peer=peer))
                 case _:
                     pass
-        for run in life.runs.values():
-            spans += _job(life, run)
-        if life.node.role == "draft":
-            spans += _without_credit(life)
+        for run in node.runs.values():
+            spans += _job(node, run)
+        if node.info.role == "draft":
+            spans += _without_credit(node)
     for view in stages:
         for visit in view.visits.values():
             spans += _visit(visit, paths.get(visit.message.session, Path()))
@@ -53,31 +51,31 @@ def read_spans(
     return sorted(spans, key=by_time)
 
 
-def _job(life: NodeLog, run: Ran) -> Iterator[Span]:
+def _job(node: NodeLog, run: Ran) -> Iterator[Span]:
     """Of any job but a pass. A batch of trees is a span of each of its sessions; only the effect
     that issued it names them."""
     if run.kind in ("forward", "batch"):
         return
     kind = "cache" if run.kind in ("admit", "compact", "release", "feed") else "draft"
     parts: tuple[tuple[int, int, int], ...] = ((run.session, run.segment, run.rows),)
-    if run.kind == "drafting" and run.job in life.issued:
-        effects = life.issued[run.job].effects
+    if run.kind == "drafting" and run.job in node.issued:
+        effects = node.issued[run.job].effects
         parts = next(e.parts for e in effects if isinstance(e, Issued) and e.job == run.job)
     for session, segment, rows in parts:
         yield Span(run.rank, kind, run.at, run.until, session, segment, rows)
 
 
-def _without_credit(life: NodeLog) -> Iterator[Span]:
+def _without_credit(node: NodeLog) -> Iterator[Span]:
     """The draft node without credit, where the next credit was used at once."""
     allowed = sent = 0
     empty: float | None = None
-    for step in life.steps:
+    for step in node.steps:
         segments = [e for e in step.effects if isinstance(e, Sent) and e.kind == "segment"]
         match step.input:
             case ReceivedMessage(_, Credit(limit)):
                 if empty is not None and segments:
                     name = segments[0].session, segments[0].segment
-                    yield Span(life.node.rank, "credit", empty, step.at, *name)
+                    yield Span(node.info.rank, "credit", empty, step.at, *name)
                 allowed, empty = limit, None
             case machine.LinkUp(1):
                 allowed = sent = 0
@@ -98,8 +96,8 @@ def _visit(visit: Visit, path: Path) -> Iterator[Span]:
     ends = min(visit.ids, default=-1), max(visit.ids, default=-1)
     yield Span(visit.rank, "compute", visit.started, visit.ended, *name, *rows, *ends)
     # A segment that is sent on in a later step than it ended in has waited for credit.
-    if visit.told is not None and visit.sent is not None and visit.sent > visit.told:
-        yield Span(visit.rank, "credit", visit.told, visit.sent, *name)
+    if visit.result_at is not None and visit.sent is not None and visit.sent > visit.result_at:
+        yield Span(visit.rank, "credit", visit.result_at, visit.sent, *name)
 
 
 def _transfers(lifetime: SegmentLifetime) -> Iterator[Span]:
@@ -114,7 +112,7 @@ def _transfers(lifetime: SegmentLifetime) -> Iterator[Span]:
 
 def read_instants(log: Log, rounds: Sequence[Round]) -> list[Instant]:
     """All of them, in order of time."""
-    instants = [one for life in log.lives for step in life.steps for one in _of_step(step)]
+    instants = [one for node in log.nodes for step in node.steps for one in _of_step(step)]
     instants += [
         Instant(0, one.until, one.end, one.session, f"{one.tokens} tokens")
         for one in rounds
@@ -128,8 +126,8 @@ def _of_step(step: LogStep) -> Iterator[Instant]:
     if step.error:
         yield Instant(rank, at, "error", text=step.error)
     match step.input:
-        case machine.Submitted(asked):
-            yield Instant(rank, at, "submit", text=f"request {asked.request}, {asked.policy}")
+        case machine.Submitted(new):
+            yield Instant(rank, at, "submit", text=f"request {new.request}, {new.policy}")
         case machine.LinkUp(peer):
             yield Instant(rank, at, "joined", text=f"rank {peer}")
         case machine.LinkDown(peer, reason):
@@ -146,9 +144,9 @@ def _of_step(step: LogStep) -> Iterator[Instant]:
             case Sent(_, "prune", session, _, count) if not pruned:
                 pruned = True
                 yield Instant(rank, at, "prune", session, f"keeps {count}")
-            case Emitted(request, tokens):
+            case machine.Emit(request, tokens):
                 yield Instant(rank, at, "emit", text=f"request {request}: {len(tokens)} tokens")
-            case RequestEnd(request, reason, session):
+            case machine.Finish(request, reason, session):
                 yield Instant(rank, at, "finish", session, f"request {request}: {reason}")
             case _:
                 pass

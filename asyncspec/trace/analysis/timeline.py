@@ -1,4 +1,4 @@
-"""What a trace says, on one clock: spans, lifetimes of segments, tokens, rounds, instants.
+"""The content of a trace on one clock: spans, lifetimes of segments, tokens, rounds, instants.
 
 All times are seconds of the draft node's clock since the first event of the trace; a moment of
 another node is off by at most that node's ``Clock.uncertainty``.
@@ -53,10 +53,10 @@ class Hop:
 
     rank: int
     received: float
-    # Rows that came in, that were computed, and that went on (on the last stage: were verified).
-    came: int
+    # Rows that arrived, that were computed, and that were sent on (on the last stage: verified).
+    rows_in: int
     computed: int = 0
-    went: int = 0
+    rows_out: int = 0
     started: float | None = None
     ended: float | None = None
     # Sent on; on the last stage: its verdict was sent.
@@ -121,15 +121,13 @@ class Instant(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A user's request. ``sessions`` in order; more than one after a failure."""
+    """A user's request."""
 
     request: int
     submitted: float
     finished: float | None = None
     policy: str = ""
-    prompt_tokens: int = 0
     reason: str = ""
-    sessions: tuple[int, ...] = ()
 
 
 class Timeline(Struct, frozen=True):
@@ -155,7 +153,7 @@ class Timeline(Struct, frozen=True):
 
     @property
     def stages(self) -> int:
-        """Number of verify stages."""
+        """Number of verify stages; 0 where no node was recorded."""
         return max((node.stages for node in self.nodes), default=0)
 
     def name(self, rank: int) -> str:

@@ -1,14 +1,29 @@
-"""The page: template, style, scripts and data in one file."""
+"""The trace viewer: a timeline as one HTML file that needs no network.
+
+Its data are columns of whole numbers, times in microseconds; -1 stands for none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
+from operator import attrgetter
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from asyncspec.trace.analysis.timeline import Timeline
-from asyncspec.trace.view.model import model
+from asyncspec.trace.analysis.perfetto import micro
+from asyncspec.trace.analysis.timeline import Timeline, side_by_side
+from asyncspec.trace.records import Node
+
+KINDS = ("compute", "draft", "cache", "queue", "credit", "send", "transfer", "step", "silence")
+
+MOMENTS = ("at", "until", "sent", "verified")
+"""Columns that hold times."""
+
+Columns = dict[str, Sequence[object]]
 
 SCRIPTS = [
     f"{name}.js"
@@ -46,3 +61,117 @@ def embed(data: object) -> str:
 
 def _asset(name: str) -> str:
     return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+class Lane(Struct, frozen=True):
+    """One device. ``detail`` is shown below its name."""
+
+    name: str
+    detail: str
+
+
+class Model(Struct, frozen=True):
+    """The page's data. Columns of one table have one length."""
+
+    title: str
+    created: str
+    program: str
+    duration: int
+    lanes: Sequence[Lane]
+    kinds: Sequence[str]
+    spans: Columns
+    lifetimes: Columns
+    tokens: Columns
+    rounds: Columns
+    marks: Columns
+    # What makes the picture incomplete; what limits its precision.
+    warnings: Sequence[str]
+    notes: Sequence[str]
+    # What ``asyncspec trace --summary --json`` prints, or null.
+    summary: object = None
+
+
+def model(timeline: Timeline, summary: object = None) -> Model:
+    """The page's data for a timeline."""
+    name = timeline.name
+    by_rank = {node.rank: node for node in timeline.nodes}
+    lanes = {rank: i for i, rank in enumerate(sorted(by_rank))}
+    lifetimes = {(one.session, one.segment): i for i, one in enumerate(timeline.lifetimes)}
+    return Model(
+        title=timeline.header.title,
+        created=timeline.header.created,
+        program=timeline.header.program,
+        duration=max(1, micro(timeline.duration)),
+        lanes=[Lane(name(rank), _detail(by_rank[rank])) for rank in lanes],
+        kinds=KINDS,
+        spans=_columns(
+            side_by_side([span for span in timeline.spans if span.rank in lanes]),
+            "lane kind at until lifetime session segment rows useful dead first last peer nbytes",
+            lane=lambda span: lanes[span.rank],
+            kind=lambda span: KINDS.index(span.kind),
+            lifetime=lambda span: lifetimes.get((span.session, span.segment), -1),
+            peer=lambda span: "" if span.peer < 0 else name(span.peer),
+        ),
+        lifetimes=_columns(
+            timeline.lifetimes,
+            "session segment nodes first last useful brought sent verified outcome hops",
+            nodes=lambda one: len(one.ids),
+            first=lambda one: min(one.ids, default=-1),
+            last=lambda one: max(one.ids, default=-1),
+            # By stage: lane; received, started, ended, sent; rows in, computed, out.
+            hops=lambda one: [
+                [
+                    lanes[hop.rank],
+                    *map(_moment, (hop.received, hop.started, hop.ended, hop.sent)),
+                    *(hop.rows_in, hop.computed, hop.rows_out),
+                ]
+                for hop in one.hops
+                if hop.rank in lanes
+            ],
+        ),
+        tokens=_columns(
+            timeline.tokens,
+            "request index token at lifetime hit depth text",
+            hit=lambda token: int(token.hit),
+        ),
+        rounds=_columns(timeline.rounds, "request number at until tokens end"),
+        marks=_columns(
+            [one for one in timeline.instants if one.rank in lanes and one.kind != "emit"],
+            "lane at kind text",
+            lane=lambda one: lanes[one.rank],
+        ),
+        warnings=[
+            f"{name(rank)}: {count} lines of its recording were lost, so what they told is missing "
+            "here"
+            for rank, count in timeline.dropped
+        ],
+        notes=[
+            f"{name(clock.rank)}: clock within {clock.uncertainty * 1e3:.2f} ms, "
+            f"drift {clock.drift * 1e6:+.0f} ppm ({clock.probes} probes)"
+            for clock in timeline.clocks
+            if clock.probes
+        ],
+        summary=summary,
+    )
+
+
+def _columns(rows: Sequence[Any], names: str, **made: Callable[[Any], object]) -> Columns:
+    """A table: each column is ``made`` from its rows, or is their field of that name."""
+    columns: Columns = {}
+    for name in names.split():
+        values = list(map(made.get(name, attrgetter(name)), rows))
+        columns[name] = list(map(_moment, values)) if name in MOMENTS else values
+    return columns
+
+
+def _moment(seconds: float | None) -> int:
+    return -1 if seconds is None else micro(seconds)
+
+
+def _detail(node: Node) -> str:
+    if node.role != "verify":
+        return "draft node" if node.role == "draft" else "token source"
+    first, end = node.layers
+    if end <= first:
+        return "verify stage"
+    return f"layers {first}-{end - 1}" if end - first > 1 else f"layer {first}"

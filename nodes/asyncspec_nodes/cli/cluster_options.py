@@ -46,14 +46,14 @@ CLUSTERS_CHOICE = (
     *("target", "draft", "stages", "dtype", "mode", "quantize", "threads"),
     *("source_apart", "chat_template", "generation_config"),
 )
-"""Arguments of the commands that a running cluster has decided."""
+"""Arguments that a running cluster has already fixed."""
 
 TIMES = {"seconds": "stage-seconds", "level_seconds": "draft-seconds"}
-"""Options that are not called like their key of a ``PaceTable``."""
+"""Options whose name is not that of their ``PaceTable`` key."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """What a local cluster computes, and how; or which cluster to connect to."""
+    """Model, policy and devices of a local cluster; or which cluster to connect to."""
     add = parser.add_argument
     add("--target", metavar="DIR|HF_ID", help="default: the bundled demo model")
     add(
@@ -199,7 +199,7 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     stage_pace, draft_pace = given(arguments, PASSES), given(arguments, DRAFTING)
     return local_config(
         TargetTable(path=target, **given(arguments, TargetTable.__struct_fields__[1:])),
-        # A draft that the policy never asks need not be loaded.
+        # A draft that the policy does not use need not be loaded.
         DraftTable(source=source if uses_draft else NONE, policy=policy),
         stages,
         sessions,

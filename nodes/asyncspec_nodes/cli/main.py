@@ -1,7 +1,6 @@
-"""``asyncspec``: where the process begins. Errors are one line.
+"""The entry point of ``asyncspec``. Errors are one line.
 
-Law of this file: it imports next to nothing, so that Ctrl-C meets somebody who sees to it from the
-start on, and ``--help`` is there at once.
+Its imports are few, so that SIGINT is handled from process start and ``--help`` is immediate.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from asyncspec_nodes.console.output import Unwritten, lenient_stderr, strict_std
 from asyncspec_protocol.errors import printable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Of a disk that takes no file of ours any more, or no more of one."""
+"""The disk or the user's quota is exhausted."""
 
 MAX_LINE = 20_000
-"""Characters of an error: a list of all that is wrong with a cluster file fits."""
+"""Characters of an error: all mistakes of a cluster file fit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,22 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                     from asyncspec_nodes.cli import commands
                 return commands.run(argv)
         except UserError as error:
-            return _complain(str(error), 2)
+            return _print_error(str(error), 2)
         except AsyncSpecError as error:
-            return _complain(str(error), 1)
+            return _print_error(str(error), 1)
         except KeyboardInterrupt:
             sys.stderr.write(INTERRUPTED)
             return 1
         except Unwritten as lost:
-            return _complain(str(lost), 1) if str(lost) else 1
+            return _print_error(str(lost), 1) if str(lost) else 1
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            return _complain(f"cannot write: {error.strerror}", 1)
+            return _print_error(f"cannot write: {error.strerror}", 1)
 
 
-def _complain(text: str, code: int) -> int:
-    # Part of it may be a node's own words.
+def _print_error(text: str, code: int) -> int:
+    # Part of it may come from another node.
     line = printable(" ".join(text.split()), MAX_LINE)
     sys.stderr.write(f"asyncspec: {line}\n")
     return code

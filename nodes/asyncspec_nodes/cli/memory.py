@@ -103,9 +103,9 @@ class NodeMemory(Struct, frozen=True):
     bytes_per_token: int
     # Weights, cache and tree.
     total_bytes: int
-    # What the process takes besides: libraries, generated kernels, a pass in work.
+    # Libraries, generated kernels, scores of a running pass.
     runtime_bytes: int
-    # The highest the process gets to.
+    # Peak of the process: both.
     peak_bytes: int
 
 

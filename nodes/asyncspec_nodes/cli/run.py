@@ -17,9 +17,15 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.run_output import JsonPrinter, Printer, TextPrinter
-from asyncspec_nodes.client import answers
-from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
+from asyncspec_nodes.cli.run_output import Printer
+from asyncspec_nodes.client.answers import (
+    DEMO,
+    Answer,
+    Prompt,
+    answer_all,
+    read_list,
+    read_text,
+)
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.config import Config
@@ -53,14 +59,14 @@ StartCluster = Callable[[Config, Progress, Path | None], LocalCluster]
 
 
 class RunOptions(Struct, frozen=True):
-    """Everything ``run`` needs, checked."""
+    """The checked options of a run."""
 
     prompts: tuple[Prompt, ...]
-    # Whether the prompts came as a list, which is answered by a list.
+    # The prompts are a list, so the output is one too.
     many: bool
     # A cluster to start here, or one to connect to.
     where: Config | ClusterAddress
-    # Settings of every request; number and prompt are filled in.
+    # Settings of every request, without number and prompt.
     submit: Submit
     # Whether prompts go through the target's chat template; None: where it has one.
     chat: bool | None
@@ -69,7 +75,7 @@ class RunOptions(Struct, frozen=True):
     concurrency: int
     json: bool
     check: bool
-    # Where the nodes' logs and the trace go, if anywhere.
+    # Directory of the nodes' logs, and the trace file.
     logs: Path | None
     trace: Path | None
 
@@ -158,13 +164,13 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
 
 def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
     if arguments.prompts is not None:
-        return answers.read_list(arguments.prompts)
+        return read_list(arguments.prompts)
     if arguments.prompt_file is not None:
-        prompt = answers.read_text(arguments.prompt_file).removesuffix("\n")
+        prompt = read_text(arguments.prompt_file).removesuffix("\n")
     elif arguments.prompt is not None:
         prompt = arguments.prompt
     elif arguments.target is None and not cluster_options.connects(arguments):
-        prompt = answers.DEMO
+        prompt = DEMO
     else:
         raise UserError("there is no prompt; give --prompt, --prompt-file or --prompts")
     if problem := prompt_problem(prompt):
@@ -195,18 +201,17 @@ def start_cluster(config: Config, progress: Progress, logs: Path | None) -> Loca
 
 
 class Run:
-    """One invocation. ``start``: how its own cluster is made, where it needs one."""
+    """One invocation. ``start`` makes its own cluster, where it needs one."""
 
     def __init__(self, options: RunOptions, start: StartCluster = start_cluster) -> None:
         self._options = options
         self._start = start
-        self._printer: Printer = (
-            JsonPrinter(many=options.many, checked=options.check)
-            if options.json
-            else TextPrinter(many=options.many)
-        )
+        self._printer = Printer(many=options.many, json=options.json, checked=options.check)
         self._answers: list[Answer] = []
-        self._trace = None if options.trace is None else TraceWriter(options.trace, _title(options))
+        where = options.where
+        stages = f", {where.stages} stages" if isinstance(where, Config) else ""
+        title = f"{options.submit.policy or 'the default policy'}{stages}"
+        self._trace = None if options.trace is None else TraceWriter(options.trace, title)
 
     async def work(self) -> int:
         """Exit code."""
@@ -271,14 +276,8 @@ class Run:
         self._printer.done(answer)
 
 
-def _title(options: RunOptions) -> str:
-    stages = f", {options.where.stages} stages" if isinstance(options.where, Config) else ""
-    return f"{options.submit.policy or 'the default policy'}{stages}"
-
-
 def cut_short(answers: Sequence[Answer]) -> str | None:
-    """The notice about answers that the context ends before --max-new-tokens; None: there are
-    none."""
+    """The notice about answers that the context ends before --max-new-tokens; None without any."""
     cut = [
         answer
         for answer in answers
@@ -293,18 +292,18 @@ def cut_short(answers: Sequence[Answer]) -> str | None:
 
 
 async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None]) -> None:
-    """Ask, unless a node ends before: that is the error to report, whatever else it causes."""
-    asked = asyncio.create_task(asking)
+    """Ask, unless a node ends first: its error is the one to report."""
+    answers = asyncio.create_task(asking)
     watch = asyncio.create_task(cluster.watch())
     try:
-        await asyncio.wait((asked, watch), return_when=asyncio.FIRST_COMPLETED)
-        if asked.done() and isinstance(asked.exception(), ClusterError):
+        await asyncio.wait((answers, watch), return_when=asyncio.FIRST_COMPLETED)
+        if answers.done() and isinstance(answers.exception(), ClusterError):
             # A link often breaks before the process is seen to have ended.
             await asyncio.wait((watch,), timeout=1.0)
-        if watch.done() and (not asked.done() or asked.exception() is not None):
+        if watch.done() and (not answers.done() or answers.exception() is not None):
             raise watch.result()
-        await asked
+        await answers
     finally:
-        for task in (asked, watch):
+        for task in (answers, watch):
             task.cancel()
-        await asyncio.gather(asked, watch, return_exceptions=True)
+        await asyncio.gather(answers, watch, return_exceptions=True)

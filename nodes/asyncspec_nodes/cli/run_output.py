@@ -16,12 +16,17 @@ from asyncspec_nodes.reference.check import Comparison
 
 
 class Printer:
-    """Receives a run's events; by default it prints nothing. ``many``: the prompts came as a
-    list."""
+    """Prints the answers of a run. For people: text on stdout as it comes, the rest on stderr; of a
+    list of prompts (``many``) each answer as a whole. With ``json``: an object, or for a list an
+    object a line as soon as its answer is done; where answers are ``checked``, when they are."""
 
-    def __init__(self, *, many: bool) -> None:
+    def __init__(self, *, many: bool, json: bool, checked: bool) -> None:
         self._many = many
+        self._json = json
+        # A single answer that fails is an error and no object.
+        self._at_once = many and not (json and checked)
         self._stages, self._guarantee = 0, ""
+        self._shown = False
 
     def begin(self, stages: int, guarantee: str) -> None:
         """The cluster serves. ``guarantee``: of its stages; empty: unknown."""
@@ -29,39 +34,33 @@ class Printer:
 
     def show(self, text: str) -> None:
         """Text as it comes."""
-
-    def done(self, answer: Answer) -> None:
-        """A whole answer, in the order of the prompts."""
-
-    def stop(self) -> None:
-        """Nothing more comes, for whatever reason."""
-
-    def end(self, answers: Sequence[Answer], checks: Sequence[Comparison]) -> None:
-        """Everything has come."""
-
-
-class TextPrinter(Printer):
-    """For people: the text on stdout, the rest on stderr. Of many prompts each answer is printed
-    as a whole."""
-
-    _shown = False
-
-    def show(self, text: str) -> None:
-        if not self._many:
+        if not self._many and not self._json:
             self._shown = True
             _write(text)
 
     def done(self, answer: Answer) -> None:
-        if self._many:
-            turn = f".{answer.turn + 1}" if answer.turn else ""
-            text = f"error: {answer.error}" if answer.error else answer.text
-            _write(f"[{answer.index + 1}{turn}] {text}\n")
+        """A whole answer, in the order of the prompts."""
+        if not self._at_once:
+            return
+        if self._json:
+            self._print_object(answer)
+            return
+        turn = f".{answer.turn + 1}" if answer.turn else ""
+        text = f"error: {answer.error}" if answer.error else answer.text
+        _write(f"[{answer.index + 1}{turn}] {text}\n")
 
     def stop(self) -> None:
+        """Nothing more comes, for whatever reason."""
         if self._shown:
             _write("\n")
 
     def end(self, answers: Sequence[Answer], checks: Sequence[Comparison]) -> None:
+        """Everything has come."""
+        if self._json:
+            if not self._at_once:
+                for answer, check in zip_longest(answers, checks):
+                    self._print_object(answer, check)
+            return
         fine = [answer for answer in answers if answer.error is None]
         if fine:
             console = Console(stderr=True)
@@ -70,26 +69,7 @@ class TextPrinter(Printer):
         for comparison in checks:
             sys.stderr.write(f"{comparison.sentence}\n")
 
-
-class JsonPrinter(Printer):
-    """For programs: an object, or for a list of prompts an object a line as soon as it is done;
-    where answers are ``checked``, when they are."""
-
-    def __init__(self, *, many: bool, checked: bool) -> None:
-        super().__init__(many=many)
-        # A single answer that fails is an error and no object.
-        self._at_once = many and not checked
-
-    def done(self, answer: Answer) -> None:
-        if self._at_once:
-            self._print(answer)
-
-    def end(self, answers: Sequence[Answer], checks: Sequence[Comparison]) -> None:
-        if not self._at_once:
-            for answer, check in zip_longest(answers, checks):
-                self._print(answer, check)
-
-    def _print(self, answer: Answer, check: Comparison | None = None) -> None:
+    def _print_object(self, answer: Answer, check: Comparison | None = None) -> None:
         fields = as_dict(answer, self._stages, self._guarantee)
         _write(msgspec.json.encode(fields | ({"check": check} if check else {})).decode() + "\n")
 

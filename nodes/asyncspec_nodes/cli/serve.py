@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.client.client import ClusterAddress
-from asyncspec_nodes.client.engine import ReconnectingEngine
+from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.config import GENERATION_CONFIGS, Config
 from asyncspec_nodes.console.arguments import COUNT, Parser, print_notice

@@ -1,4 +1,4 @@
-"""Reads prompts (an argument, a file, JSON lines) and asks a cluster for their answers."""
+"""Reads prompts (an argument, a file, JSON lines) and sends them to a cluster as requests."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.trace.file import TraceWriter
@@ -18,7 +17,7 @@ class TraceDownload:
     """``async with``: inside, the cluster's events go to the file.
 
     Leaving waits for the last events and closes the file. ``complete`` is False where they did not
-    arrive. A failed write is raised only then, so that it does not stop what is recorded.
+    arrive. A failed write is raised only then, so that it does not stop the run.
     """
 
     def __init__(self, client: Client, writer: TraceWriter, *, last: float) -> None:
@@ -37,12 +36,7 @@ class TraceDownload:
         self._number = self._client.collect(self._last, self._take)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._client.stop_collecting(self._number)
             waiting = (self._done, self._client.link.gone)

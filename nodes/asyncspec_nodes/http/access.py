@@ -101,8 +101,6 @@ def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> All
     return AllowedHosts([*names, bound.lower(), socket.gethostname().lower()], addresses=True)
 
 
-# --- Origins (CORS)
-
 PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     # "*" never includes Authorization; it allows the headers that client libraries add.
@@ -134,7 +132,7 @@ class AllowedOrigins:
         origin = request.headers.get("Origin")
         if origin is None or request.method in _SAFE or self._allowed_origin(request) is not None:
             return
-        # Behind a proxy that rewrites Host, only the browser knows.
+        # Behind a proxy that rewrites Host, only this header tells.
         if request.headers.get("Sec-Fetch-Site") == "same-origin":
             return
         _, scheme, host = origin.lower().partition("://")
@@ -176,8 +174,6 @@ def read_origins(allowed: Iterable[str]) -> AllowedOrigins:
         origins.append(origin.removesuffix(_DEFAULT_PORTS.get(parts[1], "") if parts else ""))
     return AllowedOrigins(origins)
 
-
-# --- API keys
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
 _COMMENT = re.compile(r"(^|\s)#.*")
@@ -236,7 +232,7 @@ def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
 
 
 class ServiceOptions(Struct, frozen=True):
-    """Who may use a service, and how much of it."""
+    """Access and limits of a service."""
 
     keys: ApiKeys = ApiKeys()
     hosts: AllowedHosts = AllowedHosts()

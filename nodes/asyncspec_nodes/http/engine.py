@@ -1,4 +1,4 @@
-"""The cluster behind an HTTP service: how it answers requests, and its status."""
+"""The cluster behind an HTTP service: requests and status."""
 
 from __future__ import annotations
 

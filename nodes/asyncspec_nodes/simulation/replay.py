@@ -193,7 +193,7 @@ def _comparable(effect: records.Effect) -> records.Effect:
     match effect:
         case records.Sent() | records.Reported():
             return msgspec.structs.replace(effect, nbytes=0)
-        case records.RequestEnd(stats=stats):
+        case machine.Finish(stats=stats):
             own = {name: value for name, value in stats.items() if name != "bytes_sent"}
             return msgspec.structs.replace(effect, stats=own)
         case _:

@@ -47,11 +47,11 @@ def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
     count = len(output.token_log_probs)
     if not count:
         return
-    tops = len(output.top_tokens) // count
+    most = len(output.top_tokens) // count
     top = tuple(map(TokenLogprob, output.token_bytes[count:], output.top_token_log_probs))
     for i, logprob in enumerate(output.token_log_probs):
         chosen = TokenLogprob(output.token_bytes[i], logprob)
-        yield PositionLogprobs(chosen, top[i * tops : (i + 1) * tops])
+        yield PositionLogprobs(chosen, top[i * most : (i + 1) * most])
 
 
 class Answer:

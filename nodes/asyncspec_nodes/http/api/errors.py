@@ -55,8 +55,6 @@ def unavailable(message: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="unavailable", retry_after=retry_after)
 
 
-# --- Server-sent events
-
 DONE = b"data: [DONE]\n\n"
 # A comment that keeps the connection alive and detects readers that have left.
 ALIVE = b": alive\n\n"

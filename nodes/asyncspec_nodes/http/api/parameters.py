@@ -91,7 +91,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """``stream_options``"""
 
     include_usage: bool | None = None
-    # Padding against eavesdroppers who count bytes: not done here.
+    # Random padding against traffic analysis: ignored.
     include_obfuscation: bool | None = None
 
 

@@ -169,7 +169,7 @@ def finish_if_complete(
     stats = _stats(request, counters, session.given, finishing.ended_at, stages=session.stages)
     if session.policy.top_logprobs:
         stats["lossy"] = 1
-    finish = Finish(request.request, finishing.reason, stats, session=key, earlier=counters.earlier)
+    finish = Finish(request.request, finishing.reason, key, stats, earlier=counters.earlier)
     left = {k: v for k, v in state.finishing.items() if k != key}
     return replace(state, finishing=left), (SetTimer(account_timer(key), None), finish)
 
@@ -178,7 +178,9 @@ def unserved(queued: QueuedRequest, reason: str, detail: str, now: float, code: 
     """The end of a request that is in no session."""
     request, counters = queued.request, queued.counters
     stats = _stats(request, counters, queued.given, now, stages=0)
-    return Finish(request.request, reason, stats, detail, code=code, earlier=counters.earlier)
+    return Finish(
+        request.request, reason, stats=stats, detail=detail, code=code, earlier=counters.earlier
+    )
 
 
 def _stats(

@@ -1,0 +1,24 @@
+"""The summary in a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec.trace.analysis.build import build
+from asyncspec.trace.analysis.summary import summarise
+from asyncspec_nodes.cli.trace import print_summary
+from cluster import Cluster, ask
+from laws import SMALL, Shaken
+
+
+def test_text_of_a_trace_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster(Shaken([1]), stages=2, policies=SMALL, record=True)
+    cluster.submit(ask())
+    cluster.world.run()
+    summary = summarise(build(cluster.trace()))
+    devices = tuple(replace(one, device=f"[b]{one.device}[/i]") for one in summary.devices)
+    print_summary(replace(summary, bottleneck="[/bold] V1", devices=devices))
+    text = capsys.readouterr().out
+    assert text.startswith("[/bold] V1\n")
+    assert "[b]V1[/i]" in text
