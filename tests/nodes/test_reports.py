@@ -23,6 +23,6 @@ def test_a_peers_words_stay_on_their_line(word: str, capsys: pytest.CaptureFixtu
 def test_an_error_that_quotes_a_node_does_nothing_to_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli._complain("the node is gone: \x1b]0;title\x07\u202e\nok", 1) == 1
+    assert cli._print_error("the node is gone: \x1b]0;title\x07\u202e\nok", 1) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == r"asyncspec: the node is gone: \x1b]0;title\x07\u202e ok"

@@ -142,6 +142,15 @@ def test_the_manual_stays_short() -> None:
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) < 20_000
 
 
+def test_the_ways_through_the_code_are_short_and_exist() -> None:
+    text = (ROOT / "docs/architecture/the-life-of-a-segment.md").read_text(encoding="utf-8")
+    ways = re.findall(r"^\| from .*$", text, re.M)
+    for way, most in zip(ways, (12, 12, 8), strict=True):
+        files = re.findall(r"`([^`]+\.py)`", way)
+        assert 0 < len(files) <= most
+        assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
 def test_make_has_the_targets_that_pages_name() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for page in PAGES:
