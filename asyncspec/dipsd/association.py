@@ -1,9 +1,8 @@
 """The association step: which users share a batch, for given draft lengths, in the shortest cycle.
 
-The paper solves it as a mixed-integer program. Here a local search comes first, and a depth-first
-search with bounds proves or improves what it found, as far as its nodes reach (cohorts of ten users
-or so are always proved). Of equal periods the one with less work wins: the length step uses the
-slack that it leaves, and without that rule the alternation of both steps gets stuck.
+The paper solves it as a mixed-integer program. Here it is a depth-first search with bounds, exact
+as far as its nodes reach (about ten users). Of equal periods the one with less work wins: the
+length step uses the slack that it leaves, and without that rule the alternation stops early.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ def associate(
     given = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
     begun = [groups for groups in given if groups and len(groups) == batches]
     fitting = [groups for groups in begun if tables.all_fit(groups)]
-    climbed = [_climb(tables, lengths, groups, allowed) for groups in fitting]
+    climbed = [Association(g, cost(tables, lengths, g), False) for g in fitting]
     best = min(climbed, default=None, key=lambda found: found.cost)
     # A node of the search tree costs as much as a neighbour does.
     nodes = int(min(nodes, 1 + max(0.0, allowed.left) / _price(batches)))
@@ -213,23 +212,6 @@ def cost(tables: Tables, lengths: Sequence[int], groups: Groups) -> Cost:
         drafted = max(tables.draft[m][lengths[m]] for m in group)
         loop = max(loop, drafted + tables.passing(work))
     return max(loop, tables.server(total, len(groups))), total
-
-
-def _climb(tables: Tables, lengths: Sequence[int], groups: Groups, allowed: Budget) -> Association:
-    """Steps to cheaper neighbours until there is none, or no more is allowed."""
-    now, better = cost(tables, lengths, groups), True
-    while better:
-        better = False
-        for other in neighbours(groups):
-            if not allowed.spend(_price(len(groups))):
-                break
-            if not tables.all_fit(other):
-                continue
-            then = cost(tables, lengths, other)
-            if then < now:
-                groups, now, better = other, then, True
-                break
-    return Association(groups, now, False)
 
 
 class _Search:

@@ -162,23 +162,20 @@ FEW = 6
 
 
 def in_best_order(plan: Plan, tables: Tables, work: Budget | None = None) -> Plan:
-    """The plan in the order with the shortest period; untouched where all orders are alike.
+    """The plan in the order with the shortest period; untouched where all orders are alike, or
+    there are more than ``FEW`` batches.
 
     Where there is too little ``work`` left to try them all, the first ones are.
     """
     price = _price(plan, tables)
     if work is not None and not work.spend(price):
         return plan
-    first = evaluate(plan, tables)
-    if first.limit.kind != "order":
+    if len(plan.batches) > FEW or evaluate(plan, tables).limit.kind != "order":
         return plan
     head, *others = plan.batches
-    if len(plan.batches) <= FEW:
-        plans = [Plan((head, *rest)) for rest in permutations(others)]
-        if work is not None:
-            plans = plans[: 1 + int(max(0.0, work.left) / price)]
-    else:
-        plans = [plan, *_sorted(plan, first)]
+    plans = [Plan((head, *rest)) for rest in permutations(others)]
+    if work is not None:
+        plans = plans[: 1 + int(max(0.0, work.left) / price)]
     if work is not None:
         work.spend(len(plans) * price)
     return min(plans, key=lambda one: evaluate(one, tables).period_ms)
@@ -188,10 +185,3 @@ def _price(plan: Plan, tables: Tables) -> int:
     """Units of work of one exact period: passes through the graph of waits until none is longer."""
     waits = len(plan.batches) * len(tables.fixed)
     return 50 + waits**2 // 2 if len(tables.fixed) > 1 else 50
-
-
-def _sorted(plan: Plan, evaluation: Evaluation) -> list[Plan]:
-    """By verification time, up and down: a batch then waits behind one of nearly its own size."""
-    pairs = zip(plan.batches, evaluation.batches, strict=True)
-    order = [batch for batch, _ in sorted(pairs, key=lambda pair: pair[1].verify_ms)]
-    return [Plan(tuple(order)), Plan(tuple(reversed(order)))]

@@ -2,9 +2,8 @@
 
 From every start: the exact lengths give a period; at that one, and at others between the shortest
 possible and the longest that could still win, users are fitted to batches (``BatchFit``); exact
-lengths again. The alternation of Algorithm 1 is one of the starts. The best result is perturbed
-(some users change places, the period is another) and fitted once more, many times; then improved by
-exact steps, as long as the budget lasts.
+lengths again. The best result is perturbed (some users change places, the period is another) and
+fitted once more, many times.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncspec.core.rng import uniform
-from asyncspec.dipsd.association import alternate, exchanged, neighbours, starts
+from asyncspec.dipsd.association import exchanged, starts
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import FIRST_LENGTH, Groups, Plan, plan_of
 from asyncspec.dipsd.tables import Budget, Tables
@@ -209,17 +208,8 @@ CROWD = 16
 FIRST_TRIES = 2
 """Of both in an outline."""
 
-NODES = 2000
-"""Of each association step in the alternation."""
-
-ALTERNATING = 0.25
-"""Of the work that is left: at most so much for the alternation."""
-
 KICKS = 1000
 """Kicks times the users: a fit's price grows with them."""
-
-STEPS = 100_000
-"""Exact steps weighed, times the square of the users: a step's price grows with it."""
 
 
 class Search:
@@ -232,7 +222,6 @@ class Search:
         self.fit = BatchFit(tables)
         self.tables, self.batches, self.ratio = tables, batches, above
         self.kicks = KICKS // tables.users
-        self.steps = STEPS // tables.users**2
         self.steepest = max(tables.slopes)
         self.tries = TRIES if tables.users <= CROWD else TRIES // 2
         self.best: Groups | None = None
@@ -249,10 +238,8 @@ class Search:
         if above > self.ratio:
             self.ratio, self.plan = above, None
         self._scan(self.tries, work)
-        self._alternate(work)
         self._settle(work)
         self._kick(work)
-        self._polish(work)
 
     def _scan(self, tries: int, work: Budget) -> None:
         for groups in islice(starts(self.tables, self.batches, FIRST_LENGTH), tries):
@@ -290,13 +277,6 @@ class Search:
         while self.best is not None and self._fit(self.best, self.period, work):
             pass
 
-    def _alternate(self, work: Budget) -> None:
-        part = work.part(ALTERNATING * work.left)
-        found = alternate(self.tables, self.batches, NODES, part)
-        work.take_back(part)
-        if found is not None:
-            self._try(found[1].groups, work)
-
     def _kick(self, work: Budget) -> None:
         """Always the best so far is kicked, so that what is found is a function of the tables."""
         for number in range(self.kicks):
@@ -316,19 +296,6 @@ class Search:
         longest = most / self.ratio if self.ratio else 4 * shortest
         for i in range(tries):
             yield shortest + (longest - shortest) * (i + 0.5) / tries
-
-    def _polish(self, work: Budget) -> None:
-        budget = self.steps
-        better = True
-        while better and self.best is not None:
-            better = False
-            for other in neighbours(self.best):
-                budget -= 1
-                if budget < 0 or work.left <= 0:
-                    return
-                if self._try(other, work):
-                    better = True
-                    break
 
 
 def _shuffled(groups: Groups, swaps: int, number: int) -> Groups:
