@@ -30,7 +30,7 @@ class Bound:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        rows = np.array([tables.row(prefix) for prefix in tables.prefix])
+        rows = np.array([tables.rows[prefix] for prefix in tables.prefix])
         gain, draft = np.array(tables.gain), np.array(tables.draft)
         ready = draft[:, 1:] + (tables.slope * rows[:, 1:] + tables.through)
         order = np.argsort(ready, axis=None, kind="stable")
@@ -117,8 +117,3 @@ class Bound:
         part = (period - needed[i - 1]) / (needed[i] - needed[i - 1])
         best = max(best, float((tokens[i - 1] + part * more[i - 1]) / period))
         return best, float(more[i - 1] / work[i - 1])
-
-
-def upper_bound(tables: Tables, batches: int, enough: float = 0.0) -> float:
-    """``Bound.above`` where it is asked once."""
-    return Bound(tables).above(batches, enough)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -12,72 +12,68 @@ from asyncspec.dipsd.model import Plan, problem
 from asyncspec.dipsd.tables import Budget, Tables
 
 
-class Wait(NamedTuple):
-    """``target`` starts no earlier than ``ms`` after ``source`` did, ``rounds`` rounds before."""
+class LineMark(NamedTuple):
+    """When each stage of a line was free, and how long it had been busy, in ms."""
 
-    source: int
-    target: int
-    ms: float
-    rounds: int
+    free: tuple[float, ...]
+    busy: tuple[float, ...]
+
+
+class VerifierLine:
+    """The verifier's stages in a row: first in, first out. Times in ms."""
+
+    def __init__(self, stages: int, hop: float) -> None:
+        self.free, self.busy, self.hop = [0.0] * stages, [0.0] * stages, hop
+
+    def run(self, ready: float, passing: Sequence[float]) -> list[float]:
+        """When each stage is done with a batch that is ready then; last its verdict."""
+        done = []
+        for p, ms in enumerate(passing):
+            self.free[p] = max(ready, self.free[p]) + ms
+            self.busy[p] += ms
+            done.append(self.free[p])
+            ready = self.free[p] + self.hop
+        return done
+
+    def mark(self) -> LineMark:
+        """The present, to measure from."""
+        return LineMark(tuple(self.free), tuple(self.busy))
+
+    def shares(self, since: LineMark) -> tuple[float, ...]:
+        """Each stage's busy share since then."""
+        stages = zip(self.free, self.busy, since.free, since.busy, strict=True)
+        return tuple((busy - was) / (free - start) for free, busy, start, was in stages)
 
 
 def exact_period(drafts: Sequence[float], passes: Sequence[Sequence[float]], hop: float) -> float:
-    """Milliseconds a cycle takes; ``passes[n][p]`` is batch n on stage p, in visiting order."""
+    """Milliseconds a cycle takes; ``passes[n][p]`` is batch n on stage p, in visiting order.
+
+    A cycle is linear in the max-plus algebra: it takes n times, when each stage is free and each
+    batch is ready, to those one cycle later. Its period is that map's eigenvalue, by Karp's
+    formula over the first n cycles.
+    """
     stages = len(passes[0])
     loops = (d + sum(row) + hop * (stages - 1) for d, row in zip(drafts, passes, strict=True))
     sums = (sum(row[p] for row in passes) for p in range(stages))
     period = max(*loops, *sums)
-    # On one stage, and with one batch or two, the longest cycle is always one of these.
+    # On one stage, and with one batch or two, it is always one of these.
     if stages == 1 or len(passes) < 3:
         return period
-    waits = list(_waits(drafts, passes, hop))
-    while (mean := _longer_cycle(waits, len(passes) * stages, period)) is not None:
-        period = mean
+    line, ready = VerifierLine(stages, hop), [0.0] * len(passes)
+    states = [[*line.free, *ready]]
+    for _ in range(stages + len(passes)):
+        for n, row in enumerate(passes):
+            ready[n] = line.run(ready[n], row)[-1] + drafts[n]
+        states.append([*line.free, *ready])
+    *earlier, last = states
+    cycles = range(len(earlier), 0, -1)
+    for end, *begun in zip(last, *earlier, strict=True):
+        period = max(period, min((end - at) / n for at, n in zip(begun, cycles, strict=True)))
     return period
 
 
-def _waits(
-    drafts: Sequence[float], passes: Sequence[Sequence[float]], hop: float
-) -> Iterator[Wait]:
-    batches, stages = len(passes), len(passes[0])
-    for n in range(batches):
-        for p in range(stages):
-            here, ms = n * stages + p, passes[n][p]
-            following = (n + 1) % batches
-            yield Wait(here, following * stages + p, ms, int(following == 0))
-            if p + 1 < stages:
-                yield Wait(here, here + 1, ms + hop, 0)
-            else:
-                yield Wait(here, n * stages, ms + drafts[n], 1)
-
-
-def _longer_cycle(waits: Sequence[Wait], nodes: int, period: float) -> float | None:
-    """The mean of some cycle above ``period``, or None: Bellman and Ford's, for longest paths."""
-    least = 1e-9 * period
-    start, by = [0.0] * nodes, [-1] * nodes
-    changed = -1
-    for _ in range(nodes + 1):
-        changed = -1
-        for i, wait in enumerate(waits):
-            earliest = start[wait.source] + wait.ms - period * wait.rounds
-            if earliest > start[wait.target] + least:
-                start[wait.target], by[wait.target], changed = earliest, i, wait.target
-        if changed < 0:
-            return None
-    # Still changing after as many rounds as there are nodes: going back leads into the cycle.
-    node = changed
-    for _ in range(nodes):
-        node = waits[by[node]].source
-    first, ms, rounds = node, 0.0, 0
-    while True:
-        wait = waits[by[node]]
-        ms, rounds, node = ms + wait.ms, rounds + wait.rounds, wait.source
-        if node == first:
-            mean = ms / rounds
-            return mean if mean > period else None
-
-
 CLOSE = 1e-9
+"""Share of the period that counts as rounding."""
 
 
 class BatchTimes(Struct, frozen=True):
@@ -90,12 +86,10 @@ class BatchTimes(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """What sets the period: ``stage`` (``which`` from 1), ``batch`` (from 1), or ``order``.
+    """What sets the period: a stage, a batch (``which`` from 1), or the order: a cycle of waits
+    through several batches on several stages."""
 
-    ``order`` is a cycle of waits through several batches on several stages.
-    """
-
-    kind: str
+    kind: Literal["stage", "batch", "order"]
     which: int = 0
 
 
@@ -114,8 +108,7 @@ class Evaluation(Struct, frozen=True):
 
 def evaluate(plan: Plan, tables: Tables) -> Evaluation:
     """The plan's steady state. ``ValueError`` if it is not a plan for the tables' deployment."""
-    wrong = problem(plan, tables.deployment)
-    if wrong:
+    if wrong := problem(plan, tables.deployment):
         raise ValueError(wrong)
     batches = tuple(times(batch.users, batch.lengths, tables) for batch in plan.batches)
     hop = tables.deployment.verifier.hop_ms
@@ -123,65 +116,52 @@ def evaluate(plan: Plan, tables: Tables) -> Evaluation:
     period = exact_period([batch.draft_ms for batch in batches], passes, hop)
     lengths = plan.lengths
     gained = [tables.gain[m][lengths[m]] for m in range(tables.users)]
-    sums = [sum(row[p] for row in passes) for p in range(len(tables.fixed))]
+    busy = tuple(sum(stage) / period for stage in zip(*passes, strict=True))
     return Evaluation(
         tokens=sum(gained),
         period_ms=period,
         throughput=1000.0 * sum(gained) / period,
         by_user=tuple(1000.0 * tokens / period for tokens in gained),
         batches=batches,
-        busy=tuple(ms / period for ms in sums),
-        limit=_limit(batches, sums, period),
+        busy=busy,
+        limit=_limit(batches, busy, period),
     )
 
 
 def times(users: tuple[int, ...], lengths: tuple[int, ...], tables: Tables) -> BatchTimes:
     """The times of one batch, in ms."""
     work = tables.work(users)[max(lengths)]
-    stages = tuple(
-        slope * work + fixed for slope, fixed in zip(tables.slopes, tables.fixed, strict=True)
-    )
     draft, slowest = max((tables.draft[m][k], -m) for m, k in zip(users, lengths, strict=True))
-    return BatchTimes(draft, stages, tables.passing(work), -slowest)
+    return BatchTimes(draft, tables.stages(work), tables.passing(work), -slowest)
 
 
-def _limit(batches: tuple[BatchTimes, ...], sums: list[float], period: float) -> Limit:
-    enough = period * (1 - CLOSE)
-    loops = [batch.draft_ms + batch.verify_ms for batch in batches]
-    for p, ms in enumerate(sums, start=1):
-        if ms >= enough:
+def _limit(batches: tuple[BatchTimes, ...], busy: tuple[float, ...], period: float) -> Limit:
+    for p, share in enumerate(busy, start=1):
+        if share >= 1 - CLOSE:
             return Limit("stage", p)
-    for n, ms in enumerate(loops, start=1):
-        if ms >= enough:
+    for n, batch in enumerate(batches, start=1):
+        if batch.draft_ms + batch.verify_ms >= period * (1 - CLOSE):
             return Limit("batch", n)
     return Limit("order")
 
 
-FEW = 6
+MAX_ORDERED = 6
 """Batches of which all orders are tried: (6 - 1)! = 120."""
 
 
 def in_best_order(plan: Plan, tables: Tables, work: Budget | None = None) -> Plan:
-    """The plan in the order with the shortest period; untouched where all orders are alike, or
-    there are more than ``FEW`` batches.
-
-    Where there is too little ``work`` left to try them all, the first ones are.
-    """
-    price = _price(plan, tables)
+    """The plan in the order with the shortest period, of as many orders as ``work`` allows; as it
+    is where the order does not limit it, or it has more than ``MAX_ORDERED`` batches."""
+    stages, batches = len(tables.fixed), len(plan.batches)
+    # Units of work of one evaluation: about a microsecond for a batch on a stage.
+    price = 50 + (stages + batches) * stages * batches // 2 if stages > 1 else 50
     if work is not None and not work.spend(price):
         return plan
-    if len(plan.batches) > FEW or evaluate(plan, tables).limit.kind != "order":
+    if batches > MAX_ORDERED or evaluate(plan, tables).limit.kind != "order":
         return plan
     head, *others = plan.batches
     plans = [Plan((head, *rest)) for rest in permutations(others)]
     if work is not None:
         plans = plans[: 1 + int(max(0.0, work.left) / price)]
-    if work is not None:
         work.spend(len(plans) * price)
     return min(plans, key=lambda one: evaluate(one, tables).period_ms)
-
-
-def _price(plan: Plan, tables: Tables) -> int:
-    """Units of work of one exact period: passes through the graph of waits until none is longer."""
-    waits = len(plan.batches) * len(tables.fixed)
-    return 50 + waits**2 // 2 if len(tables.fixed) > 1 else 50

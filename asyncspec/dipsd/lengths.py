@@ -2,23 +2,32 @@
 
 Dinkelbach's method for the ratio U / S: maximise U - q S, take the ratio found as the next q, until
 nothing is above it. The ratios only rise, and the last one is the optimum.
+
+U - q S is maximised by a sweep through the periods at which some draft of some user is ready. At
+each of them L, a batch's longest draft, decides what the batch brings and what it costs the
+verifier, and a knapsack over the batches is left. Most are decided by bounds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from asyncspec.dipsd.tables import Budget, Tables
 
-SHARES = (0.0, 0.5, 1.0)
-"""Of the period's price that bounds put on the work."""
-
 NODE = 3
-"""Units of work of a node of the search."""
+"""Units of work of a node of the knapsack's search."""
+
+SHARES = (0.5, 0.0, 1.0)
+"""Of the period's price that the knapsack's bounds put on the work; the one that most often
+suffices comes first."""
+
+CLOSE_TOKENS = 1e-9
+"""A choice that is no further below its bound is the best."""
 
 
 class LengthChoice(NamedTuple):
@@ -30,110 +39,44 @@ class LengthChoice(NamedTuple):
     longest: tuple[int, ...]
 
 
-class LengthKnapsack:
-    """One option a batch, to maximise the sum of tokens - q max(period, server(sum of FLOPs)).
-
-    Depth first, with bounds that take each batch by itself: a share of the period's price is put
-    on the work (of the steepest stage), the rest stays with the period.
-    """
-
-    def __init__(
-        self,
-        tables: Tables,
-        options: list[list[tuple[float, float, int]]],
-        q: float,
-        period: float,
-        work: Budget,
-    ) -> None:
-        self.tables, self.q, self.period, self.work = tables, q, period, work
-        work.spend(len(SHARES) * len(tables.slopes) * sum(map(len, options)) // 5)
-        self.options = [sorted(row, reverse=True) for row in options]
-        self.bounds = [self._bound(share, p) for p in range(len(tables.slopes)) for share in SHARES]
-
-    def _bound(self, share: float, stage: int) -> tuple[float, float, list[float]]:
-        """(price of a FLOP, constant, the most that the batches from n on can add)."""
-        tables, q = self.tables, self.q
-        price = share * q * tables.slopes[stage]
-        constant = q * (share * tables.fixed[stage] * len(self.options) + (1 - share) * self.period)
-        rest = [0.0]
-        for row in reversed(self.options):
-            rest.append(rest[-1] + max(v - price * w for v, w, _ in row))
-        return price, constant, rest[::-1]
-
-    def best(self, floor: float) -> LengthChoice | None:
-        """The best above ``floor``, or what is found of it before the work is done."""
-        self.floor, self.found = floor, None
-        self._descend(0, 0.0, 0.0, ())
-        return self.found
-
-    found: LengthChoice | None
-    floor: float
-
-    def _descend(self, n: int, tokens: float, flops: float, chosen: tuple[int, ...]) -> None:
-        if not self.work.spend(NODE):
-            return
-        if any(tokens - p * flops - c + rest[n] <= self.floor for p, c, rest in self.bounds):
-            return
-        if n == len(self.options):
-            period = max(self.period, self.tables.server(flops, n))
-            value = tokens - self.q * period
-            if value > self.floor:
-                self.floor, self.found = value, LengthChoice(value, tokens, period, chosen)
-            return
-        for more, costs, longest in self.options[n]:
-            self._descend(n + 1, tokens + more, flops + costs, (*chosen, longest))
-
-
-CLOSE_TOKENS = 1e-9
+Event = tuple[float, int, int, float, bool]
+"""(ms, n, L, tokens, first): from a period of so many ms on, batch n has so many more tokens ready
+if its longest draft is L. Before its ``first`` event a user cannot take part."""
 
 
 class LengthSweep:
     """The events of one association, in order; ``best`` runs through them for a q.
 
-    ``ceiling`` bounds the periods looked at, in ms; ``allowed`` is how much may be looked at.
+    ``ceiling`` bounds the periods looked at, in ms; ``budget`` how much may be looked at.
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        groups: Sequence[Sequence[int]],
-        ceiling: float,
-        allowed: Budget,
+        self, tables: Tables, groups: Sequence[Sequence[int]], ceiling: float, budget: Budget
     ) -> None:
-        self.tables, self.groups, self.allowed = tables, groups, allowed
-        self.batches = len(groups)
+        self.tables, self.groups, self.budget = tables, groups, budget
         self.work = [tables.work(group) for group in groups]
-        least = tables.server(sum(row[1] for row in self.work), self.batches)
-        events: list[tuple[float, int, int, float]] = []
+        least = tables.server(sum(row[1] for row in self.work), len(groups))
+        self.events: list[Event] = []
         for n, group in enumerate(groups):
             passing = [tables.passing(work) for work in self.work[n]]
-            for m in group:
-                draft, gain = tables.draft[m], tables.gain[m]
-                for longest in range(1, tables.longest_in(len(group)) + 1):
-                    verified = passing[longest]
-                    if draft[1] + verified > ceiling:
+            for m, longest in product(group, range(1, tables.longest_in(len(group)) + 1)):
+                gain = tables.gain[m]
+                for k in range(1, longest + 1):
+                    ready = tables.draft[m][k] + passing[longest]
+                    if ready > ceiling:
                         break
-                    for k in range(1, longest + 1):
-                        ready = draft[k] + verified
-                        if ready > ceiling:
-                            break
-                        more = gain[k] - gain[k - 1] if k > 1 else gain[1]
-                        # k = 1 also lets the user take part at all; the sign of n tells.
-                        code = n if k > 1 else -1 - n
-                        events.append((max(ready, least), code, longest, more))
-        events.sort()
-        self.events = events
-        allowed.spend(len(events) // 2)
+                    more = gain[k] - gain[k - 1] if k > 1 else gain[1]
+                    self.events.append((max(ready, least), n, longest, more, k == 1))
+        self.events.sort()
+        budget.spend(len(self.events) // 2)
 
     def best(self, q: float, floor: float = 0.0) -> LengthChoice | None:
-        """The best above ``floor``, or None; of what is found until nothing more is allowed.
-
-        ``q`` in tokens a ms.
-        """
-        state = _State(self, q)
+        """The best above ``floor``, or None; what is found of it before the budget is spent. ``q``
+        in tokens a ms."""
+        state = _SweepState(self, q)
         found: LengthChoice | None = None
         events, count, i = self.events, len(self.events), 0
-        if not self.allowed.spend(count // 2):
+        if not self.budget.spend(count // 2):
             return None
         while i < count:
             period = events[i][0]
@@ -143,7 +86,7 @@ class LengthSweep:
             # Tokens if the verifier never limited, and if only it did.
             if state.absent_batches or min(state.top - q * period, state.net) <= floor:
                 continue
-            if not self.allowed.spend(3 * self.batches):
+            if not self.budget.spend(3 * len(self.groups)):
                 break
             better = state.solve(period, floor)
             if better is not None:
@@ -151,91 +94,102 @@ class LengthSweep:
         return found
 
 
-class _State:
-    """What each batch brings by its L, at the period the sweep has come to.
+class _SweepState:
+    """What each batch brings by its L, at the period that the sweep has reached.
 
     ``top`` is the tokens if the verifier were never the limit; ``net`` is U - q S if nothing but
     its busiest stage were. Both are kept up batch by batch (``peak``, ``best_net``).
     """
 
     def __init__(self, sweep: LengthSweep, q: float) -> None:
-        self.tables, self.work, self.q = sweep.tables, sweep.work, q
-        self.allowed = sweep.allowed
+        self.tables, self.work, self.budget, self.q = sweep.tables, sweep.work, sweep.budget, q
         lengths, batches = sweep.tables.longest + 1, len(sweep.groups)
         self.tokens = [[0.0] * lengths for _ in sweep.groups]
         self.absent = [[len(group)] * lengths for group in sweep.groups]
-        # The best L so far, the shortest of equals; a batch has entered once any L is possible.
+        # The best L so far, the shortest of equals; 0: no L is possible yet.
         self.peak, self.at = [0.0] * batches, [0] * batches
-        self.absent_batches = batches
-        work = sum(row[1] for row in sweep.work)
-        slope, fixed = sweep.tables.busiest(work, batches)
-        self.prices = [[q * slope * flops for flops in row] for row in sweep.work]
         self.best_net, self.at_net = [0.0] * batches, [0] * batches
-        self.constant = q * fixed * batches
-        self.top, self.net = 0.0, -self.constant
+        self.absent_batches = batches
+        slope, fixed = sweep.tables.busiest(sum(row[1] for row in sweep.work), batches)
+        self.prices = [[q * slope * flops for flops in row] for row in sweep.work]
+        self.top, self.net = 0.0, -q * fixed * batches
 
-    def apply(self, event: tuple[float, int, int, float]) -> None:
-        _, n, longest, more = event
-        if n < 0:
-            n = -1 - n
-            self.absent[n][longest] -= 1
-        row = self.tokens[n]
-        row[longest] += more
+    def apply(self, event: Event) -> None:
+        _, n, longest, more, first = event
+        self.absent[n][longest] -= first
+        self.tokens[n][longest] += more
         if self.absent[n][longest]:
             return
-        value = row[longest]
-        net = value - self.prices[n][longest]
-        if not self.at[n]:
-            self.absent_batches -= 1
-            self._peak(n, value, longest)
-            self._net(n, net, longest)
-            return
-        peak = self.peak[n]
-        if value > peak or (value == peak and longest < self.at[n]):
-            self._peak(n, value, longest)
-        if net > self.best_net[n]:
-            self._net(n, net, longest)
-
-    def _peak(self, n: int, value: float, longest: int) -> None:
-        self.top += value - self.peak[n]
-        self.peak[n], self.at[n] = value, longest
-
-    def _net(self, n: int, net: float, longest: int) -> None:
-        self.net += net - self.best_net[n]
-        self.best_net[n], self.at_net[n] = net, longest
+        value = self.tokens[n][longest]
+        net, at, peak = value - self.prices[n][longest], self.at[n], self.peak[n]
+        self.absent_batches -= not at
+        if not at or value > peak or (value == peak and longest < at):
+            self.top += value - peak
+            self.peak[n], self.at[n] = value, longest
+        if not at or net > self.best_net[n]:
+            self.net += net - self.best_net[n]
+            self.best_net[n], self.at_net[n] = net, longest
 
     def solve(self, period: float, floor: float) -> LengthChoice | None:
         """The best L by batch at this period, if above ``floor``."""
         # The most tokens, if the verifier has time for them; the best for it, if it has no more.
-        found = self._found(self.at, period)
+        found = self._choice(self.at, period)
         if found.period > period:
-            found = self._found(self.at_net, period)
+            found = self._choice(self.at_net, period)
             if found.period == period or found.value < self.net - CLOSE_TOKENS:
-                return self._between(period, floor)
+                return self._knapsack(period, floor)
         return found if found.value > floor else None
 
-    def _found(self, longest: list[int], period: float) -> LengthChoice:
+    def _choice(self, longest: Sequence[int], period: float) -> LengthChoice:
         work = sum(row[k] for row, k in zip(self.work, longest, strict=True))
         tokens = sum(row[k] for row, k in zip(self.tokens, longest, strict=True))
         period = max(period, self.tables.server(work, len(longest)))
         return LengthChoice(tokens - self.q * period, tokens, period, tuple(longest))
 
-    def _between(self, period: float, floor: float) -> LengthChoice | None:
-        self.allowed.spend(len(self.work) * self.tables.longest // 4)
-        if self._halfway(period) <= floor:
-            return None
+    def _knapsack(self, period: float, floor: float) -> LengthChoice | None:
+        """The L of each batch that maximise the sum of tokens - q max(period, server(sum of
+        FLOPs)), if above ``floor``; what is found of it before the budget is spent.
+
+        Depth first, with bounds that take each batch by itself: a share of the period's price is
+        put on the work of one stage, the rest stays with the period.
+        """
         options = [
             [(v, row[k], k) for k, v in enumerate(tokens) if k and not absent[k]]
             for tokens, absent, row in zip(self.tokens, self.absent, self.work, strict=True)
         ]
-        return LengthKnapsack(self.tables, options, self.q, period, self.allowed).best(floor)
+        stages = zip(self.tables.slopes, self.tables.fixed, strict=True)
+        # (price of a FLOP, constant, the most that the batches from n on can add)
+        bounds: list[tuple[float, float, list[float]]] = []
+        for share, (slope, fixed) in product(SHARES, stages):
+            self.budget.spend(sum(map(len, options)) // 5)
+            price = share * self.q * slope
+            constant = self.q * (share * fixed * len(options) + (1 - share) * period)
+            rest = [0.0]
+            for row in reversed(options):
+                rest.append(rest[-1] + max([v - price * w for v, w, _ in row]))
+            if rest[-1] - constant <= floor:
+                return None
+            bounds.append((price, constant, rest[::-1]))
+        for row in options:
+            row.sort(reverse=True)
+        found: LengthChoice | None = None
 
-    def _halfway(self, period: float) -> float:
-        """A bound: half of the period's price on the work, half on the period."""
-        value = -0.5 * (self.q * period + self.constant)
-        for tokens, prices in zip(self.tokens, self.prices, strict=True):
-            value += max([t - 0.5 * p for t, p in zip(tokens, prices, strict=True)])
-        return value
+        def descend(n: int, tokens: float, flops: float, chosen: tuple[int, ...]) -> None:
+            nonlocal floor, found
+            if not self.budget.spend(NODE):
+                return
+            if any(tokens - p * flops - c + rest[n] <= floor for p, c, rest in bounds):
+                return
+            if n == len(options):
+                choice = self._choice(chosen, period)
+                if choice.value > floor:
+                    floor, found = choice.value, choice
+                return
+            for more, costs, longest in options[n]:
+                descend(n + 1, tokens + more, flops + costs, (*chosen, longest))
+
+        descend(0, 0.0, 0.0, ())
+        return found
 
 
 CLOSE_SHARE = 1e-12
@@ -243,11 +197,11 @@ CLOSE_SHARE = 1e-12
 
 
 class Lengths(Struct, frozen=True):
-    """``by_user`` in the deployment's order; ``ratios`` are Dinkelbach's q, in tokens a ms."""
+    """Draft length by user; ``ratio`` in tokens a ms, ``period`` in ms, by its two terms."""
 
     by_user: dict[int, int]
     ratio: float
-    ratios: tuple[float, ...]
+    period: float
 
 
 def best_lengths(
@@ -263,28 +217,22 @@ def best_lengths(
     if not tables.all_fit(groups):
         return None
     most = sum(gain[-1] for gain in tables.gain)
+    common, length = common_length(tables, groups)
     # A hair below what one length for all brings, so that it is found again if nothing beats it.
-    common, length = _common(tables, groups)
     q = max(above, common * (1 - 1e-9))
     sweep = LengthSweep(tables, groups, most / q, Budget(math.inf) if work is None else work)
-    ratios: list[float] = []
     last: LengthChoice | None = None
     while (found := sweep.best(q, CLOSE_SHARE * most)) is not None:
         last, q = found, found.tokens / found.period
-        ratios.append(q)
-    if last is None:
-        if common <= above:
-            return None
-        return Lengths(dict.fromkeys(range(tables.users), length), common, (common,))
-    return Lengths(_by_user(tables, groups, last), q, tuple(ratios))
+    if last is not None:
+        return Lengths(_by_user(tables, groups, last), q, last.period)
+    if common <= above:
+        return None
+    tokens = sum(gain[length] for gain in tables.gain)
+    return Lengths(dict.fromkeys(range(tables.users), length), common, tokens / common)
 
 
-def common_ratio(tables: Tables, groups: Sequence[Sequence[int]]) -> float:
-    """Tokens a ms with the best draft length that all users share."""
-    return _common(tables, groups)[0]
-
-
-def _common(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[float, int]:
+def common_length(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[float, int]:
     """(tokens a ms, length): the best draft length that all users share."""
     best = 0.0, -1
     work = [tables.work(group) for group in groups]
@@ -300,13 +248,12 @@ def _common(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[float, int
 def _by_user(
     tables: Tables, groups: Sequence[Sequence[int]], found: LengthChoice
 ) -> dict[int, int]:
-    """Everybody drafts what is ready in time."""
+    """Every user's longest draft that is ready in time."""
     lengths = {}
     for group, longest in zip(groups, found.longest, strict=True):
         verified = tables.passing(tables.work(group)[longest])
         for m in group:
-            ready = (
-                k for k in range(longest, 1, -1) if tables.draft[m][k] + verified <= found.period
-            )
+            drafts = tables.draft[m]
+            ready = (k for k in range(longest, 1, -1) if drafts[k] + verified <= found.period)
             lengths[m] = next(ready, 1)
     return lengths

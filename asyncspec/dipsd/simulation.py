@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from asyncspec.core.rng import uniform
+from asyncspec.dipsd.evaluate import VerifierLine
 from asyncspec.dipsd.model import Plan
 from asyncspec.dipsd.tables import Tables, expected_tokens
 
@@ -21,15 +21,20 @@ def drawn_tokens(alpha: float, length: int, seed: int, round_: int, user: int) -
     return accepted + 1
 
 
-DRAFT, LINK, VERIFY = 1, 2, 3
+DRAFT, LINK, VERIFY = 0, 1, 2
+"""Kinds of durations: ``Deviations`` has them in this order."""
 
 
 class Deviations(Struct, frozen=True):
     """Relative deviations as measured: of drafts and of links by user, of passes by stage."""
 
-    drafts: tuple[float, ...]
-    links: tuple[float, ...]
-    passes: tuple[float, ...]
+    drafts: tuple[float, ...] = ()
+    links: tuple[float, ...] = ()
+    passes: tuple[float, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[tuple[float, ...], ...]:
+        return self.drafts, self.links, self.passes
 
 
 class Noise(Struct, frozen=True):
@@ -37,7 +42,7 @@ class Noise(Struct, frozen=True):
 
     ``alphas`` by user are the true ones, if the deployment's are only estimates. ``expected``
     counts the mean of a round's tokens in place of drawing them. ``deviations`` take the place of
-    ``sigma`` where they differ by what it is and whose.
+    ``sigma`` where they differ by user or stage.
     """
 
     sigma: float = 0.0
@@ -49,26 +54,19 @@ class Noise(Struct, frozen=True):
     @property
     def quiet(self) -> bool:
         """Whether everything takes as long as planned."""
-        whose = self.deviations
-        if whose is None:
-            return not self.sigma
-        return not any((*whose.drafts, *whose.links, *whose.passes))
-
-    def sigma_of(self, kind: int, whose: int) -> float:
-        """The deviation of a user's drafts or links, or of a stage's passes."""
         if self.deviations is None:
-            return self.sigma
-        tables = (self.deviations.drafts, self.deviations.links, self.deviations.passes)
-        return tables[kind - DRAFT][whose]
+            return not self.sigma
+        return not any(map(any, self.deviations.kinds))
 
-    def factor(self, kind: int, who: int, round_: int, sigma: float | None = None) -> float:
-        """The factor on one duration, by what it is, whose and in which round."""
-        sigma = self.sigma if sigma is None else sigma
+    def factor(self, kind: int, whose: int, round_: int, offset: int = 0) -> float:
+        """The factor on one duration of a user or a stage in a round; ``offset`` tells several of
+        them apart."""
+        sigma = self.sigma if self.deviations is None else self.deviations.kinds[kind][whose]
         if not sigma:
             return 1.0
-        key = self.seed * 4 + kind
-        radius = math.sqrt(-2.0 * math.log(uniform(key, round_, 2 * who)))
-        normal = radius * math.cos(2.0 * math.pi * uniform(key, round_, 2 * who + 1))
+        key, counter = self.seed * 4 + kind + 1, 2 * (whose + offset)
+        radius = math.sqrt(-2.0 * math.log(uniform(key, round_, counter)))
+        normal = radius * math.cos(2.0 * math.pi * uniform(key, round_, counter + 1))
         return math.exp(sigma * normal - 0.5 * sigma**2)
 
 
@@ -86,74 +84,54 @@ class Simulated(Struct, frozen=True):
     by_user: tuple[float, ...] = ()
 
 
-class Durations:
-    """Users and stages as durations."""
+class _Run:
+    """Users who draft and a line that verifies. Times in ms, by user where not said otherwise."""
 
-    def __init__(self, tables: Tables, noise: Noise) -> None:
-        self.tables, self.noise = tables, noise
+    def __init__(self, tables: Tables, lengths: Sequence[int], noise: Noise) -> None:
+        self.tables, self.lengths, self.noise = tables, lengths, noise
         users = tables.deployment.users
         self.alphas = noise.alphas or tuple(user.alpha for user in users)
-        self.links = [user.link_ms for user in users]
+        self.line = VerifierLine(len(tables.fixed), tables.deployment.verifier.hop_ms)
+        # Rounds that were verified, when the next draft arrives, tokens since ``count``.
+        self.rounds, self.tokens = [0] * tables.users, [0.0] * tables.users
+        self.ready = [self._drafting(m, 0) for m in range(tables.users)]
+        # Of the last pass; and when ``count`` was called, as the line was then.
+        self.verdict, self.start, self.before = 0.0, 0.0, self.line.mark()
 
-    def drafting(self, m: int, length: int, round_: int) -> float:
+    def _drafting(self, m: int, round_: int) -> float:
         """Milliseconds from a verdict to the next draft's arrival."""
-        link, whole = self.links[m], self.tables.draft[m][length]
-        noise = self.noise
-        drafted = (whole - link) * noise.factor(DRAFT, m, round_, noise.sigma_of(DRAFT, m))
-        return drafted + link * noise.factor(LINK, m, round_, noise.sigma_of(LINK, m))
+        link, whole = self.tables.deployment.users[m].link_ms, self.tables.draft[m][self.lengths[m]]
+        drafted = (whole - link) * self.noise.factor(DRAFT, m, round_)
+        return drafted + link * self.noise.factor(LINK, m, round_)
 
-    def passing(self, users: Sequence[int], longest: int, round_: int) -> list[float]:
-        """Milliseconds on each stage."""
-        tables, noise, work = self.tables, self.noise, self.tables.work(users)[longest]
-        who = users[0] * len(tables.fixed)
-        return [
-            (slope * work + fixed)
-            * noise.factor(VERIFY, who + p, round_, noise.sigma_of(VERIFY, p))
-            for p, (slope, fixed) in enumerate(zip(tables.slopes, tables.fixed, strict=True))
+    def verify(self, users: Sequence[int]) -> None:
+        """A pass of these users, as soon as all of them are ready."""
+        work = self.tables.work(users)[max(self.lengths[m] for m in users)]
+        round_, offset = self.rounds[users[0]], users[0] * len(self.line.free)
+        passing = [
+            ms * self.noise.factor(VERIFY, p, round_, offset)
+            for p, ms in enumerate(self.tables.stages(work))
         ]
+        self.verdict = self.line.run(max(self.ready[m] for m in users), passing)[-1]
+        for m in users:
+            alpha, length, round_ = self.alphas[m], self.lengths[m], self.rounds[m]
+            if self.noise.expected:
+                self.tokens[m] += expected_tokens(alpha, length)
+            else:
+                self.tokens[m] += drawn_tokens(alpha, length, self.noise.seed, round_, m)
+            self.rounds[m] += 1
+            self.ready[m] = self.verdict + self._drafting(m, round_ + 1)
 
-    def tokens(self, m: int, length: int, round_: int) -> float:
-        """What a round brings the user."""
-        if self.noise.expected:
-            return expected_tokens(self.alphas[m], length)
-        return float(drawn_tokens(self.alphas[m], length, self.noise.seed, round_, m))
+    def count(self) -> None:
+        """End of the start-up."""
+        self.tokens = [0.0] * self.tables.users
+        self.start, self.before = self.verdict, self.line.mark()
 
-
-class LineMark(NamedTuple):
-    """Where a line's stages stood."""
-
-    free: tuple[float, ...]
-    busy: tuple[float, ...]
-
-
-class VerifierLine:
-    """The verifier's stages in a row: first in, first out."""
-
-    def __init__(self, stages: int, hop: float) -> None:
-        self.free, self.busy, self.hop = [0.0] * stages, [0.0] * stages, hop
-
-    def run(self, ready: float, passing: Sequence[float]) -> list[float]:
-        """When each stage is done with a batch that is ready then, in ms; last its verdict."""
-        done = []
-        for p, ms in enumerate(passing):
-            self.free[p] = max(ready, self.free[p]) + ms
-            self.busy[p] += ms
-            done.append(self.free[p])
-            ready = self.free[p] + self.hop
-        return done
-
-    def mark(self) -> LineMark:
-        """To measure from here."""
-        return LineMark(tuple(self.free), tuple(self.busy))
-
-    def shares(self, since: LineMark) -> tuple[float, ...]:
-        """Each stage's busy share, between its own last moments then and now."""
-        return tuple(
-            (busy - was) / (free - begun)
-            for free, busy, begun, was in zip(
-                self.free, self.busy, since.free, since.busy, strict=True
-            )
-        )
+    def averages(self, periods: int) -> Simulated:
+        """Since ``count``, over so many cycles or passes."""
+        took = self.verdict - self.start
+        rates = tuple(1000 * count / took for count in self.tokens)
+        return Simulated(sum(rates), took / periods, self.line.shares(self.before), rates)
 
 
 def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET) -> Simulated:
@@ -161,85 +139,55 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
 
     The first half is the start-up; ``period_ms`` is what the rest took by its cycles. At least 2.
     """
-    players = Durations(tables, noise)
-    line = VerifierLine(len(tables.fixed), tables.deployment.verifier.hop_ms)
-    begun = rounds // 2
-    ready = [
-        max(players.drafting(m, k, 0) for m, k in zip(b.users, b.lengths, strict=True))
-        for b in plan.batches
-    ]
-    start, before, tokens = 0.0, line.mark(), [0.0] * tables.users
-    verdict = 0.0
+    lengths = plan.lengths
+    run = _Run(tables, [lengths[m] for m in range(tables.users)], noise)
     for round_ in range(rounds):
-        for n, batch in enumerate(plan.batches):
-            pairs = list(zip(batch.users, batch.lengths, strict=True))
-            passing = players.passing(batch.users, max(batch.lengths), round_)
-            verdict = line.run(ready[n], passing)[-1]
-            ready[n] = verdict + max(players.drafting(m, k, round_ + 1) for m, k in pairs)
-            if round_ >= begun:
-                for m, k in pairs:
-                    tokens[m] += players.tokens(m, k, round_)
-        if round_ == begun - 1:
-            start, before = verdict, line.mark()
-    took = verdict - start
-    rates = tuple(1000 * count / took for count in tokens)
-    return Simulated(sum(rates), took / (rounds - begun), line.shares(before), rates)
+        if round_ == rounds // 2:
+            run.count()
+        for batch in plan.batches:
+            run.verify(batch.users)
+    return run.averages(rounds - rounds // 2)
 
 
 def simulate_greedy(
     tables: Tables, lengths: Sequence[int], rounds: int, noise: Noise = QUIET
 ) -> Simulated:
     """Until ``rounds`` rounds a user have been verified, by the sum; the first half is start-up."""
-    players = Durations(tables, noise)
-    line = VerifierLine(len(tables.fixed), tables.deployment.verifier.hop_ms)
-    done = [0] * tables.users
-    waiting = sorted((players.drafting(m, lengths[m], 0), m) for m in range(tables.users))
-    total, begun = rounds * tables.users, rounds // 2 * tables.users
-    start, before, verified, passes = 0.0, line.mark(), 0, 0
-    tokens = [0.0] * tables.users
-    verdict = 0.0
-    while verified < total:
-        now = max(line.free[0], waiting[0][0])
-        taken = _taken(tables, lengths, waiting, now)
-        waiting = [one for one in waiting if one[1] not in taken]
-        longest = max(lengths[m] for m in taken)
-        verdict = line.run(now, players.passing(taken, longest, done[taken[0]]))[-1]
-        counted = verified >= begun
-        for m in taken:
-            tokens[m] += players.tokens(m, lengths[m], done[m]) if counted else 0.0
-            done[m] += 1
-            waiting.append((verdict + players.drafting(m, lengths[m], done[m]), m))
-        waiting.sort()
-        verified, passes = verified + len(taken), passes + counted
-        if not counted:
-            start, before = verdict, line.mark()
-    took = verdict - start
-    rates = tuple(1000 * count / took for count in tokens)
-    return Simulated(sum(rates), took / passes, line.shares(before), rates)
+    run = _Run(tables, lengths, noise)
+    passes, verified, start_up = 0, 0, rounds // 2 * tables.users
+    while verified < rounds * tables.users:
+        users = _taken(run)
+        if verified >= start_up:
+            if not passes:
+                run.count()
+            passes += 1
+        run.verify(users)
+        verified += len(users)
+    return run.averages(passes)
 
 
-def _taken(
-    tables: Tables, lengths: Sequence[int], waiting: Sequence[tuple[float, int]], now: float
-) -> list[int]:
-    """Who is ready by now, oldest first, as many as fit; at least one. Where somebody's rows do not
-    a later one's may."""
-    most = tables.batch_rows or math.inf
+def _taken(run: _Run) -> list[int]:
+    """Users who are ready when the first stage is free, or those who are ready first: the oldest
+    first, as many as fit, at least one. Behind one whose rows do not fit a later one's may."""
+    tables = run.tables
+    most = tables.deployment.batch_rows or math.inf
+    waiting = sorted(zip(run.ready, range(tables.users), strict=True))
+    now = max(run.line.free[0], waiting[0][0])
     taken: list[int] = []
     rows = 0
     for ready, m in waiting:
         if ready > now or (taken and not tables.fits([*taken, m])):
             break
-        if not taken or rows + lengths[m] + 1 <= most:
+        if not taken or rows + run.lengths[m] + 1 <= most:
             taken.append(m)
-            rows += lengths[m] + 1
+            rows += run.lengths[m] + 1
     return taken
 
 
 def best_greedy(tables: Tables, rounds: int = 40) -> tuple[int, Simulated]:
     """(length, run): the best draft length that all users share, without jitter."""
     quiet = Noise(expected=True)
-    runs = (
-        (k, simulate_greedy(tables, [k] * tables.users, rounds, quiet))
-        for k in range(1, tables.longest + 1)
-    )
-    return max(runs, key=lambda run: run[1].throughput)
+    lengths = range(1, tables.longest + 1)
+    runs = [simulate_greedy(tables, [k] * tables.users, rounds, quiet) for k in lengths]
+    best = max(range(len(runs)), key=lambda n: runs[n].throughput)
+    return lengths[best], runs[best]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from asyncspec.dipsd.model import Deployment, capacity
 
 
 def expected_tokens(alpha: float, length: int) -> float:
-    """u(l): accepted tokens of a linear draft and the one the target adds, 1 to ``length`` + 1."""
+    """u(l): accepted tokens of a linear draft and the bonus token, 1 to ``length`` + 1."""
     if alpha >= 1:
         return float(length + 1)
     return (1.0 - alpha ** (length + 1)) / (1.0 - alpha)
@@ -21,20 +22,18 @@ class Budget:
         self.left = units
 
     def spend(self, units: float) -> bool:
-        """Whether there was any left. What has begun is finished, so a little more may be done."""
+        """Whether any was left. Work once begun is completed, so ``left`` may fall below 0."""
         if self.left <= 0:
             return False
         self.left -= units
         return True
 
-    def part(self, units: float) -> Budget:
-        """So much of what is left, for a part of the search."""
-        taken = max(0.0, min(units, self.left))
-        self.left -= taken
-        return Budget(taken)
-
-    def take_back(self, part: Budget) -> None:
-        """What a part has left over, or has done too much."""
+    @contextmanager
+    def part(self, units: float) -> Iterator[Budget]:
+        """At most ``units`` of what is left; what is not spent of it is returned."""
+        part = Budget(max(0.0, min(units, self.left)))
+        self.left -= part.left
+        yield part
         self.left += part.left
 
 
@@ -42,11 +41,13 @@ class Tables:
     """The functions of the model, tabled by user and draft length. Never changed once made.
 
     ``gain[m][k]`` is u_m(k) in tokens, ``draft[m][k]`` drafting and sending k tokens in ms
-    (tau^d + tau^c), both with index 0 for no draft at all.
+    (tau^d + tau^c), ``rows[prefix][k]`` FLOPs of a user with that prefix; all with index 0 for no
+    draft at all. ``slopes`` and ``fixed``: ms a FLOP of the whole target, and ms a pass, by stage;
+    ``slope`` and ``through``: their sums, with the hops between stages.
     """
 
     def __init__(self, deployment: Deployment) -> None:
-        verifier, users = deployment.verifier, deployment.users
+        verifier, users, shape = deployment.verifier, deployment.users, deployment.verifier.shape
         self.deployment = deployment
         self.longest = deployment.longest
         self.users = len(users)
@@ -56,29 +57,21 @@ class Tables:
             [k * (u.token_ms + u.link_token_ms) + u.link_ms for k in lengths] for u in users
         ]
         self.prefix = [u.prefix for u in users]
-        total = verifier.shape.layers
-        # Milliseconds a FLOP of the whole target costs on a stage that holds a share of its layers.
-        self.slopes = [s.ms_per_flop * s.layers / total for s in verifier.stages]
+        self.rows = {p: [shape.flops(k, p) for k in lengths] for p in set(self.prefix)}
+        self.slopes = [s.ms_per_flop * s.layers / shape.layers for s in verifier.stages]
         self.fixed = [s.fixed_ms for s in verifier.stages]
         self.slope = sum(self.slopes)
         self.through = sum(self.fixed) + verifier.hop_ms * (len(self.fixed) - 1)
-        shape = verifier.shape
-        self._row = {
-            prefix: [shape.flops(k, prefix) for k in lengths] for prefix in set(self.prefix)
-        }
         self.capacity = capacity(verifier)
-        self.by_batch = verifier.memory == "batch"
-        self.batch_rows = deployment.batch_rows
 
     def work(self, users: Sequence[int]) -> list[float]:
         """FLOPs of a batch by its longest draft: all its rows are padded to the longest of them."""
-        row = self._row[max(self.prefix[m] for m in users)]
-        size = len(users)
-        return [size * flops for flops in row]
+        row = self.rows[max(self.prefix[m] for m in users)]
+        return [len(users) * flops for flops in row]
 
-    def row(self, prefix: int) -> list[float]:
-        """FLOPs of one user with that prefix, by draft length."""
-        return self._row[prefix]
+    def stages(self, work: float) -> tuple[float, ...]:
+        """Milliseconds of a pass on each stage."""
+        return tuple([s * work + f for s, f in zip(self.slopes, self.fixed, strict=True)])
 
     def passing(self, work: float) -> float:
         """Milliseconds from the first stage's start to the last one's end (the paper's t^v)."""
@@ -86,10 +79,8 @@ class Tables:
 
     def server(self, work: float, batches: int) -> float:
         """Milliseconds the busiest stage needs for all batches of a cycle, ``work`` in sum."""
-        return max(
-            slope * work + fixed * batches
-            for slope, fixed in zip(self.slopes, self.fixed, strict=True)
-        )
+        slope, fixed = self.busiest(work, batches)
+        return slope * work + fixed * batches
 
     def busiest(self, work: float, batches: int) -> tuple[float, float]:
         """(ms a FLOP, fixed ms a batch) of the stage that ``server`` is about."""
@@ -98,17 +89,18 @@ class Tables:
 
     def longest_in(self, size: int) -> int:
         """The longest draft with which a batch of so many users fits in one pass; 0: with none. A
-        user alone always does."""
-        if size == 1 or not self.batch_rows:
+        single user always fits."""
+        rows = self.deployment.batch_rows
+        if size == 1 or not rows:
             return self.longest
-        return min(self.longest, self.batch_rows // size - 1)
+        return max(0, min(self.longest, rows // size - 1))
 
     def fits(self, users: Sequence[int]) -> bool:
-        """Whether a batch fits in one pass, with drafts of one token, and its caches fit; where all
-        users' must, that was checked before."""
+        """Whether a batch fits in one pass with drafts of one token, and its caches in the memory
+        (``check_memory`` has checked all users' where these must fit together)."""
         if self.longest_in(len(users)) < 1:
             return False
-        if not self.by_batch:
+        if self.deployment.verifier.memory == "all":
             return True
         return len(users) * max(self.prefix[m] for m in users) <= self.capacity
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.dipsd.algorithm1 import algorithm1
+from asyncspec.dipsd.baselines import BASELINES
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, PlanResult, paper
-from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments

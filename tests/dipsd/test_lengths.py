@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.evaluate import BatchTimes, times
-from asyncspec.dipsd.lengths import best_lengths, common_ratio
+from asyncspec.dipsd.lengths import LengthSweep, best_lengths, common_length
 from asyncspec.dipsd.model import Deployment, Groups
-from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.tables import Budget, Tables
 from dipsd.deployments import deployments
 
 
@@ -54,7 +54,7 @@ def test_it_is_the_best_of_all_lengths(case: tuple[Deployment, Groups]) -> None:
     batches = [times(g, tuple(found.by_user[m] for m in g), tables) for g in groups]
     tokens = sum(tables.gain[m][k] for m, k in found.by_user.items())
     assert tokens / two_terms(batches, tables) == pytest.approx(found.ratio, rel=1e-9)
-    assert found.ratio >= common_ratio(tables, groups) * (1 - 1e-9)
+    assert found.ratio >= common_length(tables, groups)[0] * (1 - 1e-9)
 
 
 @given(associated())
@@ -63,8 +63,13 @@ def test_dinkelbachs_ratios_only_rise(case: tuple[Deployment, Groups]) -> None:
     tables, groups = Tables(case[0]), case[1]
     found = best_lengths(tables, groups)
     if found is not None:
-        assert list(found.ratios) == sorted(found.ratios)
-        assert found.ratios[-1] == found.ratio
+        q = common_length(tables, groups)[0]
+        ceiling = sum(gain[-1] for gain in tables.gain) / q
+        sweep = LengthSweep(tables, groups, ceiling, Budget(float("inf")))
+        while (better := sweep.best(q, 1e-12 * ceiling * q)) is not None:
+            assert better.tokens / better.period > q
+            q = better.tokens / better.period
+        assert q == pytest.approx(found.ratio, rel=1e-9)
         # What is to be beaten is either beaten or not there.
         assert best_lengths(tables, groups, found.ratio * (1 + 1e-6)) is None
         again = best_lengths(tables, groups, found.ratio * (1 - 1e-6))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import permutations, product
 from random import Random
 from types import FrameType
 
@@ -10,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.association import dealt, neighbours
+from asyncspec.dipsd.association import dealt
+from asyncspec.dipsd.baselines import one_batch
 from asyncspec.dipsd.decide import EFFORT, clamp_ms, decide, measured_deployment
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import Deployment, Groups, User, plan_of, problem
-from asyncspec.dipsd.planner import one_batch, plan_best
-from asyncspec.dipsd.search import BatchFit
+from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.search import BatchChange, BatchFit
 from asyncspec.dipsd.tables import Budget, Tables
 from dipsd.deployments import deployments
 
@@ -113,6 +116,17 @@ def test_a_decisions_search_finds_nearly_the_optimum_of_a_few(deployment: Deploy
     if best is not None and found is not None:
         rate = evaluate(best.plan, tables).throughput
         assert evaluate(found.plan, tables).throughput >= 0.97 * rate
+
+
+def neighbours(groups: Groups) -> Iterator[Groups]:
+    """Every move and every swap, with as many batches as before."""
+    for left, right in permutations(range(len(groups)), 2):
+        for m, other in product(groups[left], (None, *groups[right])):
+            if other is not None or len(groups[left]) > 1:
+                pair = dict(
+                    zip((left, right), BatchChange(m, other, left, right).of(groups), strict=True)
+                )
+                yield tuple(pair.get(n, group) for n, group in enumerate(groups))
 
 
 @given(deployments(most=7), st.integers(1, 7), st.floats(0.5, 4), st.sampled_from([0.0, 1e-13]))

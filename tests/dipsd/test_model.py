@@ -27,8 +27,8 @@ from asyncspec.dipsd.tables import Tables, expected_tokens
 def test_the_profiles_give_the_papers_times() -> None:
     tables = Tables(paper(1))
     assert tables.draft[0][1] - 3 == pytest.approx(33.915, abs=5e-4)
-    assert tables.passing(tables.row(512)[1]) == pytest.approx(95.683, abs=5e-4)
-    assert tables.passing(tables.row(512)[2]) - tables.passing(tables.row(512)[1]) == (
+    assert tables.passing(tables.rows[512][1]) == pytest.approx(95.683, abs=5e-4)
+    assert tables.passing(tables.rows[512][2]) - tables.passing(tables.rows[512][1]) == (
         pytest.approx(0.575, abs=1e-3)
     )
 

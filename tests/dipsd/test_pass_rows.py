@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.decide import EFFORT, decide, measured_deployment
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, Plan, User, plan_of
-from asyncspec.dipsd.planner import FEW, algorithm1, plan_best
+from asyncspec.dipsd.planner import FEW, plan_best
 from asyncspec.dipsd.simulation import simulate_greedy
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments

@@ -10,19 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.association import (
-    associate,
-    associations,
-    cost,
-    depth_first,
-    fewest_batches,
-    packed,
-)
-from asyncspec.dipsd.bound import upper_bound
+from asyncspec.dipsd.algorithm1 import NODES, algorithm1, associate, cost, depth_first
+from asyncspec.dipsd.association import associations, fewest_batches, packed
+from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import Deployment, Plan, plan_of, problem
-from asyncspec.dipsd.planner import algorithm1, plan_best
+from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 from dipsd.test_lengths import by_enumeration
@@ -130,14 +124,15 @@ def test_on_several_stages_no_plan_in_any_order_passes_the_bound(deployment: Dep
 @settings(max_examples=80)
 def test_the_bound_holds_and_falls(deployment: Deployment) -> None:
     tables = Tables(deployment)
-    bounds = [upper_bound(tables, n) for n in range(1, tables.users + 1)]
+    bound = Bound(tables)
+    bounds = [bound.above(n) for n in range(1, tables.users + 1)]
     assert bounds == sorted(bounds, reverse=True)
     for groups in associations(tables.users):
         found = best_lengths(tables, groups)
         if found is not None:
             assert found.ratio <= bounds[len(groups) - 1] * (1 + 1e-9)
             enough = found.ratio
-            assert upper_bound(tables, len(groups), enough) >= enough
+            assert bound.above(len(groups), enough) >= enough
 
 
 @given(st.booleans().flatmap(lambda fast: deployments(most=5, fast=fast)), st.data())
@@ -154,14 +149,15 @@ def test_the_association_step_is_the_best_of_all(
         for groups in associations(tables.users, batches)
         if tables.all_fit(groups)
     ]
-    # The depth-first search finds it by itself too, so what it proves of the other's finds is true.
-    for found in (associate(tables, lengths, batches), depth_first(tables, lengths, batches)):
+    # The depth-first search finds it by itself too, in any order of the users.
+    by_itself = depth_first(tables, lengths, batches, range(tables.users), NODES)
+    for found in (associate(tables, lengths, batches), by_itself):
         if found is None:
             assert not costs
             return
-        assert found.proved
-        assert len(found.groups) == batches
-        assert found.cost[0] == pytest.approx(min(costs)[0])
+        assert len(found[1]) == batches
+        assert found[0] == cost(tables, lengths, found[1])
+        assert found[0][0] == pytest.approx(min(costs)[0])
 
 
 @given(deployments(most=4, stages=1), st.integers(0, 3), st.data())

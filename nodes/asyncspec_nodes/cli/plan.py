@@ -11,9 +11,11 @@ import msgspec
 
 from asyncspec.core.errors import UserError
 from asyncspec.dipsd import model as preset
+from asyncspec.dipsd.algorithm1 import algorithm1
+from asyncspec.dipsd.baselines import BASELINES
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, check_memory
-from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 from asyncspec.dipsd.tables import Tables
 from asyncspec_nodes.cli import cluster_options, plan_file, plan_measured

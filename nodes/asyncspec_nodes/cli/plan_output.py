@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from asyncspec.dipsd.evaluate import Evaluation
+from asyncspec.dipsd.evaluate import Evaluation, VerifierLine
 from asyncspec.dipsd.model import Deployment, PlanResult
-from asyncspec.dipsd.simulation import Simulated, VerifierLine
+from asyncspec.dipsd.simulation import Simulated
 from asyncspec_nodes.cli import plan_measured
 from asyncspec_nodes.cli.plan_measured import Measured
 

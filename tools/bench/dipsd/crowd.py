@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
+from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import paper
-from asyncspec.dipsd.planner import algorithm1, plan_best
+from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 

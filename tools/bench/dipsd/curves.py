@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from asyncspec.dipsd.algorithm1 import algorithm1
+from asyncspec.dipsd.baselines import BASELINES
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, paper
-from asyncspec.dipsd.planner import BASELINES, algorithm1, plan_best
+from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import best_greedy
 from asyncspec.dipsd.tables import Tables
 

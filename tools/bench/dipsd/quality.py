@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
+from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import PlanResult
-from asyncspec.dipsd.planner import algorithm1, plan_best
+from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 
