@@ -65,7 +65,6 @@ class _Collection:
         return self.link.unsent > MAX_UNSENT
 
     def send(self, rank: Rank, data: bytes | bytearray | memoryview) -> None:
-        """Send encoded lines of a node."""
         tensor = WireTensor("uint8", (len(data),), memoryview(data))
         self.link.send(Events(self.number, rank), tensor)
 
@@ -99,7 +98,6 @@ class NodeTraceCollector(LinkService):
             self.recorder.text(request, tokens, text)
 
     def close(self) -> None:
-        """Cancel the timers."""
         for timer in (self._flushing, self._probing):
             if timer is not None:
                 timer.cancel()
@@ -181,7 +179,6 @@ class NodeTraceCollector(LinkService):
             self._stop(collection)
 
     def _events(self, link: Link, message: Events, data: memoryview | None) -> None:
-        """Pass on a stage's lines."""
         for collection in [c for c in self._collections if c.inner == message.collection]:
             if data is not None:
                 self._pass_on(collection, link.rank, data)

@@ -40,7 +40,6 @@ class TraceWriter:
             self.write(header)
 
     def write(self, lines: bytes | bytearray | memoryview) -> None:
-        """Append encoded lines."""
         self.begin()
         rest = memoryview(lines)
         with self._written():
@@ -48,11 +47,9 @@ class TraceWriter:
                 rest = rest[self._file.write(rest) :]
 
     def add(self, lines: list[Record]) -> None:
-        """Append lines."""
         self.write(ENCODER.encode_lines(lines))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     @contextmanager

@@ -6,6 +6,8 @@ checksums; tensors and handles are left out. Fields are append-only, with defaul
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 from msgspec import Struct
 
@@ -183,7 +185,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event", omit_defaults=Tru
 
 
 class Ran(Struct, frozen=True, tag="ran", tag_field="event", omit_defaults=True, gc=False):
-    """The device ran the ``job``-th job. ``rows``: see ``serialize.job_summary``."""
+    """The device ran the ``job``-th job. ``rows``: see ``recorder.job_summary``."""
 
     rank: int
     job: int
@@ -263,5 +265,11 @@ class Trace(Struct, frozen=True):
     lines: tuple[Record, ...]
 
 
+_PACK = msgspec.msgpack.Encoder().encode
 ENCODER = msgspec.json.Encoder()
 DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def checksum(value: object) -> int:
+    """CRC-32 of the MessagePack form of a message or struct."""
+    return zlib.crc32(_PACK(value))

@@ -44,6 +44,7 @@ def any_value(floats: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
 
 # What Python reads of a body: its JSON has infinities.
 anything = any_value(st.floats(allow_nan=False))
+finite = any_value(st.floats(allow_nan=False, allow_infinity=False))
 messages = st.lists(
     st.fixed_dictionaries(
         {
@@ -130,7 +131,7 @@ def test_any_body_is_a_request_or_an_error(body: bytes) -> None:
             assert decode(encode(submit)).message == submit
 
 
-@given(st.sampled_from(NAMES), anything)
+@given(st.sampled_from(NAMES), finite)
 def test_what_is_not_served_is_named(name: str, value: Any) -> None:
     ask = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     found = read(json.dumps({**ask, name: value}).encode(), ChatRequest)
@@ -229,7 +230,7 @@ def test_seeds(seed: int, choice: int) -> None:
         assert found == seed
 
 
-@given(any_value(st.floats(allow_nan=False, allow_infinity=False)))
+@given(finite)
 def test_a_frame_is_one_event(value: Any) -> None:
     data = frame(value)
     assert data.startswith(b"data: ")

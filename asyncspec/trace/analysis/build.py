@@ -18,7 +18,6 @@ from asyncspec.trace.records import Dropped, Reported, Sent, Text, Trace
 
 
 def build(trace: Trace) -> Timeline:
-    """The timeline of a trace."""
     log = read_log(trace.lines)
     drafts = [node for node in log.nodes if node.info.role == "draft"]
     stages = [StageView(node) for node in log.nodes if node.info.role == "verify"]

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from asyncspec.trace.analysis.log import Log, LogStep
 from asyncspec.trace.analysis.timeline import Timeline, device_name
-from asyncspec.trace.records import JobResult, Ran, ReceivedMessage, Sent
-from asyncspec.trace.serialize import checksum
+from asyncspec.trace.records import JobResult, Ran, ReceivedMessage, Sent, checksum
 
 _LOOK_AHEAD = 1024
 """Messages of a link that may be missing between two that are there."""
@@ -46,7 +45,6 @@ class PathSpan(Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return self.until - self.at
 
 
@@ -73,7 +71,6 @@ class LatencyBreakdown(Struct, frozen=True):
 
 
 def link_name(source: int, target: int, stages: int) -> str:
-    """One direction of a link."""
     return f"{device_name(source, stages)} -> {device_name(target, stages)}"
 
 

@@ -132,7 +132,6 @@ class NodeLog:
     others: list[Record] = field(default_factory=list)
 
     def add(self, line: Record) -> None:
-        """Append a line."""
         if isinstance(line, Step):
             step = LogStep(*astuple(line))
             self.steps.append(step)

@@ -29,13 +29,11 @@ _ARGUMENTS = ("session", "segment", "rows", "useful", "dead", "first", "last", "
 
 
 def export(timeline: Timeline) -> bytes:
-    """The whole file."""
     events = [*_names(timeline), *sorted(_events(timeline), key=_order)]
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
 def micro(seconds: float) -> int:
-    """Whole microseconds."""
     return round(seconds * 1e6)
 
 

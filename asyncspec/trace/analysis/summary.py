@@ -82,7 +82,6 @@ class Summary(Struct, frozen=True):
 
 
 def summarise(timeline: Timeline) -> Summary:
-    """All of it."""
     times = token_times(timeline)
     requests = latency_breakdowns(times, decoding=False)
     decoding = latency_breakdowns(times, decoding=True)

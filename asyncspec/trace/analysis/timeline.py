@@ -157,7 +157,6 @@ class Timeline(Struct, frozen=True):
         return max((node.stages for node in self.nodes), default=0)
 
     def name(self, rank: int) -> str:
-        """The name of a node's device."""
         return device_name(rank, self.stages)
 
 
@@ -191,5 +190,4 @@ def side_by_side(spans: Sequence[Span]) -> list[Span]:
 
 
 def by_time(span: Span) -> tuple[float, float, int]:
-    """The order of spans."""
     return span.at, span.until, span.rank

@@ -92,7 +92,6 @@ class Model(Struct, frozen=True):
 
 
 def model(timeline: Timeline, summary: object = None) -> Model:
-    """The page's data for a timeline."""
     name = timeline.name
     by_rank = {node.rank: node for node in timeline.nodes}
     lanes = {rank: i for i, rank in enumerate(sorted(by_rank))}

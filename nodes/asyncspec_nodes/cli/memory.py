@@ -54,7 +54,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table, or one JSON object."""
     target = arguments.target
     table = TargetTable(target, **given(arguments, TargetTable.__struct_fields__[1:]))
     backend = backend_of(target)

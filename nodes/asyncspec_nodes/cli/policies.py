@@ -14,7 +14,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole command."""
     width = max(map(len, POLICIES))
     for name, policy in POLICIES.items():
         module = sys.modules[type(policy).__module__]

@@ -29,7 +29,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole command. Raises ``AsyncSpecError``."""
     return asyncio.run(_record(arguments))
 
 

@@ -118,7 +118,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def read_arguments(arguments: argparse.Namespace) -> RunOptions:
-    """Checked options. Raises ``UserError``."""
     sampling = Sampling.of(arguments)
     if problem := settings_problem(arguments.max_new_tokens, sampling):
         raise UserError(f"--{problem}")
@@ -214,7 +213,6 @@ class Run:
         self._trace = None if options.trace is None else TraceWriter(options.trace, title)
 
     async def work(self) -> int:
-        """Exit code."""
         options, where = self._options, self._options.where
         try:
             await (self._local(where) if isinstance(where, Config) else self._remote(where))

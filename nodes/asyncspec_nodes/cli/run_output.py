@@ -33,7 +33,6 @@ class Printer:
         self._stages, self._guarantee = stages, guarantee
 
     def show(self, text: str) -> None:
-        """Text as it comes."""
         if not self._many and not self._json:
             self._shown = True
             _write(text)

@@ -73,7 +73,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
-    """Checked options. Raises ``UserError``."""
     if not 0 <= arguments.port < 65536:
         raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
     http = http_options.read_arguments(arguments, arguments.host)
@@ -111,7 +110,6 @@ def _where(arguments: argparse.Namespace) -> Config | ClusterAddress:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole command. Raises ``AsyncSpecError``."""
     options = read_arguments(arguments)
     with listen.bind(options.host, options.port, whose="--host and --port") as sock:
         return asyncio.run(_serve(options, sock))

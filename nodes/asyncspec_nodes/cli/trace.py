@@ -29,7 +29,6 @@ MIN_SHARE = 0.005
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``asyncspec trace``."""
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="a trace, as run --trace or record writes it")
     add("-o", "--output", type=Path, metavar="HTML", help="default: FILE with .html")
@@ -48,7 +47,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole command. Raises ``AsyncSpecError``."""
     if arguments.json and not arguments.summary:
         raise UserError("--json goes with --summary")
     trace = read_trace(arguments.file, partial=arguments.partial)

@@ -82,7 +82,6 @@ class Conversation:
         self._text = ""
 
     def ask(self, turn: str) -> Submit:
-        """The request of the next user turn."""
         if self._chat:
             self._messages.append(ChatText("user", turn))
             return replace(self._settings, chat=encode_chat(self._messages))
@@ -90,7 +89,6 @@ class Conversation:
         return replace(self._settings, prompt=self._text)
 
     def answered(self, text: str) -> None:
-        """The answer to the last turn."""
         self._messages.append(ChatText("assistant", text))
         self._text += f"{text}\n\n"
 

@@ -60,7 +60,6 @@ class ClusterAddress(Struct, frozen=True):
     security: SecurityTable | None = None
 
     async def connect(self) -> Client:
-        """As ``Client.connect``."""
         tls = contexts(self.security).client
         return await Client.connect(self.host, self.port, self.cluster, tls=tls)
 
@@ -302,11 +301,9 @@ class ReconnectingEngine:
             await self._client.close()
 
     def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        """See ``Client.ask``."""
         return self._connected_client().ask(submit)
 
     async def nodes(self) -> tuple[Status, ...]:
-        """See ``Client.nodes``."""
         return await self._connected_client().nodes()
 
     def _connected_client(self) -> Client:

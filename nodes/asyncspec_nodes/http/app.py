@@ -79,7 +79,6 @@ class Service:
         }
 
     def app(self) -> web.Application:
-        """The aiohttp application."""
         app = web.Application(middlewares=[make_middleware(self.options, self.metrics)])
         app.on_response_prepare.append(self.options.origins.add_headers)
         app.router.add_get("/health", self._health)

@@ -78,7 +78,6 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
 
     def answer(self) -> AnswerMetrics:
-        """Count an answer that begins."""
         self.running.inc()
         return AnswerMetrics(self)
 
@@ -123,7 +122,6 @@ class AnswerMetrics:
             self._reason = "error"
 
     def close(self) -> None:
-        """The answer is complete, failed or cancelled."""
         self._metrics.running.dec()
         self._metrics.answers.labels(self._reason).inc()
         self._metrics.seconds["answer"].observe(time.monotonic() - self._started)

@@ -38,7 +38,6 @@ class HttpSocket(NamedTuple):
 
 
 def add_arguments(parser: Parser) -> None:
-    """API keys, TLS, names and limits."""
     add = parser.add_argument
     add("--model-name", metavar="NAME", help="default: the name of the target's directory")
     add(

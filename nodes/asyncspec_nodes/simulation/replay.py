@@ -17,8 +17,8 @@ from asyncspec.core.jobs import Job, SamplerOutput
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace import records
+from asyncspec.trace.recorder import effect_record
 from asyncspec.trace.records import Node, Record, Step
-from asyncspec.trace.serialize import effect_record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine

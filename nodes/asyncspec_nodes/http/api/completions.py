@@ -17,7 +17,7 @@ from asyncspec_nodes.http.api.answers import (
     TokenLogprob,
 )
 from asyncspec_nodes.http.api.errors import DONE, frame, invalid
-from asyncspec_nodes.http.api.parameters import MAX_CHOICES, CompletionParameters
+from asyncspec_nodes.http.api.parameters import MAX_CHOICES, CompletionParameters, seed_of_choice
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.limits import MAX_TOKEN
 from asyncspec_protocol.messages import Finished, Submit
@@ -44,18 +44,21 @@ class Completion:
     def __init__(
         self,
         request: CompletionParameters,
-        submits: tuple[Submit, ...],
-        seed: int,
+        submits: Sequence[Submit],
         context: RequestContext,
     ) -> None:
-        self.submits = submits
+        self._seed = context.seed if request.seed is None else request.seed
+        self._choices = request.choices
+        self.submits = tuple(
+            replace(submit, seed=seed_of_choice(self._seed, choice))
+            for submit in submits
+            for choice in range(self._choices)
+        )
         self.stream = bool(request.stream)
         self._logprobs = submits[0].log_probs
-        self._choices = request.choices
         self._details = bool(request.return_details)
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
-        self._seed = seed
         self._head = {
             "id": self.id_prefix + context.id,
             "created": context.created,
@@ -218,7 +221,6 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
-        seed = context.seed if self.seed is None else self.seed
         # Without a limit an answer may fill the context.
         submit = replace(
             self.submit(self.limit or MAX_INT, context.tenant),
@@ -226,7 +228,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             log_probs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
-        return ChatCompletion(self, self.choices_of([submit], seed), seed, context)
+        return ChatCompletion(self, [submit], context)
 
 
 class ChatCompletion(Completion):
@@ -273,7 +275,6 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
-        seed = context.seed if self.seed is None else self.seed
         submit = replace(
             self.submit(self.limit or DEFAULT_TOKENS, context.tenant),
             log_probs=self.logprobs is not None,
@@ -287,7 +288,7 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
         ]
         if len(submits) * self.choices > MAX_CHOICES:
             raise invalid(f"more than {MAX_CHOICES} answers are asked for", "prompt")
-        return TextCompletion(self, self.choices_of(submits, seed), seed, context)
+        return TextCompletion(self, submits, context)
 
 
 def _prompts(given: object) -> tuple[str | tuple[int, ...], ...]:

@@ -38,7 +38,6 @@ class ApiError(Exception):
             self.headers["Allow"] = ", ".join(sorted(allow))
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON object."""
         other = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, other)
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -46,12 +45,10 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unavailable(message: str, retry_after: int = 1) -> ApiError:
-    """A 503."""
     return ApiError(503, message, code="unavailable", retry_after=retry_after)
 
 

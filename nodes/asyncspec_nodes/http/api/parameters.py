@@ -7,16 +7,16 @@ narrower ones (docs/reference/http.md).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from asyncspec.core.errors import InputProblem
 from asyncspec.core.rng import stream
-from asyncspec.core.sampling import Defaults
+from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.serving.requests import stop_problem
@@ -140,41 +140,26 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     def submit(self, max_new_tokens: int, tenant: str) -> Submit:
         """The request for an answer, without prompt and seed."""
-        # The smallest nucleus is the likeliest token.
-        greedy = self.top_p == 0
-        unset = (name for name in Defaults.__struct_fields__ if getattr(self, name) is None)
+        values = ((name, getattr(self, name)) for name in Sampling.__struct_fields__)
+        sampling = {name: value for name, value in values if value is not None}
+        if self.top_p == 0:  # the smallest nucleus is the likeliest token
+            sampling |= {"top_k": 1, "top_p": 1.0}
         return Submit(
             request=0,
             prompt="",
             max_new_tokens=max_new_tokens,
-            seed=0,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=1 if greedy else self.top_k or 0,
-            top_p=1.0 if greedy or self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
             policy=self.policy or "",
             ignore_eos=bool(self.ignore_eos),
-            repetition_penalty=self.repetition_penalty or 1.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             stop=self.stops,
             include_stop=bool(self.include_stop_str_in_output),
             must_fit=self.limit is not None,
-            unset=tuple(name for name in unset if not (greedy and name == "top_k")),
+            unset=tuple(name for name in Defaults.__struct_fields__ if name not in sampling),
             tenant=tenant,
-        )
-
-    def choices_of(self, submits: Sequence[Submit], seed: int) -> tuple[Submit, ...]:
-        """``n`` answers to each of ``submits``, with their seeds."""
-        return tuple(
-            replace(submit, seed=seed_of_choice(seed, choice))
-            for submit in submits
-            for choice in range(self.choices)
+            **asdict(Sampling(**{"temperature": 1.0, **sampling})),
         )
 
 
