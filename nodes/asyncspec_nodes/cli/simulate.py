@@ -29,10 +29,11 @@ from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.cluster_options import add_device_arguments
 from asyncspec_nodes.cli.simulate_output import as_dict, table
 from asyncspec_nodes.console import arguments as console
-from asyncspec_nodes.console.arguments import COUNT, SECONDS, Bounds, Parser, given
+from asyncspec_nodes.console.arguments import CHANCE, COUNT, SECONDS, Bounds, Parser, given
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 STAGES = Bounds(1, 1024)
+TOP = Bounds(0.0, 1.0, above=True)
 FACTOR = Bounds(0.0, 1e6, above=True)
 MEGABITS = Bounds(0.0, 1e9)
 MIN_MEGABITS = Bounds(1e-3, 1e9)
@@ -92,6 +93,7 @@ def _add_language_arguments(parser: Parser) -> None:
     add(
         "--top",
         type=float,
+        action=TOP.action,
         metavar="P",
         help=f"chance that the draft's first candidate is right (default: {DEFAULT_TOP})",
     )
@@ -99,6 +101,7 @@ def _add_language_arguments(parser: Parser) -> None:
     add(
         "--fade",
         type=float,
+        action=CHANCE.action,
         metavar="F",
         help="factor on it for every token since the last verified one; 1: a draft model of its "
         f"own (default: {DEFAULT_FADE}, an EAGLE head)",
@@ -106,6 +109,7 @@ def _add_language_arguments(parser: Parser) -> None:
     add(
         "--copying",
         type=float,
+        action=CHANCE.action,
         metavar="SHARE",
         help="share of the text that repeats itself, with an n-gram source to see it (default: 0)",
     )
@@ -187,18 +191,12 @@ def _language(arguments: argparse.Namespace) -> Language:
             raise UserError(f"--{name} is the recording's to say; leave it out")
         return read_language(Path(arguments.language))
     shares = {"fade": DEFAULT_FADE} | given(arguments, ("fade", "copying"))
-    for name, value in shares.items():
-        if not 0 <= value <= 1:
-            raise UserError(f"--{name} is {value:g}; it must be between 0 and 1")
     return Synthetic(coverage=_coverage(arguments), seed=arguments.seed, **shares)
 
 
 def _coverage(arguments: argparse.Namespace) -> Coverage:
     if arguments.coverage is None:
-        top = DEFAULT_TOP if arguments.top is None else arguments.top
-        if not 0 < top <= 1:
-            raise UserError(f"--top is {top:g}; it must be above 0 and at most 1")
-        return harmonic(top)
+        return harmonic(DEFAULT_TOP if arguments.top is None else arguments.top)
     if arguments.top is not None:
         raise UserError("--coverage says what --top would; leave one of them out")
     try:

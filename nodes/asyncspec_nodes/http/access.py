@@ -8,7 +8,7 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from aiohttp import web
@@ -24,31 +24,27 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _PORT = re.compile(r"(:[0-9]*)?")
 
 
-class AllowedHosts:
+class AllowedHosts(Struct, frozen=True):
     """Host names that the service accepts, against DNS rebinding: a page on an attacker's domain
     that resolves to this machine's address has the service's origin as far as the browser is
-    concerned, but its requests still carry that domain in ``Host``. Addresses cannot be rebound.
+    concerned, but its requests still carry that domain in ``Host``. Addresses cannot be rebound."""
 
-    ``names``: lower-case host names and addresses; ``addresses``: accept any address; ``every``:
-    accept any name."""
-
-    def __init__(
-        self, names: Iterable[str] = (), *, addresses: bool = False, every: bool = False
-    ) -> None:
-        self._names = frozenset(names)
-        self._addresses = addresses
-        self._every = every
+    # Lower-case host names and addresses.
+    names: Collection[str] = ()
+    # Accept any address, or any name.
+    addresses: bool = False
+    every: bool = False
 
     def check(self, header: str | None) -> None:
         """Checks ``Host``. A request without one comes from no browser. Raises ``ApiError``."""
-        if self._every or header is None:
+        if self.every or header is None:
             return
         name = _host_name(header)
         if name is None:
             raise ApiError(421, "the Host header is no host name and no address", code="no_host")
-        if name in self._names or is_loopback(name) or name.endswith(".localhost"):
+        if name in self.names or is_loopback(name) or name.endswith(".localhost"):
             return
-        if self._addresses and _is_address(name):
+        if self.addresses and _is_address(name):
             return
         raise ApiError(
             421,
@@ -112,13 +108,12 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\s/?#@:*\[\]]+)(:[0-9]{1,5})?")
 
 
-class AllowedOrigins:
+class AllowedOrigins(Struct, frozen=True):
     """Origins whose pages may use the service from a browser, as browsers write them; ``*`` is all.
 
     A preflight carries no key, so its answer is the same for every path."""
 
-    def __init__(self, allowed: Iterable[str] = ()) -> None:
-        self.allowed = frozenset(allowed)
+    allowed: Collection[str] = ()
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """The response to a preflight from an allowed origin; None for any other request."""
@@ -172,7 +167,7 @@ def read_origins(allowed: Iterable[str]) -> AllowedOrigins:
                 f"without a path, or {ANY}"
             )
         origins.append(origin.removesuffix(_DEFAULT_PORTS.get(parts[1], "") if parts else ""))
-    return AllowedOrigins(origins)
+    return AllowedOrigins(frozenset(origins))
 
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"

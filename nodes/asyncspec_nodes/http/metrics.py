@@ -77,10 +77,6 @@ class Metrics:
         """Count a response; ``route`` is the route's pattern, not the path."""
         self._requests.labels(route, str(status)).inc()
 
-    def answer(self) -> AnswerMetrics:
-        self.running.inc()
-        return AnswerMetrics(self)
-
     def text(self, nodes: Iterable[Status]) -> bytes:
         """The text exposition, with the nodes' current status."""
         for gauge in self._nodes.values():
@@ -92,10 +88,11 @@ class Metrics:
 
 
 class AnswerMetrics:
-    """Measures one answer."""
+    """Measures one answer, from its creation to ``close``."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        metrics.running.inc()
         self._started = self._latest = time.monotonic()
         self._tokens = 0
         self._reason = "cancelled"

@@ -15,7 +15,7 @@ from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.engine import Engine
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
-from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.metrics import AnswerMetrics, Metrics
 from asyncspec_nodes.http.middleware import api_error, json_response
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Submit
@@ -60,7 +60,7 @@ class Responder:
         self._shutdown = shutdown
         self._limits = limits
         self._answers = [Answer() for _ in call.submits]
-        self._metrics = [metrics.answer() for _ in call.submits]
+        self._metrics = [AnswerMetrics(metrics) for _ in call.submits]
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """The response. Raises ``ApiError`` while nothing has been sent."""
