@@ -63,40 +63,21 @@ def add_arguments(parser: Parser) -> None:
         "eagle: and hybrid (docs/reference/sources.md)",
     )
     add("--source-apart", action="store_true", help="the token source gets a process of its own")
-    add(
-        "--stages",
-        type=int,
-        action=COUNT.action,
-        metavar="N",
-        help=f"verify stages (default: {DEFAULT_STAGES})",
-    )
-    add(
-        "--policy",
-        metavar="NAME",
-        help=f"default: {DraftTable().policy}; see asyncspec policies",
-    )
+    COUNT.add_to(parser, "--stages", "N", f"verify stages (default: {DEFAULT_STAGES})")
+    add("--policy", metavar="NAME", help=f"default: {DraftTable().policy}; see asyncspec policies")
     add_model_arguments(parser, quantize="the target's weights; default: none")
-    add(
-        "--threads",
-        type=int,
-        action=THREADS.action,
-        metavar="N",
-        help="threads for the products of each node (default: OMP_NUM_THREADS, else this machine's "
-        "cores divided by its nodes)",
+    text = (
+        "threads for the products of each node (default: OMP_NUM_THREADS, else this machine's "
+        "cores divided by its nodes)"
     )
+    THREADS.add_to(parser, "--threads", "N", text)
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
     group = parser.add_argument_group(
         "slower devices",
         "for experiments: the real work is done, and what is left of these times is waited for",
     )
-    group.add_argument(
-        "--stage-seconds",
-        dest="seconds",
-        type=float,
-        action=SECONDS.action,
-        metavar="S",
-        help="a pass of a stage takes at least that",
-    )
+    text = "a pass of a stage takes at least that"
+    SECONDS.add_to(group, "--stage-seconds", "S", text, dest="seconds")
     add_device_arguments(group, plateau="rows that cost no more than one (default: 16)")
     add_address_arguments(parser)
 
@@ -110,14 +91,13 @@ def add_model_arguments(parser: Parser, quantize: str) -> None:
 
 def add_device_arguments(group: argparse._ArgumentGroup, plateau: str) -> None:
     """Times of slower devices, real or simulated. ``plateau``: that option's help."""
-    add = group.add_argument
-    add("--plateau", type=int, action=COUNT.action, metavar="ROWS", help=plateau)
+    COUNT.add_to(group, "--plateau", "ROWS", plateau)
     for name, key, text in (
         ("--row-seconds", "row_seconds", "each row past the plateau"),
         ("--draft-seconds", "level_seconds", "a draft pass: one level of a tree"),
         ("--call-seconds", "call_seconds", "every call of the draft, besides"),
     ):
-        add(name, dest=key, type=float, action=SECONDS.action, metavar="S", help=text)
+        SECONDS.add_to(group, name, "S", text, dest=key)
 
 
 def add_address_arguments(parser: Parser) -> None:

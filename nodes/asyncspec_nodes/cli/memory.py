@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
         ("--sessions", "N", COUNT, 1, "at a time (default: 1)"),
         ("--tree", "NODES", NODES, None, "of all trees; default: the policy's most"),
     ):
-        add(name, type=int, action=bounds.action, default=default, metavar=metavar, help=text)
+        bounds.add_to(parser, name, metavar, text, default=default)
     add_model_arguments(parser, quantize="weights only; default: none")
     add("--json", action="store_true")
 

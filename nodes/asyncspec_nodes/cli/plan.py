@@ -59,25 +59,11 @@ def add_arguments(parser: Parser) -> None:
     add("--save", type=Path, metavar="FILE", help="write what a running cluster measures as CONFIG")
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
     for name, (bounds, metavar, words) in PRESET.items():
-        kind = type(bounds.least)
-        add(option(name), type=kind, action=bounds.action, metavar=metavar, help=words)
+        bounds.add_to(parser, option(name), metavar, words)
     add("--method", choices=METHODS, default="ours", help="who plans (default: ours)")
     add("--jitter", type=float, metavar="SIGMA", help="simulate with lognormal jitter beside")
-    add(
-        "--true-alpha",
-        type=float,
-        action=CHANCE.action,
-        metavar="A",
-        help="simulate users who accept with this chance",
-    )
-    add(
-        "--seed",
-        type=int,
-        action=SEED.action,
-        default=0,
-        metavar="S",
-        help="of the simulation (default: 0)",
-    )
+    CHANCE.add_to(parser, "--true-alpha", "A", "simulate users who accept with this chance")
+    SEED.add_to(parser, "--seed", "S", "of the simulation (default: 0)", default=0)
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
 
 

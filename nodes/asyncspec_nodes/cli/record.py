@@ -18,13 +18,10 @@ from asyncspec_nodes.console.signals import on_termination
 def add_arguments(parser: Parser) -> None:
     cluster_options.add_address_arguments(parser)
     span = parser.add_mutually_exclusive_group()
-    for name, key, text in (
-        ("--last", "last", "the last S seconds (needs [trace] events in the cluster file)"),
-        ("--for", "seconds", "the next S seconds; without either, until interrupted"),
-    ):
-        span.add_argument(
-            name, dest=key, type=float, action=SOME_SECONDS.action, metavar="S", help=text
-        )
+    text = "the last S seconds (needs [trace] events in the cluster file)"
+    SOME_SECONDS.add_to(span, "--last", "S", text)
+    text = "the next S seconds; without either, until interrupted"
+    SOME_SECONDS.add_to(span, "--for", "S", text, dest="seconds")
     parser.add_argument("file", type=Path, metavar="FILE", help="where the trace goes")
 
 

@@ -106,14 +106,7 @@ def add_arguments(parser: Parser) -> None:
     add("--ignore-eos", action="store_true", help="go on after an end-of-text token")
     add("--check", action="store_true", help="decode once more, sequentially, and compare")
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
-    add(
-        "--concurrency",
-        type=int,
-        action=COUNT.action,
-        default=1,
-        metavar="N",
-        help="requests at a time (default: 1)",
-    )
+    COUNT.add_to(parser, "--concurrency", "N", "requests at a time (default: 1)", default=1)
     add("--trace", type=Path, metavar="FILE", help="record what every node does there")
 
 

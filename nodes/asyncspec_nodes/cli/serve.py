@@ -61,14 +61,7 @@ def add_arguments(parser: Parser) -> None:
         help="auto: requests that leave sampling settings out get what the target's "
         "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
     )
-    add(
-        "--sessions",
-        type=int,
-        action=COUNT.action,
-        default=SESSIONS,
-        metavar="N",
-        help=f"default: {SESSIONS}",
-    )
+    COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}", default=SESSIONS)
     cluster_options.add_arguments(parser)
 
 

@@ -28,8 +28,17 @@ from asyncspec.sim.recorded import read_language
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.cluster_options import add_device_arguments
 from asyncspec_nodes.cli.simulate_output import as_dict, table
-from asyncspec_nodes.console import arguments as console
-from asyncspec_nodes.console.arguments import CHANCE, COUNT, SECONDS, Bounds, Parser, given
+from asyncspec_nodes.console.arguments import (
+    CHANCE,
+    COUNT,
+    SECONDS,
+    SEED,
+    SOME_SECONDS,
+    Bounds,
+    Parser,
+    given,
+    option,
+)
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
 STAGES = Bounds(1, 1024)
@@ -64,17 +73,8 @@ def add_arguments(parser: Parser) -> None:
         help="also a comma list; default: all of them, side by side (see asyncspec policies)",
     )
     for name, (metavar, bounds, text) in NUMBERS.items():
-        value = getattr(default, name)
-        name = console.option(name)
-        add(name, type=int, action=bounds.action, default=value, metavar=metavar, help=text)
-    add(
-        "--seed",
-        type=int,
-        action=console.SEED.action,
-        default=0,
-        metavar="S",
-        help="of language and jitter (default: 0)",
-    )
+        bounds.add_to(parser, option(name), metavar, text, default=getattr(default, name))
+    SEED.add_to(parser, "--seed", "S", "of language and jitter (default: 0)", default=0)
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
     add("--trace", type=Path, metavar="FILE", help="record one policy's run there")
     _add_language_arguments(parser)
@@ -90,29 +90,16 @@ def _add_language_arguments(parser: Parser) -> None:
         metavar="synthetic|FILE",
         help="FILE: as recorded by tools/bench record-language (default: synthetic)",
     )
-    add(
-        "--top",
-        type=float,
-        action=TOP.action,
-        metavar="P",
-        help=f"chance that the draft's first candidate is right (default: {DEFAULT_TOP})",
-    )
+    text = f"chance that the draft's first candidate is right (default: {DEFAULT_TOP})"
+    TOP.add_to(group, "--top", "P", text)
     add("--coverage", metavar="P,P,...", help="these chances by rank instead of --top")
-    add(
-        "--fade",
-        type=float,
-        action=CHANCE.action,
-        metavar="F",
-        help="factor on it for every token since the last verified one; 1: a draft model of its "
-        f"own (default: {DEFAULT_FADE}, an EAGLE head)",
+    text = (
+        "factor on it for every token since the last verified one; 1: a draft model of its own "
+        f"(default: {DEFAULT_FADE}, an EAGLE head)"
     )
-    add(
-        "--copying",
-        type=float,
-        action=CHANCE.action,
-        metavar="SHARE",
-        help="share of the text that repeats itself, with an n-gram source to see it (default: 0)",
-    )
+    CHANCE.add_to(group, "--fade", "F", text)
+    text = "share of the text that repeats itself, with an n-gram source to see it (default: 0)"
+    CHANCE.add_to(group, "--copying", "SHARE", text)
 
 
 def _add_cost_arguments(parser: Parser) -> None:
@@ -124,22 +111,16 @@ def _add_cost_arguments(parser: Parser) -> None:
     )
     add = group.add_argument
     add("--costs", metavar="PRESET", default="turns", help=f"{', '.join(PRESETS)}")
-    add(
-        "--stage-seconds",
-        type=float,
-        action=console.SOME_SECONDS.action,
-        metavar="S",
-        help="what a pass of a stage takes on your machines; the preset's other times grow in "
-        "proportion (default: 1, the unit)",
+    text = (
+        "what a pass of a stage takes on your machines; the preset's other times grow in "
+        "proportion (default: 1, the unit)"
     )
+    SOME_SECONDS.add_to(group, "--stage-seconds", "S", text)
     add_device_arguments(group, plateau="rows that cost no more than one")
-    for name, kind, metavar, bounds, text in (
-        ("--verdict-seconds", float, "S", SECONDS, "the draft node's work on a verdict"),
-        ("--latency", float, "S", SECONDS, "of every link, one way"),
-        ("--bandwidth", float, "MBIT", MEGABITS, "of every link, Mbit/s; 0: no limit"),
-        ("--width", int, "N", COUNT, "the target's hidden size: values of 2 bytes a row"),
-    ):
-        add(name, type=kind, action=bounds.action, metavar=metavar, help=text)
+    SECONDS.add_to(group, "--verdict-seconds", "S", "the draft node's work on a verdict")
+    SECONDS.add_to(group, "--latency", "S", "of every link, one way")
+    MEGABITS.add_to(group, "--bandwidth", "MBIT", "of every link, Mbit/s; 0: no limit")
+    COUNT.add_to(group, "--width", "N", "the target's hidden size: values of 2 bytes a row")
     add("--jitter", type=float, metavar="SHARE", help="times vary by up to this share of them")
     add(
         "--slow",

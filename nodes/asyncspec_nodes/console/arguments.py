@@ -43,18 +43,21 @@ class Bounds(NamedTuple):
             least = f"at least {self.least:g}" if self.least else "0 or more"
             raise UserError(f"{option} is {shown}; it must be {above if self.above else least}")
 
-    @property
-    def action(self) -> type[argparse.Action]:
-        """For ``argparse``: stores an option's number if it is within the bounds; otherwise
-        ``parse_args`` raises ``UserError``."""
-        check = self.check
+    def add_to(
+        self, parser: argparse._ActionsContainer, name: str, metavar: str, help: str, **how: Any
+    ) -> None:
+        """Add an option for a number within the bounds; for any other ``parse_args`` raises
+        ``UserError``. ``how``: as for ``add_argument``."""
+        check, kind = self.check, type(self.least)
 
         class BoundedNumber(argparse.Action):
             def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
                 check(option, value)
                 setattr(namespace, self.dest, value)
 
-        return BoundedNumber
+        parser.add_argument(
+            name, type=kind, action=BoundedNumber, metavar=metavar, help=help, **how
+        )
 
 
 # The upper bounds lie far beyond any use; they keep sums and messages from overflowing.

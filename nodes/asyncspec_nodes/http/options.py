@@ -82,15 +82,9 @@ def add_arguments(parser: Parser) -> None:
         ("", "drain_seconds", SOME_SECONDS, "for running answers when told to stop"),
     ):
         default = getattr(Limits(), field)
-        add(
-            option(prefix + field),
-            dest=field,
-            type=type(default),
-            action=bounds.action,
-            default=default,
-            metavar="N" if isinstance(default, int) else "S",
-            help=f"{text} (default: {str(default).removesuffix('.0')})",
-        )
+        metavar = "N" if isinstance(default, int) else "S"
+        text = f"{text} (default: {str(default).removesuffix('.0')})"
+        bounds.add_to(parser, option(prefix + field), metavar, text, dest=field, default=default)
 
 
 def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:

@@ -101,14 +101,11 @@ def build_parser() -> Parser:
         help="draft node: what proposes tokens here, in place of [draft] source and its node",
     )
     add("--listen-fd", type=int, metavar="N", help="inherited listening socket")
-    add(
-        "--threads",
-        type=int,
-        action=THREADS.action,
-        metavar="N",
-        help="threads for products (default: OMP_NUM_THREADS, else this machine's cores, shared "
-        "with what other nodes the cluster file puts on it)",
+    text = (
+        "threads for products (default: OMP_NUM_THREADS, else this machine's cores, shared with "
+        "what other nodes the cluster file puts on it)"
     )
+    THREADS.add_to(parser, "--threads", "N", text)
     add(
         "--supervised",
         action="store_true",
