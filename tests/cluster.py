@@ -18,7 +18,7 @@ from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import World
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Record, Trace
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Record, Trace, TraceHeader
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -158,7 +158,7 @@ class Cluster:
 
     def trace(self) -> Trace:
         """What was recorded, as a file would hold it."""
-        header = Header(FORMAT, "asyncspec", "2026-01-01T00:00:00.000+00:00", "toy")
+        header = TraceHeader(FORMAT, "asyncspec", "2026-01-01T00:00:00.000+00:00", "toy")
         lines: list[Record] = []
         for one in self.recorders.values():
             found, _ = one.read(0, one.end)
@@ -166,7 +166,7 @@ class Cluster:
         # Through the encoder, as what cannot be written and read back is no trace.
         text = ENCODER.encode_lines(lines).splitlines()
         decoded = [DECODER.decode(line) for line in text]
-        return Trace(header, tuple(line for line in decoded if not isinstance(line, Header)))
+        return Trace(header, tuple(line for line in decoded if not isinstance(line, TraceHeader)))
 
     def connect_all(self) -> None:
         """Bring up every link that is down, of the draft nodes that take part."""

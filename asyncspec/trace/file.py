@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.core.errors import UserError
-from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Header, Line, Record, Step, Trace
+from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Line, Record, Step, Trace, TraceHeader
 
 
 class TraceWriter:
@@ -26,7 +26,7 @@ class TraceWriter:
         with self._written():
             self._file = path.open("ab", buffering=0)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        header = Header(FORMAT, f"asyncspec {version('asyncspec')}", now, title)
+        header = TraceHeader(FORMAT, f"asyncspec {version('asyncspec')}", now, title)
         # Until it is written.
         self._header = ENCODER.encode_lines([header])
 
@@ -70,7 +70,7 @@ def read_trace(path: Path, *, partial: bool = False) -> Trace:
         raise UserError(f"{path} is empty; record a trace with asyncspec run --trace FILE")
     *lines, cut = data.split(b"\n")
     header = _decode(lines[0] if lines else cut)
-    if not isinstance(header, Header):
+    if not isinstance(header, TraceHeader):
         raise UserError(f"{path} is not a trace: its first line is not the header of one")
     if header.format != FORMAT:
         raise UserError(
@@ -94,7 +94,7 @@ def _decode(line: bytes) -> Line | str:
 
 def _line(path: Path, number: int, line: bytes) -> Record:
     found = _decode(line)
-    if isinstance(found, Header):
+    if isinstance(found, TraceHeader):
         found = "a second header"
     elif isinstance(found, Step) and found.until < found.at:
         found = "a step ends before it begins"

@@ -30,7 +30,11 @@ class Recorder(TraceHook):
     """Keeps the latest lines of one node, numbered from 0."""
 
     def __init__(
-        self, node: records.Node, *, most: int = MOST, clock: Callable[[], float] = time.monotonic
+        self,
+        node: records.NodeRecord,
+        *,
+        most: int = MOST,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
         self._clock = clock
@@ -112,7 +116,7 @@ def _end(line: records.Record) -> float:
             return came
         case records.Text() | records.Dropped():
             return math.inf
-        case records.Node(at=at) | records.End(at=at):
+        case records.NodeRecord(at=at) | records.End(at=at):
             return at
         case _:
             return line.until
@@ -164,7 +168,7 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
             check = checksum(_without_handles(job))
             return records.Issued(number, *job_summary(job), check, _parts(job))
         case machine.Abandon(job):
-            return records.Abandoned(*job_summary(job)[:3])
+            return records.AbandonedJob(*job_summary(job)[:3])
         case machine.RunNext(_, job):
             return records.NextJob() if job is None else records.NextJob(*job_summary(job))
         case machine.Emit():

@@ -17,7 +17,7 @@ from asyncspec_protocol.messages import Expanded, Message
 FORMAT = 1
 
 
-class Header(Struct, frozen=True, tag="trace", tag_field="event"):
+class TraceHeader(Struct, frozen=True, tag="trace", tag_field="event"):
     """The first line of a file."""
 
     format: int
@@ -28,7 +28,7 @@ class Header(Struct, frozen=True, tag="trace", tag_field="event"):
     title: str = ""
 
 
-class Node(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=True):
+class NodeRecord(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=True):
     """Describes a rank; the first line of each node. ``at`` and ``wall`` are the same moment on its
     own clock and in Unix time."""
 
@@ -131,7 +131,7 @@ class Reported(Struct, frozen=True, array_like=True, tag="report", gc=False):
     nbytes: int
 
 
-class Abandoned(Struct, frozen=True, array_like=True, tag="abandon", gc=False):
+class AbandonedJob(Struct, frozen=True, array_like=True, tag="abandon", gc=False):
     """The device was requested to end a job early."""
 
     kind: str
@@ -158,7 +158,7 @@ class TaskRun(Struct, frozen=True, array_like=True, tag="run_task", gc=False):
 Effect = (
     Sent
     | Issued
-    | Abandoned
+    | AbandonedJob
     | NextJob
     | machine.Emit
     | machine.Finish
@@ -254,14 +254,14 @@ class End(Struct, frozen=True, tag="end", tag_field="event", gc=False):
     at: float
 
 
-Record = Step | Ran | Blocked | Probe | Silence | Text | Dropped | Node | End
-Line = Header | Record
+Record = Step | Ran | Blocked | Probe | Silence | Text | Dropped | NodeRecord | End
+Line = TraceHeader | Record
 
 
 class Trace(Struct, frozen=True):
     """The content of a file. The lines of each node are in chronological order."""
 
-    header: Header
+    header: TraceHeader
     lines: tuple[Record, ...]
 
 

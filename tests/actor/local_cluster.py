@@ -17,7 +17,7 @@ from asyncspec.backend.toy.source import ToyEagle, ToySource
 from asyncspec.core.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import Node
+from asyncspec.trace.records import NodeRecord
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
@@ -227,7 +227,7 @@ class LocalCluster:
         def recorder(whole: bool) -> Recorder:
             role = role_of(rank, self.stages)
             at = time.monotonic()
-            return Recorder(Node(rank, at, at, role, self.stages, config=config, whole=whole))
+            return Recorder(NodeRecord(rank, at, at, role, self.stages, config=config, whole=whole))
 
         return NodeTraceCollector(self.nodes[rank], recorder, always=bool(self.traced))
 

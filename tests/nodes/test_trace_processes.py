@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from asyncspec.trace.file import read_trace
-from asyncspec.trace.records import End, Node, Text
+from asyncspec.trace.records import End, NodeRecord, Text
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, TraceTable
@@ -34,7 +34,7 @@ def traced(
 def test_every_node_is_there_to_its_end(traced: tuple[Path, int]) -> None:
     path, stages = traced
     lines = read_trace(path).lines
-    for kind in (Node, End):
+    for kind in (NodeRecord, End):
         assert sorted(line.rank for line in lines if isinstance(line, kind)) == [*range(stages + 1)]
     said = [line for line in lines if isinstance(line, Text)]
     assert sum(len(line.tokens) for line in said) == 96
@@ -99,5 +99,5 @@ def test_a_running_cluster_can_be_recorded(
     finally:
         cluster.close()
     lines = read_trace(path).lines
-    assert {line.rank for line in lines if isinstance(line, Node)} == {0, 1, 2}
+    assert {line.rank for line in lines if isinstance(line, NodeRecord)} == {0, 1, 2}
     assert not any(isinstance(line, Text) for line in lines), "no text unless it is wanted"

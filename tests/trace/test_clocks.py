@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from asyncspec.trace.analysis.log import USUAL_DRIFT, WINDOW_SECONDS, Clock, estimate, fit
-from asyncspec.trace.records import Node, Probe
+from asyncspec.trace.analysis.log import USUAL_DRIFT, WINDOW_SECONDS, ClockFit, estimate, fit
+from asyncspec.trace.records import NodeRecord, Probe
 
 delays = st.floats(1e-5, 0.05)
 
@@ -68,5 +68,5 @@ def test_one_slow_answer_does_not_matter(slow: float, place: int) -> None:
 
 
 def test_nobody_asked() -> None:
-    nodes = [Node(0, 0, 0, "draft", 1), Node(1, 0, 0, "verify", 1)]
-    assert estimate(nodes) == {0: Clock(0), 1: Clock(1)}
+    nodes = [NodeRecord(0, 0, 0, "draft", 1), NodeRecord(1, 0, 0, "verify", 1)]
+    assert estimate(nodes) == {0: ClockFit(0), 1: ClockFit(1)}

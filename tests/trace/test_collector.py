@@ -17,7 +17,7 @@ from asyncspec.trace.records import (
     End,
     Issued,
     JobResult,
-    Node,
+    NodeRecord,
     Probe,
     Step,
     Trace,
@@ -55,7 +55,7 @@ async def test_a_run_from_its_first_step_on(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "t")
     assert collector.complete
     assert collector.lines == len(trace.lines)
-    assert ranks(trace, Node) == ranks(trace, End) == [0, 1, 2, 3]
+    assert ranks(trace, NodeRecord) == ranks(trace, End) == [0, 1, 2, 3]
     assert emitted(trace) == cluster.shells[0].tokens[0]
     assert [node.difference for node in replay(trace.lines)] == [None] * 4
 
@@ -136,7 +136,7 @@ async def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
     tokens = cluster.shells[0].tokens
     assert emitted(one) == tokens[1] + tokens[2]
     assert emitted(two) == tokens[2]
-    assert not any(line.whole for line in one.lines if isinstance(line, Node))
+    assert not any(line.whole for line in one.lines if isinstance(line, NodeRecord))
 
 
 @pytest.mark.asyncio
@@ -173,7 +173,7 @@ async def test_a_stage_that_comes_back_is_recorded_again(tmp_path: Path) -> None
             cluster.start(2)
             await cluster.ask(ask(1))
         await client.close()
-    assert ranks(read_trace(tmp_path / "t"), Node) == [0, 1, 2, 2]
+    assert ranks(read_trace(tmp_path / "t"), NodeRecord) == [0, 1, 2, 2]
 
 
 @pytest.mark.asyncio

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
 from asyncspec.trace.file import TraceWriter, read_trace
-from asyncspec.trace.records import Blocked, End, Node, Record
+from asyncspec.trace.records import Blocked, End, NodeRecord, Record
 from asyncspec_nodes.cli import main as cli
 from cluster import Cluster, ask
 from laws import Shaken
 
 LINES: list[Record] = [
-    Node(0, 1.0, 2.0, "draft", 1, config={"stages": 1}),
+    NodeRecord(0, 1.0, 2.0, "draft", 1, config={"stages": 1}),
     Blocked(0, 1, 1.0, 1.5, 100),
     End(0, 2.0),
 ]

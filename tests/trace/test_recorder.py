@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from asyncspec.core.machine import Received, TimerFired
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import Dropped, Node, Step
+from asyncspec.trace.records import Dropped, NodeRecord, Step
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Segment
 
 
 def recorder(most: int = 100, now: float = 0.0) -> Recorder:
-    return Recorder(Node(1, 0.0, 0.0, "verify", 1), most=most, clock=lambda: now)
+    return Recorder(NodeRecord(1, 0.0, 0.0, "verify", 1), most=most, clock=lambda: now)
 
 
 def fill(target: Recorder, count: int) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncspec.core import machine
 from asyncspec.core.errors import UserError
-from asyncspec.trace.records import Node, ReceivedMessage, Record, Step, Trace
+from asyncspec.trace.records import NodeRecord, ReceivedMessage, Record, Step, Trace
 from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, draft_rank
@@ -112,16 +112,16 @@ def test_a_refused_input_is_refused_again() -> None:
     ],
 )
 def test_only_a_whole_recording_can_be_replayed(
-    spoil: Callable[[Node, list[Step]], list[Record]],
+    spoil: Callable[[NodeRecord, list[Step]], list[Record]],
 ) -> None:
     trace = recorded()
-    node = next(line for line in trace.lines if isinstance(line, Node) and line.rank == 1)
+    node = next(line for line in trace.lines if isinstance(line, NodeRecord) and line.rank == 1)
     with pytest.raises(UserError, match="rank 1 was not recorded from its first step on"):
         replay(spoil(node, steps_of(trace, 1)), SMALL)
 
 
 def test_settings_of_another_version_are_said() -> None:
-    node = Node(1, 0.0, 0.0, "verify", 1, config={"rank": "first"}, whole=True)
+    node = NodeRecord(1, 0.0, 0.0, "verify", 1, config={"rank": "first"}, whole=True)
     with pytest.raises(UserError, match="rank 1 was recorded with other settings"):
         replay([node])
 

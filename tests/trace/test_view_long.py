@@ -17,7 +17,7 @@ from asyncspec.trace.analysis.timeline import (
     Timeline,
     Token,
 )
-from asyncspec.trace.records import Header, Node
+from asyncspec.trace.records import NodeRecord, TraceHeader
 from asyncspec.trace.view.page import page
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask
@@ -66,9 +66,11 @@ def long(count: int) -> Timeline:
     end = lifetimes[-1].sent + STAGES * STEP
     cuts = [end * i / 500 for i in range(501)]
     return Timeline(
-        Header(1, "asyncspec", "2026-01-01T00:00:00.000+00:00", "long"),
+        TraceHeader(1, "asyncspec", "2026-01-01T00:00:00.000+00:00", "long"),
         end,
-        tuple(Node(r, 0, 0, "verify" if r else "draft", 8, (4 * r - 4, 4 * r)) for r in range(9)),
+        tuple(
+            NodeRecord(r, 0, 0, "verify" if r else "draft", 8, (4 * r - 4, 4 * r)) for r in range(9)
+        ),
         clocks=(),
         requests=(),
         spans=tuple(sorted(spans, key=lambda span: span.at)),

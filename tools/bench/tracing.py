@@ -27,7 +27,7 @@ from rich.progress import Progress
 from asyncspec.core.errors import UserError
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import ENCODER, Node, Record, Step
+from asyncspec.trace.records import ENCODER, NodeRecord, Record, Step
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_target
@@ -132,11 +132,11 @@ async def _shares(options: Namespace) -> list[float]:
             await stack.enter_async_context(TraceDownload(client, TraceWriter(path), last=-1.0))
             seconds = await _ask(client, options)
         lines = read_trace(path).lines
-    nodes = [line for line in lines if isinstance(line, Node)]
+    nodes = [line for line in lines if isinstance(line, NodeRecord)]
     return [_once_more(node, lines) / seconds for node in sorted(nodes, key=lambda n: n.rank)]
 
 
-def _once_more(node: Node, lines: Sequence[Record]) -> float:
+def _once_more(node: NodeRecord, lines: Sequence[Record]) -> float:
     """The least of some tries, in seconds."""
     steps = [line for line in lines if isinstance(line, Step) and line.rank == node.rank]
     pairs = list(events(node, steps))

@@ -13,7 +13,7 @@ from asyncspec.core import machine
 from asyncspec.trace.analysis.log import Log, LogStep, NodeLog, read_log
 from asyncspec.trace.analysis.segments import Name, Path, StageView, read_segments
 from asyncspec.trace.analysis.spans import read_instants, read_spans
-from asyncspec.trace.analysis.timeline import Request, Round, SegmentLifetime, Timeline, Token
+from asyncspec.trace.analysis.timeline import RequestTimes, Round, SegmentLifetime, Timeline, Token
 from asyncspec.trace.records import Dropped, Reported, Sent, Text, Trace
 
 
@@ -25,7 +25,7 @@ def build(trace: Trace) -> Timeline:
     index = {(one.session, one.segment): i for i, one in enumerate(lifetimes)}
     seen = _first_seen(log, lifetimes)
     answers = [_Answers(node, paths, index, seen) for node in drafts]
-    requests: dict[int, Request] = {}
+    requests: dict[int, RequestTimes] = {}
     for part in answers:
         requests |= part.requests
     tokens = tuple(chain.from_iterable(part.tokens for part in answers))
@@ -108,7 +108,7 @@ class _Answers:
         self._paths, self._lifetimes, self._seen = paths, lifetimes, seen
         self._start = node.steps[0].at if node.steps else 0.0
         self._progress: dict[int, _Progress] = {}
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, RequestTimes] = {}
         self.tokens: list[Token] = []
         # The step that emitted each token.
         self.steps: list[LogStep] = []
@@ -117,7 +117,7 @@ class _Answers:
         for step in node.steps:
             if isinstance(step.input, machine.Submitted):
                 number, policy = step.input.request.request, step.input.request.policy
-                self.requests[number] = Request(number, step.at, policy=policy)
+                self.requests[number] = RequestTimes(number, step.at, policy=policy)
             for effect in step.effects:
                 match effect:
                     case machine.Emit(request, tokens):
@@ -132,11 +132,11 @@ class _Answers:
                         pass
         self._texts([line for line in node.others if isinstance(line, Text)])
 
-    def _request(self, request: int, session: int) -> Request:
+    def _request(self, request: int, session: int) -> RequestTimes:
         """A request. One that was submitted before the recording began counts from the first step
         of the draft node, or of another node that worked on it before."""
         submitted = min(self._start, self._seen.get(session, self._start))
-        return self.requests.get(request) or Request(request, submitted)
+        return self.requests.get(request) or RequestTimes(request, submitted)
 
     def _emitted(self, step: LogStep, emitted: machine.Emit, start: int) -> None:
         """Add tokens with the segments whose verdicts brought them. A token that was no node ends a

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from asyncspec.trace.records import Blocked, Issued, Node, Probe, Ran, Record, Silence, Step
+from asyncspec.trace.records import Blocked, Issued, NodeRecord, Probe, Ran, Record, Silence, Step
 from asyncspec_protocol.ids import is_draft
 
 WINDOW_SECONDS = 5.0
@@ -28,7 +28,7 @@ USUAL_DRIFT = 2e-4
 """Assumed drift of two clocks where it could not be measured."""
 
 
-class Clock(Struct, frozen=True):
+class ClockFit(Struct, frozen=True):
     """Maps a node's clock to the draft node's, give or take ``uncertainty`` seconds. ``probes``:
     comparisons that this rests on; 0: taken as equal."""
 
@@ -44,18 +44,18 @@ class Clock(Struct, frozen=True):
         return at + self.offset + self.drift * (at - self.reference)
 
 
-def estimate(lines: Iterable[Record]) -> dict[int, Clock]:
+def estimate(lines: Iterable[Record]) -> dict[int, ClockFit]:
     """A clock for every rank that a trace describes or probes. Rank 0's is the reference."""
     probes: dict[int, list[Probe]] = {0: []}
     for line in lines:
         if isinstance(line, Probe):
             probes.setdefault(line.peer, []).append(line)
-        elif isinstance(line, Node):
+        elif isinstance(line, NodeRecord):
             probes.setdefault(line.rank, [])
     return {rank: fit(rank, probes[rank]) for rank in sorted(probes)}
 
 
-def fit(rank: int, probes: Sequence[Probe]) -> Clock:
+def fit(rank: int, probes: Sequence[Probe]) -> ClockFit:
     """The clock of one rank.
 
     ``uncertainty`` is the largest distance between the line and the far end of a used probe's
@@ -63,7 +63,7 @@ def fit(rank: int, probes: Sequence[Probe]) -> Clock:
     within it.
     """
     if not probes:
-        return Clock(rank)
+        return ClockFit(rank)
     best = _quickest(probes)
     start = best[0].answered
     times = [probe.answered - start for probe in best]
@@ -81,7 +81,7 @@ def fit(rank: int, probes: Sequence[Probe]) -> Clock:
     else:
         # Lines that differ by at most d at both ends of a span do so by (1 + 2 x) d x spans beyond.
         uncertainty *= 1.0 + 2.0 * beyond / span
-    return Clock(rank, middle, slope, uncertainty, len(probes), start)
+    return ClockFit(rank, middle, slope, uncertainty, len(probes), start)
 
 
 def _quickest(probes: Sequence[Probe]) -> list[Probe]:
@@ -123,7 +123,7 @@ class NodeLog:
     """A node from one start (or the start of the recording) to its end, on the common clock; a
     restarted node has several."""
 
-    info: Node
+    info: NodeRecord
     steps: list[LogStep] = field(default_factory=list)
     # By number of the job; and the step that issued it.
     runs: dict[int, Ran] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class NodeLog:
 class Log(Struct, frozen=True):
     """All nodes. Time 0 is the first moment of the trace."""
 
-    clocks: Mapping[int, Clock] = {}
+    clocks: Mapping[int, ClockFit] = {}
     nodes: tuple[NodeLog, ...] = ()
 
 
@@ -153,7 +153,7 @@ def read_log(lines: Sequence[Record]) -> Log:
     """Sort a trace's lines by node and start, and shift their times."""
     clocks = estimate(lines)
     moments = [
-        clocks.get(line.rank, Clock(line.rank)).shift(line.at)
+        clocks.get(line.rank, ClockFit(line.rank)).shift(line.at)
         for line in lines
         if isinstance(line, Step | Ran)
     ]
@@ -162,12 +162,12 @@ def read_log(lines: Sequence[Record]) -> Log:
     current: dict[int, NodeLog] = {}
     for line in lines:
         rank = line.rank
-        if isinstance(line, Node) or rank not in current:
+        if isinstance(line, NodeRecord) or rank not in current:
             role = "draft" if is_draft(rank) else "verify"
-            node = line if isinstance(line, Node) else Node(rank, 0.0, 0.0, role, 0)
+            node = line if isinstance(line, NodeRecord) else NodeRecord(rank, 0.0, 0.0, role, 0)
             nodes.append(NodeLog(node))
             current[rank] = nodes[-1]
-        clock = clocks.get(rank, Clock(rank))
+        clock = clocks.get(rank, ClockFit(rank))
         if isinstance(line, Step | Ran | Blocked | Silence):
             at, until = clock.shift(line.at) - zero, clock.shift(line.until) - zero
             line = replace(line, at=at, until=until)

@@ -14,7 +14,7 @@ from asyncspec.trace.analysis.critical_path import (
     link_name,
     token_times,
 )
-from asyncspec.trace.analysis.log import Clock
+from asyncspec.trace.analysis.log import ClockFit
 from asyncspec.trace.analysis.timeline import SegmentLifetime, Span, Timeline
 
 Interval = tuple[float, float]
@@ -77,7 +77,7 @@ class Summary(Struct, frozen=True):
     decoding: tuple[LatencyBreakdown, ...]
     acceptance: tuple[Depth, ...]
     hops: tuple[HopBytes, ...]
-    clocks: tuple[Clock, ...]
+    clocks: tuple[ClockFit, ...]
     dropped: tuple[tuple[int, int], ...]
 
 

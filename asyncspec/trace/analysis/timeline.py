@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.log import Clock, Log, LogStep
-from asyncspec.trace.records import Header, Node
+from asyncspec.trace.analysis.log import ClockFit, Log, LogStep
+from asyncspec.trace.records import NodeRecord, TraceHeader
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 
 
@@ -120,7 +120,7 @@ class Instant(Struct, frozen=True):
     text: str = ""
 
 
-class Request(Struct, frozen=True):
+class RequestTimes(Struct, frozen=True):
     """A user's request."""
 
     request: int
@@ -133,11 +133,11 @@ class Request(Struct, frozen=True):
 class Timeline(Struct, frozen=True):
     """All of it, every tuple in order of time."""
 
-    header: Header
+    header: TraceHeader
     duration: float
-    nodes: tuple[Node, ...]
-    clocks: tuple[Clock, ...]
-    requests: tuple[Request, ...]
+    nodes: tuple[NodeRecord, ...]
+    clocks: tuple[ClockFit, ...]
+    requests: tuple[RequestTimes, ...]
     spans: tuple[Span, ...]
     lifetimes: tuple[SegmentLifetime, ...]
     tokens: tuple[Token, ...]

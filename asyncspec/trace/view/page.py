@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from asyncspec.trace.analysis.perfetto import micro
 from asyncspec.trace.analysis.timeline import Timeline, side_by_side
-from asyncspec.trace.records import Node
+from asyncspec.trace.records import NodeRecord
 
 KINDS = ("compute", "draft", "cache", "queue", "credit", "send", "transfer", "step", "silence")
 
@@ -70,7 +70,7 @@ class Lane(Struct, frozen=True):
     detail: str
 
 
-class Model(Struct, frozen=True):
+class PageData(Struct, frozen=True):
     """The page's data. Columns of one table have one length."""
 
     title: str
@@ -91,12 +91,12 @@ class Model(Struct, frozen=True):
     summary: object = None
 
 
-def model(timeline: Timeline, summary: object = None) -> Model:
+def model(timeline: Timeline, summary: object = None) -> PageData:
     name = timeline.name
     by_rank = {node.rank: node for node in timeline.nodes}
     lanes = {rank: i for i, rank in enumerate(sorted(by_rank))}
     lifetimes = {(one.session, one.segment): i for i, one in enumerate(timeline.lifetimes)}
-    return Model(
+    return PageData(
         title=timeline.header.title,
         created=timeline.header.created,
         program=timeline.header.program,
@@ -167,7 +167,7 @@ def _moment(seconds: float | None) -> int:
     return -1 if seconds is None else micro(seconds)
 
 
-def _detail(node: Node) -> str:
+def _detail(node: NodeRecord) -> str:
     if node.role != "verify":
         return "draft node" if node.role == "draft" else "token source"
     first, end = node.layers

@@ -180,7 +180,7 @@ BATCH_MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 KEY = "D drafting and sending   # being verified   . waiting   1, 2, ... the batch a stage works on"
 
 
-class Span(NamedTuple):
+class Bar(NamedTuple):
     """From ``start`` to ``end`` ms, lane ``lane`` shows ``mark``."""
 
     lane: str
@@ -210,16 +210,16 @@ def picture(evaluation: Evaluation, deployment: Deployment, columns: int = 72) -
     return "\n".join([*body, scale, KEY])
 
 
-def _spans(evaluation: Evaluation, hop: float) -> Iterator[Span]:
+def _spans(evaluation: Evaluation, hop: float) -> Iterator[Bar]:
     line = VerifierLine(len(evaluation.busy), hop)
     free = [0.0] * len(evaluation.batches)
     for _ in range(WARM_CYCLES + 4):
         for n, batch in enumerate(evaluation.batches):
             ready = free[n] + batch.draft_ms
-            yield Span(f"batch {n + 1}", free[n], ready, "D")
+            yield Bar(f"batch {n + 1}", free[n], ready, "D")
             done = line.run(ready, batch.stages_ms)
-            yield Span(f"batch {n + 1}", done[0] - batch.stages_ms[0], done[-1], "#")
+            yield Bar(f"batch {n + 1}", done[0] - batch.stages_ms[0], done[-1], "#")
             for p, end in enumerate(done):
                 mark = BATCH_MARKS[n % len(BATCH_MARKS)]
-                yield Span(f"V{p + 1}", end - batch.stages_ms[p], end, mark)
+                yield Bar(f"V{p + 1}", end - batch.stages_ms[p], end, mark)
             free[n] = done[-1]

@@ -16,7 +16,7 @@ from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import ChatRequest, Completion, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.engine import Engine, cluster_state, missing, node_statuses
+from asyncspec_nodes.http.engine import EngineClient, cluster_state, missing, node_statuses
 from asyncspec_nodes.http.limits import ConcurrencyLimit, GracefulShutdown
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import json_response, make_middleware, read_body
@@ -36,7 +36,7 @@ class Service:
     def __init__(
         self,
         options: ServiceOptions,
-        engine: Engine | None = None,
+        engine: EngineClient | None = None,
         model: str = "",
         *,
         pending: Callable[[], str] = lambda: "",
@@ -49,14 +49,14 @@ class Service:
         self.shutdown = GracefulShutdown()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineClient:
         """Raises ``ApiError`` while the service is loading."""
         if self._engine is None:
             text = f"the service is loading; it waits for {self._pending()}"
             raise ApiError(503, text, code="loading", retry_after=LOADING_RETRY_SECONDS)
         return self._engine
 
-    def serve(self, engine: Engine | None, model: str) -> None:
+    def serve(self, engine: EngineClient | None, model: str) -> None:
         """End loading: ``engine`` serves requests for the model named ``model``."""
         self._engine = engine
         self.model = model

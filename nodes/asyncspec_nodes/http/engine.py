@@ -14,7 +14,7 @@ STATUS_SECONDS = 5.0
 """A node that does not report its status within this time counts as unreachable."""
 
 
-class Engine(Protocol):
+class EngineClient(Protocol):
     """A cluster that answers requests."""
 
     def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
@@ -25,7 +25,7 @@ class Engine(Protocol):
         """Status of every reachable node, by rank. Raises ``ClusterError``."""
 
 
-async def node_statuses(engine: Engine) -> tuple[Status, ...]:
+async def node_statuses(engine: EngineClient) -> tuple[Status, ...]:
     """Status of every reachable node. Raises ``ClusterError``."""
     try:
         async with asyncio.timeout(STATUS_SECONDS):

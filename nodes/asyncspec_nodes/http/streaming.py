@@ -10,10 +10,10 @@ from aiohttp import web
 
 from asyncspec.actor.inbox import Event
 from asyncspec_nodes.http.api import errors
-from asyncspec_nodes.http.api.answers import Answer
+from asyncspec_nodes.http.api.answers import ChoiceBuffer
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
-from asyncspec_nodes.http.engine import Engine
+from asyncspec_nodes.http.engine import EngineClient
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.metrics import AnswerMetrics, Metrics
 from asyncspec_nodes.http.middleware import api_error, json_response
@@ -50,7 +50,7 @@ class Responder:
     def __init__(
         self,
         call: Completion,
-        engine: Engine,
+        engine: EngineClient,
         shutdown: GracefulShutdown,
         limits: Limits,
         metrics: Metrics,
@@ -59,7 +59,7 @@ class Responder:
         self._engine = engine
         self._shutdown = shutdown
         self._limits = limits
-        self._answers = [Answer() for _ in call.submits]
+        self._answers = [ChoiceBuffer() for _ in call.submits]
         self._metrics = [AnswerMetrics(metrics) for _ in call.submits]
 
     async def respond(self, request: web.Request) -> web.StreamResponse:

@@ -73,7 +73,7 @@ class NodeHost(Host):
 
 
 class LocalEngine:
-    """The draft node of this process as an ``Engine`` of the HTTP service, without a link."""
+    """The draft node of this process as an ``EngineClient`` of the HTTP service, without a link."""
 
     def __init__(self, service: TextService, inspector: Inspector) -> None:
         self._service = service

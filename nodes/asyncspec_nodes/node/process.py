@@ -163,7 +163,7 @@ def _runtime(
 
 def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
     me = loaded.me
-    node = records.Node(
+    node = records.NodeRecord(
         rank=me.rank,
         at=time.monotonic(),
         wall=time.time(),

@@ -19,7 +19,7 @@ from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
 from asyncspec.sim.world import Stalled, World
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import Node, Record
+from asyncspec.trace.records import NodeRecord, Record
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
@@ -181,7 +181,7 @@ def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
     """Records a simulated node's events without bound."""
     role = role_of(rank, stages)
     config = settings(actor.machine.config)  # type: ignore[attr-defined]
-    node = Node(rank, world.now, world.now, role, stages, config=config, whole=True)
+    node = NodeRecord(rank, world.now, world.now, role, stages, config=config, whole=True)
     return Recorder(node, most=MAX_STEPS, clock=lambda: world.now)
 
 

@@ -18,7 +18,7 @@ from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace import records
 from asyncspec.trace.recorder import effect_record
-from asyncspec.trace.records import Node, Record, Step
+from asyncspec.trace.records import NodeRecord, Record, Step
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -61,10 +61,10 @@ def replay(
     lines: Iterable[Record], policies: Mapping[str, Policy] = POLICIES
 ) -> tuple[Replayed, ...]:
     """Replay every node of a trace. Raises ``UserError`` where the recording is not complete."""
-    nodes: dict[int, Node] = {}
+    nodes: dict[int, NodeRecord] = {}
     steps: dict[int, list[Step]] = {}
     for line in lines:
-        if isinstance(line, Node):
+        if isinstance(line, NodeRecord):
             nodes[line.rank] = line
         elif isinstance(line, Step):
             steps.setdefault(line.rank, []).append(line)
@@ -72,7 +72,7 @@ def replay(
 
 
 def events(
-    node: Node, steps: Iterable[Step], policies: Mapping[str, Policy] = POLICIES
+    node: NodeRecord, steps: Iterable[Step], policies: Mapping[str, Policy] = POLICIES
 ) -> Iterator[tuple[machine.Input, tuple[machine.Effect, ...]]]:
     """A node's inputs and its machine's effects, made again from a whole recording."""
     player = _Player(_machine(node, policies))
@@ -81,7 +81,7 @@ def events(
         yield event, effects
 
 
-def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
+def _replay(node: NodeRecord, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
     if not node.whole or any(step.number != i for i, step in enumerate(steps)):
         raise UserError(
             f"rank {node.rank} was not recorded from its first step on, or lines were lost; "
@@ -94,7 +94,7 @@ def _replay(node: Node, steps: list[Step], policies: Mapping[str, Policy]) -> Re
     return Replayed(node.rank, len(steps))
 
 
-def _machine(node: Node, policies: Mapping[str, Policy]) -> AnyMachine:
+def _machine(node: NodeRecord, policies: Mapping[str, Policy]) -> AnyMachine:
     try:
         if node.role == "draft":
             fields: dict[str, Any] = {**node.config, "policies": {}}

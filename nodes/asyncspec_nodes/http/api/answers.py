@@ -54,7 +54,7 @@ def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
         yield PositionLogprobs(chosen, top[i * most : (i + 1) * most])
 
 
-class Answer:
+class ChoiceBuffer:
     """One answer: its unwritten output, and its end."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec_nodes.http.api.answers import (
-    Answer,
+    ChoiceBuffer,
     PositionLogprobs,
     RequestContext,
     TokenLogprob,
@@ -74,7 +74,7 @@ class Completion:
         """New text and its log-probabilities; ``offset``: characters of earlier tokens."""
         raise NotImplementedError
 
-    def body(self, answers: Sequence[Answer]) -> Json:
+    def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """The JSON of a whole response."""
         choices = [
             self._choice(i, self.whole(one.text, one.logprobs), one.tokens, one.end)
@@ -92,7 +92,7 @@ class Completion:
             return b""
         return b"".join(self._chunk(i, self.first_choice) for i in range(len(self.submits)))
 
-    def write(self, index: int, answer: Answer) -> bytes:
+    def write(self, index: int, answer: ChoiceBuffer) -> bytes:
         """Frames for an answer's output since the last call; may be empty."""
         text, tokens, logprobs, frames = answer.text, answer.tokens, answer.logprobs, b""
         if text or logprobs or (tokens and self._details):
@@ -102,7 +102,7 @@ class Completion:
         answer.clear()
         return frames
 
-    def end(self, answers: Sequence[Answer]) -> bytes:
+    def end(self, answers: Sequence[ChoiceBuffer]) -> bytes:
         """The last frames of a stream."""
         if not self._include_usage:
             return DONE
@@ -129,7 +129,7 @@ class Completion:
         reason = None if end is None else end.reason
         return {"index": index, **choice, "finish_reason": reason, **details}
 
-    def _usage(self, answers: Sequence[Answer]) -> Json:
+    def _usage(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """Token counts. A prompt with several answers counts once: only the first computes it."""
         ends = [one.end.stats if one.end else {} for one in answers]
         prompts = [ends[i : i + self._choices] for i in range(0, len(ends), self._choices)]
