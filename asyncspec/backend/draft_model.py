@@ -1,21 +1,21 @@
-"""An independent draft model as a token source: EAGLE-2's tree on any causal LM, whatever computes.
+"""Models as token sources: EAGLE-2's tree on any causal LM or EAGLE head, whatever computes.
 
-The draft's numbers decide how much is accepted, never what: it runs on whatever kernels are
-fastest.
+A draft's numbers decide how much is accepted, never what: it runs on whatever kernels are fastest.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.tree_stage import C
 from asyncspec.core.jobs import FeatureJob, Row
 from asyncspec.source.base import TokenSource
 from asyncspec.source.batch import AbandonedJobs, Coroutine
+from asyncspec.source.expand import Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
@@ -23,23 +23,13 @@ CHUNK = 64
 """Rows of a prompt per pass."""
 
 REMEMBER = 32
-"""Successors remembered per node, unless more are asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPass(Generic[C]):
-    """One session's part: rows whose places in its trie and cache are taken already."""
-
-    cache: C
-    committed: int
-    rows: Sequence[Row]
-    tokens: Sequence[int]
-    # The last rows are these nodes, whose successors are wanted.
-    nodes: Sequence[NodeId]
+"""Successors remembered per node, unless more are requested."""
 
 
 @dataclass(slots=True)
-class _Session(Generic[C]):
+class DraftSession(Generic[C]):
+    """The cache of a session, and what its slots hold."""
+
     cache: C
     trie: Trie = field(default_factory=Trie)
     # Committed tokens, also those beyond the model's context.
@@ -50,48 +40,99 @@ class _Session(Generic[C]):
     remembered: int = REMEMBER
 
 
+S = TypeVar("S", bound=DraftSession[Any])
+
+
 @dataclass(frozen=True, slots=True)
-class ModelPass(DraftPass[C]):
-    """See ``DraftPass``, of a session of a draft model."""
+class DraftPass(Generic[S]):
+    """One session's part of a pass: rows that have their places in its trie and cache."""
 
-    session: _Session[C]
+    session: S
+    committed: int
+    rows: Sequence[Row]
+    tokens: Sequence[int]
+    # The last rows are these nodes, whose successors are wanted.
+    nodes: Sequence[NodeId]
+    # Of an EAGLE head, a tensor [n, H]: true features as its layer takes them, or guesses.
+    features: Any = None
 
 
-class CachedDraftModel(TokenSource, Generic[C]):
-    """A whole small model with a tree cache per session. One thread only."""
+def prompt_passes(session: S, tokens: Sequence[int]) -> Iterator[DraftPass[S]]:
+    """Commit tokens that are not computed yet; the last pass computes the tip's successors."""
+    trie = session.trie
+    for i in range(0, len(tokens), CHUNK):
+        chunk, committed = tokens[i : i + CHUNK], trie.length
+        rows = trie.append(chunk)
+        nodes = [trie.tip] if i + CHUNK >= len(tokens) else []
+        yield DraftPass(session, committed, rows, chunk, nodes)
+
+
+def learn(passes: Sequence[DraftPass[S]], proposals: Iterable[Proposal]) -> None:
+    """Remember the successors of all nodes of ``passes``, in their order."""
+    nodes = ((one.session.trie, node) for one in passes for node in one.nodes)
+    for (trie, node), proposal in zip(nodes, proposals, strict=True):
+        trie.learn(node, proposal)
+
+
+class CachedSource(TokenSource, Generic[S]):
+    """A model with a tree cache per session. One thread only."""
 
     def __init__(self, context: int, vocab: int) -> None:
-        # Tokens from here on are never proposed: the target does not have them.
+        """``context``: longest sequence in tokens. ``vocab``: most successors of a node."""
         self.vocab = vocab
         # Rows that went through the model, over all sessions.
         self.rows_computed = 0
         self._context = context
-        self._sessions: dict[SessionId, _Session[C]] = {}
+        self._sessions: dict[SessionId, S] = {}
         self._given_up = AbandonedJobs()
 
     @abstractmethod
-    def new_cache(self) -> C:
-        """Of a session."""
+    def open_session(self) -> S:
+        """Without a token."""
 
     @abstractmethod
-    def compute(self, passes: Sequence[ModelPass[C]]) -> None:
-        """See ``TokenSource``: what was wanted is in the sessions' tries after."""
+    def advance(self, session: S, job: Expand) -> Iterator[DraftPass[S]]:
+        """Commit the job's tokens. The tip's successors are known after."""
 
-    def release(self, session: SessionId) -> None:
-        known = self._sessions.pop(session, None)
-        if known is not None:
-            known.cache.close()
-        self._given_up.forget(session)
+    @abstractmethod
+    def compute(self, passes: Sequence[DraftPass[S]]) -> None:
+        """See ``TokenSource``: the successors are in the sessions' tries after (``learn``)."""
 
-    def grower(self, job: Expand) -> TrieGrower[ModelPass[C]]:
+    def known(self, session: SessionId) -> int:
+        """Committed tokens the source knows of a session."""
+        found = self._sessions.get(session)
+        return 0 if found is None else found.length
+
+    def commit(self, job: Expand) -> Coroutine[DraftPass[S], int]:
+        if (known := self.known(job.session)) != job.base:
+            raise ValueError(f"the source knows {known} tokens, not {job.base}")
+        if job.session not in self._sessions:
+            self._sessions[job.session] = self.open_session()
+        session = self._sessions[job.session]
+        yield from self.advance(session, job)
+        session.length += len(job.committed)
+        return session.length
+
+    def grower(self, job: Expand) -> TrieGrower[DraftPass[S]]:
         session = self._sessions[job.session]
         return TrieGrower(
             session.trie,
             self._context - session.length,
             self.vocab,
-            lambda wanted: _tree_pass(session, wanted),
+            lambda wanted: self.tree_pass(session, wanted),
             lambda: self._given_up.has(job),
         )
+
+    def tree_pass(self, session: S, wanted: Wanted) -> DraftPass[S]:
+        """Add nodes to the tree; the pass that computes them."""
+        committed = session.trie.length
+        ids, rows = session.trie.add_child(wanted)
+        return DraftPass(session, committed, rows, [token for _, token in wanted], ids)
+
+    def release(self, session: SessionId) -> None:
+        if (known := self._sessions.pop(session, None)) is not None:
+            known.cache.close()
+        self._given_up.forget(session)
 
     def abandon(self, job: FeatureJob) -> None:
         self._given_up.note(job)
@@ -102,65 +143,37 @@ class CachedDraftModel(TokenSource, Generic[C]):
             session.trie.check()
             session.cache.check(session.trie.length)
 
-    def commit(self, job: Expand) -> Coroutine[ModelPass[C], int]:
-        """See ``TokenSource``. The tip's successors are known after."""
-        known = self._sessions.get(job.session)
-        length = 0 if known is None else known.length
-        if length != job.base:
-            raise ValueError(f"the draft model knows {length} tokens, not {job.base}")
-        session = known or _Session(self.new_cache(), remembered=max(job.width, REMEMBER))
-        self._sessions[job.session] = session
-        session.length += len(job.committed)
-        if session.length > self._context:
+
+class CachedDraftModel(CachedSource[DraftSession[C]], Generic[C]):
+    """A whole small model."""
+
+    @abstractmethod
+    def new_cache(self) -> C:
+        """Of a session."""
+
+    def open_session(self) -> DraftSession[C]:
+        return DraftSession(self.new_cache())
+
+    def advance(
+        self, session: DraftSession[C], job: Expand
+    ) -> Iterator[DraftPass[DraftSession[C]]]:
+        if session.length + len(job.committed) > self._context:
             # Nothing sensible comes from here on; the text goes on without a draft.
             session.cache.close()
             session.cache, session.trie = self.new_cache(), Trie()
-            return session.length
-        yield from _commit(session, job.committed)
+            return
+        trie, start = session.trie, session.trie.length
+        done, stay = trie.advance(job.committed)
+        if stay is not None:
+            session.cache.compact(start, stay)
         session.tip_token = job.committed[-1] if job.committed else session.tip_token
-        if job.width > session.remembered:
-            yield from _remember_more(session, job.width)
-        return session.length
-
-
-def _commit(session: _Session[C], tokens: Sequence[int]) -> Iterator[ModelPass[C]]:
-    """Bring a session's committed path up to date."""
-    trie = session.trie
-    start = trie.length
-    done, stay = trie.advance(tokens)
-    if stay is not None:
-        session.cache.compact(start, stay)
-    fresh = tokens[done:]
-    for i in range(0, len(fresh), CHUNK):
-        chunk = fresh[i : i + CHUNK]
-        committed = trie.length
-        rows = trie.append(chunk)
-        last = i + CHUNK >= len(fresh)
-        yield _part(session, committed, rows, chunk, [trie.tip] if last else [])
-
-
-def _remember_more(session: _Session[C], width: int) -> Iterator[ModelPass[C]]:
-    """Start the tree again with longer memories: the tip's row is run once more."""
-    session.remembered = width
-    trie = session.trie
-    trie.forget_tree()
-    if trie.length:
-        slot = trie.length - 1
-        row = Row(slot=slot, position=slot, visible=(slot,))
-        yield _part(session, slot, (row,), [session.tip_token], [trie.tip])
-
-
-def _part(
-    session: _Session[C],
-    committed: int,
-    rows: Sequence[Row],
-    tokens: Sequence[int],
-    nodes: Sequence[NodeId],
-) -> ModelPass[C]:
-    return ModelPass(session.cache, committed, rows, tokens, nodes, session)
-
-
-def _tree_pass(session: _Session[C], wanted: Wanted) -> ModelPass[C]:
-    committed = session.trie.length
-    ids, rows = session.trie.add_child(wanted)
-    return _part(session, committed, rows, [token for _, token in wanted], ids)
+        wider = job.width > session.remembered
+        session.remembered = max(job.width, session.remembered)
+        fresh = job.committed[done:]
+        yield from prompt_passes(session, fresh)
+        if wider and not fresh and trie.length:
+            # Start the tree again with more successors: the tip's row is run once more.
+            trie.forget_tree()
+            slot = trie.length - 1
+            row = Row(slot, slot, (slot,))
+            yield DraftPass(session, slot, (row,), [session.tip_token], [trie.tip])

@@ -8,7 +8,7 @@ import torch
 
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.core.growth import Grown
-from asyncspec.source.batch import run_cobatched
+from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -19,7 +19,13 @@ def extend(
     source: EagleSource, features: torch.Tensor, tokens: Sequence[int], session: SessionId = ONE
 ) -> None:
     """Commit tokens, each with the features of the position before it."""
-    run_cobatched([source.extend(session, features, tokens)], source.compute)
+    known = source.known(session)
+    if len(features):
+        rows = TensorRows(features, tuple(range(len(features))))
+        source.run(Feed(session, max(known - 1, 0), (rows,)))
+    # The first token of a session has no position before it.
+    committed = tuple(tokens) if known else (0, *tokens)
+    source.run(Expand(session, Version(0), known, committed, depth=1, width=1, count=0))
 
 
 def grow(

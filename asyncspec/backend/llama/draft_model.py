@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.backend.draft_model import CachedDraftModel, ModelPass
+from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, DraftSession, learn
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.engine import Engine, Settings
 from asyncspec.backend.llama.footprint import footprint
@@ -26,25 +26,22 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
     def new_cache(self) -> TreeCache:
         return TreeCache(self.engine)
 
-    def compute(self, passes: Sequence[ModelPass[TreeCache]]) -> None:
+    def compute(self, passes: Sequence[DraftPass[DraftSession[TreeCache]]]) -> None:
         known = self.engine.model.vocab_size
         rows, wanted = [], []
         for one in passes:
             # Two models may share a tokenizer and still pad their vocabularies differently.
             tokens = [token if token < known else 0 for token in one.tokens]
-            nodes = one.cache.grow(one.committed, one.rows, tokens)
-            rows += [(one.cache.branches, node) for node in nodes]
+            cache = one.session.cache
+            nodes = cache.grow(one.committed, one.rows, tokens)
+            rows += [(cache.branches, node) for node in nodes]
             unasked = len(nodes) - len(one.nodes)
             wanted += [False] * unasked + [True] * len(one.nodes)
         self.rows_computed += len(rows)
         logits = self.engine.run(rows, wanted).logits[:, : self.vocab]
-        if not len(logits):
-            return
-        most = max(one.session.remembered for one in passes)
-        proposals = iter(best_successors(logits, most))
-        for one in passes:
-            for node in one.nodes:
-                one.session.trie.learn(node, next(proposals))
+        if len(logits):
+            most = max(one.session.remembered for one in passes)
+            learn(passes, best_successors(logits, most))
 
 
 def load_draft(draft: OpenTarget, vocab: int) -> LlamaDraft:

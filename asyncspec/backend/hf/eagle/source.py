@@ -1,153 +1,65 @@
 """An EAGLE head as a token source: EAGLE-2's tree (its section 4) from the target's own features.
 
 The committed rows of a session's cache are made of true features and never computed again. Rows
-of the tree are made of guesses; they serve until the next true features come, and are then
-dropped: what they guessed is known now, and everything below them was built on it.
+of the tree are made of guesses, and dropped when the next true features come: everything below
+them was built on a guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from asyncspec.backend.base import WireTensor
-from asyncspec.backend.draft_model import CHUNK, REMEMBER, DraftPass
-from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
+from asyncspec.backend.draft_model import (
+    CHUNK,
+    CachedSource,
+    DraftPass,
+    DraftSession,
+    learn,
+    prompt_passes,
+)
+from asyncspec.backend.draft_trie import TrieGrower, Wanted
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft_model import BatchedDraftPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
-from asyncspec.backend.hf.eagle.geometry import Features
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.core.jobs import FeatureJob, Feed, TensorRows
-from asyncspec.source.base import TokenSource
-from asyncspec.source.batch import AbandonedJobs, Coroutine
+from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
 
 @dataclass(slots=True)
-class _Session:
-    cache: TreeCache
-    # One row per committed token but the first, which no feature precedes: a row is the node of
-    # its token.
-    trie: Trie = field(default_factory=Trie)
+class _Session(DraftSession[TreeCache]):
+    """Of its trie, a row per committed token but the first, which no feature precedes."""
+
     # [H] each: of the last committed row and of all rows of the tree.
     guesses: dict[NodeId, torch.Tensor] = field(default_factory=dict)
-    # Successors remembered per node.
-    remembered: int = REMEMBER
 
 
-@dataclass(frozen=True, slots=True)
-class EaglePass(DraftPass[TreeCache]):
-    """See ``DraftPass``, of a session of a head."""
-
-    # [n, H]: true features as the layer takes them, or earlier guesses.
-    features: torch.Tensor
-    held: _Session
-
-
-class EagleSource(TokenSource):
+class EagleSource(CachedSource[_Session]):
     """An EAGLE head with a tree cache per session. One thread only; ``Tensors`` of its features."""
 
     def __init__(self, head: EagleHead, context: int) -> None:
+        # A head's own context is no limit: beyond it, it guesses worse.
+        super().__init__(context, head.geometry.draft_vocab_size)
         self.head = head
-        # Rows that went through the layer, over all sessions.
-        self.rows_computed = 0
-        # Longest sequence of the target. A head's own limit is none: it goes on, guessing worse.
-        self._context = context
-        self._sessions: dict[SessionId, _Session] = {}
-        self._given_up = AbandonedJobs()
+        self.features = head.features
+        self.token_bytes = token_bytes(head.cache_shape, head.features)
         # Features of the positions that come next.
         self._fed: dict[SessionId, list[torch.Tensor]] = {}
 
-    @property
-    def features(self) -> Features:
-        """What ``extend`` has to be given of the target."""
-        return self.head.features
-
-    @property
-    def token_bytes(self) -> int:
-        """See ``head.token_bytes``."""
-        return token_bytes(self.head.cache_shape, self.features)
-
-    def known(self, session: SessionId) -> int:
-        """Committed tokens the source knows of a session; 0 before it is extended."""
-        found = self._sessions.get(session)
-        return 0 if found is None else found.trie.length + 1
-
-    def extend(
-        self, session: SessionId, features: torch.Tensor, tokens: Sequence[int]
-    ) -> Coroutine[EaglePass, None]:
-        """Commit ``tokens`` [n]; ``features`` [n, ``features.width``] are those of the position
-        *before* each. The first token of a session is never given: it has no position before it.
-
-        Opens the session if need be. Raises ``ValueError`` where the shapes do not fit, or for a
-        token that is not in the vocabulary.
-        """
-        self._check_rows(features, tokens)
-        held = self._sessions.setdefault(
-            session, _Session(TreeCache(self.head.cache_shape, self._context))
-        )
-        if not len(tokens):
-            return
-        held.trie.forget_tree()
-        held.guesses.clear()
-        for i in range(0, len(tokens), CHUNK):
-            chunk = tokens[i : i + CHUNK]
-            with torch.inference_mode():
-                known = self.head.known(features[i : i + CHUNK].to(self.head.dtype))
-            committed = held.trie.length
-            rows = held.trie.append(chunk)
-            nodes = [held.trie.tip] if i + CHUNK >= len(tokens) else []
-            yield EaglePass(held.cache, committed, rows, chunk, nodes, known, held)
-
-    def grower(self, job: Expand) -> TrieGrower[EaglePass]:
-        held = self._sessions.get(job.session) or _Session(TreeCache(self.head.cache_shape, 0))
-        most = self.head.geometry.draft_vocab_size
-        if min(job.width, most) > held.remembered and held.guesses:
-            held.remembered = min(job.width, most)
-            with torch.inference_mode():
-                guesses = torch.stack([*held.guesses.values()])
-                proposals = self.head.successors(guesses, held.remembered)
-            for node, proposal in zip(held.guesses, proposals, strict=True):
-                held.trie.learn(node, proposal)
-        return TrieGrower(
-            held.trie,
-            self._context - self.known(job.session),
-            most,
-            lambda wanted: _tree_pass(held, wanted),
-            lambda: self._given_up.has(job),
-        )
+    def open_session(self) -> _Session:
+        return _Session(TreeCache(self.head.cache_shape, self._context))
 
     def release(self, session: SessionId) -> None:
-        self._sessions.pop(session, None)
+        super().release(session)
         self._fed.pop(session, None)
-        self._given_up.forget(session)
-
-    def pack(self, rows: TensorRows) -> WireTensor:
-        return to_wire(rows)
-
-    def unpack(self, tensor: WireTensor) -> object:
-        """See ``Tensors``: features [n, ``features.width``] in the type the target computes in."""
-        return from_wire(tensor, self.head.dtype, self.features.width)
-
-    def abandon(self, job: FeatureJob) -> None:
-        self._given_up.note(job)
-
-    def check(self) -> None:
-        """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""
-        for held in self._sessions.values():
-            held.trie.check()
-            held.cache.check(held.trie.length)
-            nodes = (
-                {held.trie.tip, *held.trie.slots.speculative_nodes} if held.trie.length else set()
-            )
-            assert held.guesses.keys() == nodes
 
     def feed(self, job: Feed) -> None:
         fed = self._fed.setdefault(job.session, [])
@@ -156,15 +68,26 @@ class EagleSource(TokenSource):
             raise ValueError(f"features from position {job.start} on, {known} are known")
         fed.extend(select(rows) for rows in job.rows)
 
-    def commit(self, job: Expand) -> Coroutine[EaglePass, int]:
-        known = self.known(job.session)
-        if known != job.base:
-            raise ValueError(f"the EAGLE head knows {known} tokens, not {job.base}")
-        if job.base or job.committed:
-            tokens = job.committed[0 if job.base else 1 :]
-            features = self._take(job.session, len(tokens))
-            yield from self.extend(job.session, features, tokens)
-        return self.known(job.session)
+    def advance(self, session: _Session, job: Expand) -> Iterator[DraftPass[_Session]]:
+        """See ``CachedSource``. Raises ``ValueError`` where features are missing, or for a token
+        that is not in the vocabulary."""
+        # The first token of a session has no position before it, and so no row.
+        tokens = job.committed[0 if job.base else 1 :]
+        features = self._take(job.session, len(tokens))
+        want, vocab = (len(tokens), self.features.width), self.head.geometry.vocab_size
+        if features.shape != want:
+            raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+        if not tokens:
+            return
+        session.trie.forget_tree()
+        session.guesses.clear()
+        chunks = torch.split(features.to(self.head.dtype), CHUNK)
+        for one, chunk in zip(prompt_passes(session, tokens), chunks, strict=True):
+            with torch.inference_mode():
+                known = self.head.known(chunk)
+            yield replace(one, features=known)
 
     def _take(self, session: SessionId, count: int) -> torch.Tensor:
         """The oldest ``count`` features that were fed and not taken yet, or all there are."""
@@ -174,16 +97,22 @@ class EagleSource(TokenSource):
             self._fed[session] = [features[count:]]
         return features[:count]
 
-    def _check_rows(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
-        want = (len(tokens), self.features.width)
-        if tuple(features.shape) != want:
-            raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
-        vocab = self.head.geometry.vocab_size
-        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+    def grower(self, job: Expand) -> TrieGrower[DraftPass[_Session]]:
+        session, width = self._sessions[job.session], min(job.width, self.vocab)
+        if width > session.remembered and session.guesses:
+            session.remembered = width
+            with torch.inference_mode():
+                guesses = torch.stack([*session.guesses.values()])
+                proposals = self.head.successors(guesses, width)
+            for node, proposal in zip(session.guesses, proposals, strict=True):
+                session.trie.learn(node, proposal)
+        return super().grower(job)
 
-    def compute(self, passes: Sequence[EaglePass]) -> None:
-        """See ``TokenSource``: what was wanted is in the sessions' books after."""
+    def tree_pass(self, session: _Session, wanted: Wanted) -> DraftPass[_Session]:
+        features = torch.stack([session.guesses[parent] for parent, _ in wanted])
+        return replace(super().tree_pass(session, wanted), features=features)
+
+    def compute(self, passes: Sequence[DraftPass[_Session]]) -> None:
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
@@ -192,21 +121,27 @@ class EagleSource(TokenSource):
             guesses = self.head.guess(features, tokens, shared.positions, shared.tree)
             if not shared.wanted:
                 return
-            # A copy, or rows that nobody asks about would be kept.
+            # A copy: a view would keep the rows of other nodes in memory.
             guesses = guesses[shared.wanted]
-            most = max(one.held.remembered for one in passes)
-            found = iter(zip(guesses, self.head.successors(guesses, most), strict=True))
-        for one in passes:
-            for node in one.nodes:
-                one.held.guesses[node], proposal = next(found)
-                one.held.trie.learn(node, proposal)
+            most = max(one.session.remembered for one in passes)
+            learn(passes, self.head.successors(guesses, most))
+        nodes = ((one.session, node) for one in passes for node in one.nodes)
+        for (session, node), guess in zip(nodes, guesses, strict=True):
+            session.guesses[node] = guess
 
+    def pack(self, rows: TensorRows) -> WireTensor:
+        return to_wire(rows)
 
-def _tree_pass(held: _Session, wanted: Wanted) -> EaglePass:
-    committed = held.trie.length
-    ids, rows = held.trie.add_child(wanted)
-    features = torch.stack([held.guesses[parent] for parent, _ in wanted])
-    return EaglePass(held.cache, committed, rows, [t for _, t in wanted], ids, features, held)
+    def unpack(self, tensor: WireTensor) -> object:
+        """See ``Tensors``: features [n, ``features.width``] in the type the target computes in."""
+        return from_wire(tensor, self.head.dtype, self.features.width)
+
+    def check(self) -> None:
+        super().check()
+        for session in self._sessions.values():
+            trie = session.trie
+            nodes = {trie.tip, *trie.slots.speculative_nodes} if trie.length else set()
+            assert session.guesses.keys() == nodes
 
 
 def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
