@@ -1,8 +1,9 @@
-"""An EAGLE head's tensors as they are computed with; what it lacks comes from its target."""
+"""EAGLE heads: their weights, their layer over a tree cache, and what they take of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -19,17 +20,9 @@ from asyncspec.backend.hf.checkpoint import (
     stored_type,
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING as TARGET_EMBEDDING
-from asyncspec.backend.hf.checkpoint_files import HEAD as TARGET_HEAD
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
-from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, Stored, open_eagle
-from asyncspec.backend.hf.eagle.geometry import (
-    EMBEDDING,
-    HEAD,
-    LAYER,
-    VOCABULARY,
-    Features,
-    Geometry,
-)
+from asyncspec.backend.hf.checkpoint_files import HEAD
+from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
+from asyncspec.backend.hf.eagle.geometry import EMBEDDING, LAYER, VOCABULARY, Features, Geometry
 from asyncspec.backend.hf.footprint import pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
@@ -44,7 +37,7 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Weights:
-    """Reads tensors in one type, each when it is asked for."""
+    """Reads tensors in one type, each when it is asked for; the target's where a head has none."""
 
     def __init__(self, head: EagleCheckpoint, target: Checkpoint, dtype: torch.dtype) -> None:
         self.geometry = head.geometry
@@ -53,107 +46,77 @@ class Weights:
         self._head = head
         self._target = target
 
-    def of_layer(self, name: str) -> RowwiseLinear:
-        """A linear part of the head's only layer, with its bias if it has one."""
-        return self.linear(LAYER[self.geometry.kind] + name)
-
-    def norm_of_layer(self, name: str) -> Norm:
-        """An RMSNorm of the head's only layer."""
-        return self.norm(LAYER[self.geometry.kind] + name)
-
     def linear(self, name: str) -> RowwiseLinear:
         """A linear part, with its bias if it has one."""
-        bias = f"{name}.bias"
-        return self._matrix(f"{name}.weight", self._read(bias) if self._has(bias) else None)
+        bias = self._head.tensors.get(f"{name}.bias")
+        weight = self._matrix(f"{name}.weight")
+        return self._linear(weight, None if bias is None else bias.read(self.dtype))
 
     def norm(self, name: str) -> Norm:
         """An RMSNorm [..., hidden] -> [..., hidden]."""
-        weight, eps = self._read(f"{name}.weight"), self.geometry.eps
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
-
-        return apply
+        weight = self._head.tensors[f"{name}.weight"].read(self.dtype)
+        eps = self.geometry.rms_norm_eps
+        norm = torch.nn.functional.rms_norm
+        return partial(norm, normalized_shape=weight.shape, weight=weight, eps=eps)
 
     def embedding(self) -> UpcastEmbedding:
-        """The head's own embedding, or else its target's: [vocab, hidden]."""
-        own = self._has(EMBEDDING)
-        weight = self._kept(EMBEDDING) if own else self._kept_of_target(TARGET_EMBEDDING)
+        """[vocab, hidden]."""
+        own = EMBEDDING in self._head.tensors
+        weight = self._matrix(EMBEDDING) if own else self._shared(TARGET_EMBEDDING)
         return UpcastEmbedding(weight, self.dtype)
 
-    def judge(self) -> RowwiseLinear:
-        """What turns a guess into logits: EAGLE-3's own ``lm_head``, else the target's."""
-        if self._has(HEAD):
-            return self._matrix(HEAD, None)
+    def lm_head(self) -> RowwiseLinear:
+        """EAGLE-3's own, else the target's."""
+        if HEAD in self._head.tensors:
+            return self._linear(self._matrix(HEAD), None)
         tied = head_is_embedding(self._target, self.dtype)
-        return self._linear(self._kept_of_target(TARGET_EMBEDDING if tied else TARGET_HEAD), None)
+        return self._linear(self._shared(TARGET_EMBEDDING if tied else HEAD), None)
 
-    def _has(self, name: str) -> bool:
-        return name in self._head.tensors
-
-    def _read(self, name: str) -> torch.Tensor:
-        return self._head.tensors[name].read(self.dtype)
-
-    def _kept(self, name: str) -> torch.Tensor:
+    def _matrix(self, name: str) -> torch.Tensor:
         """A matrix of the head's own, in the type it is kept in."""
         stored = self._head.tensors[name]
         return stored.read(weight_dtype(stored.dtype, self.dtype))
 
-    def _kept_of_target(self, name: str) -> torch.Tensor:
-        """As ``_kept``, of the target."""
-        info = self._info(name)
-        return read_tensor(info, weight_dtype(stored_type(info), self.dtype))
-
-    def _matrix(self, name: str, bias: torch.Tensor | None) -> RowwiseLinear:
-        return self._linear(self._kept(name), bias)
-
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
-        # Guesses need not be blind to the number of rows.
-        return dense_linear(weight, bias, FAST, self.dtype)
-
-    def _info(self, name: str) -> TensorInfo:
-        """A matrix of the target that is as large as its embedding."""
-        info = self._target.tensors.get(name)
-        model_info = self._target.info
-        want = (model_info.vocab_size, model_info.hidden_size)
+    def _shared(self, name: str) -> torch.Tensor:
+        """As ``_matrix``, one of the target that is as large as its embedding."""
+        target = self._target
+        info, want = target.tensors.get(name), (target.info.vocab_size, target.info.hidden_size)
         if info is None or info.shape != want:
             found = "no" if info is None else f"a {list(info.shape)}"
             raise CheckpointError(
-                f"the target {self._target.path} has {found} tensor {name}, expected one of shape "
+                f"the target {target.path} has {found} tensor {name}, expected one of shape "
                 f"{list(want)}, which the EAGLE head {self._head.path} shares with it"
             )
-        self._target.fetch((info,))
-        return info
+        target.fetch((info,))
+        return read_tensor(info, weight_dtype(stored_type(info), self.dtype))
 
-
-# --- The one decoder layer of an EAGLE head, over a tree cache.
-# Its attention is wider at the entrance than a model's own (EAGLE-3) and its norms are elsewhere,
-# so no model class of transformers fits; only the rotary embedding is taken from there.
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
+        # The bits of guesses may depend on the number of rows.
+        return dense_linear(weight, bias, FAST, self.dtype)
 
 
 class HeadLayer:
-    """Grouped-query attention, then a gated feed-forward block."""
+    """The only decoder layer: grouped-query attention, then a gated feed-forward block.
+
+    Its attention is wider at the entrance than a model's own (EAGLE-3) and its norms are elsewhere,
+    so no model class of transformers fits; only the rotary embedding is taken from there.
+    """
 
     def __init__(self, weights: Weights) -> None:
-        self._heads = weights.geometry.heads
-        self._kv_heads = weights.geometry.kv_heads
-        self._rotary = _rotary(weights.geometry)
-        self._activation = _activation(weights.geometry)
-        self._query = weights.of_layer("self_attn.q_proj")
-        self._key = weights.of_layer("self_attn.k_proj")
-        self._value = weights.of_layer("self_attn.v_proj")
-        self._output = weights.of_layer("self_attn.o_proj")
-        self._norm = weights.norm_of_layer("post_attention_layernorm")
-        self._gate = weights.of_layer("mlp.gate_proj")
-        self._up = weights.of_layer("mlp.up_proj")
-        self._down = weights.of_layer("mlp.down_proj")
+        geometry, layer = weights.geometry, LAYER[weights.geometry.kind]
+        self._heads, self._kv_heads = geometry.num_attention_heads, geometry.num_key_value_heads
+        self._rotary = _rotary(geometry)
+        self._activation = _activation(geometry)
+        self._query, self._key, self._value, self._output = (
+            weights.linear(f"{layer}self_attn.{name}_proj") for name in "qkvo"
+        )
+        self._norm = weights.norm(f"{layer}post_attention_layernorm")
+        self._gate, self._up, self._down = (
+            weights.linear(f"{layer}mlp.{name}_proj") for name in ("gate", "up", "down")
+        )
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        tree: TreeMask,
+        self, x: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, tree: TreeMask
     ) -> torch.Tensor:
         """x [n, what attention takes], residual [n, H], positions [n] -> [n, H]."""
         count, rows = len(x), self._query.computed_rows(len(x))
@@ -172,8 +135,7 @@ class HeadLayer:
         cos_sin = signed_cos_sin(*self._rotary(x, positions.unsqueeze(0)))
         query, key = apply_rotary(query, cos_sin), apply_rotary(key, cos_sin)
         params = AttentionParams(layer=0, scaling=float(query.shape[-1]) ** -0.5)
-        heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        mixed = tree.attend(params, *heads)
+        mixed = tree.attend(params, *(part.transpose(0, 1) for part in (query, key, value)))
         out: torch.Tensor = self._output(mixed.flatten(1))
         return out
 
@@ -188,8 +150,8 @@ def _rotary(geometry: Geometry) -> Any:
             hidden_size=geometry.head_dim,
             num_attention_heads=1,
             head_dim=geometry.head_dim,
-            max_position_embeddings=geometry.context_length,
-            rope_parameters=geometry.rope,
+            max_position_embeddings=geometry.max_position_embeddings,
+            rope_parameters=geometry.rope_parameters,
         )
         return LlamaRotaryEmbedding(config)
     except Exception as error:  # a setting that makes no sense may fail in any way
@@ -199,21 +161,20 @@ def _rotary(geometry: Geometry) -> Any:
 def _activation(geometry: Geometry) -> Any:
     from transformers.activations import ACT2FN
 
-    if geometry.activation not in ACT2FN:
+    if geometry.hidden_act not in ACT2FN:
         raise CheckpointError(
-            f"the EAGLE head's hidden_act {geometry.activation!r} is unknown; most heads have silu"
+            f"the EAGLE head's hidden_act {geometry.hidden_act!r} is unknown; most heads have silu"
         )
-    return ACT2FN[geometry.activation]
-
-
-# --- The EAGLE head: from a feature and the token after it to a guess of the next feature.
-# Row i reads the feature f_i of position i and the token t_{i+1}, sits at position i and guesses
-# f_{i+1}, from which come the candidates for t_{i+2} (EAGLE, section 4; EAGLE-3, section 3). In a
-# tree a node's row reads its parent's guess in place of the feature nobody knows yet.
+    return ACT2FN[geometry.hidden_act]
 
 
 class EagleHead:
-    """EAGLE-1/2: feature and token are fused before the layer."""
+    """EAGLE-1/2: from a feature and the token after it to a guess of the next feature.
+
+    Row i reads the feature f_i of position i and the token t_{i+1}, has position i and guesses
+    f_{i+1}, from which come the candidates for t_{i+2} (EAGLE, section 4; EAGLE-3, section 3). In a
+    tree a node's row reads its parent's guess in place of the unknown feature.
+    """
 
     def __init__(self, weights: Weights) -> None:
         self.geometry = weights.geometry
@@ -223,7 +184,7 @@ class EagleHead:
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
         self._layer = HeadLayer(weights)
-        self._judge = weights.judge()
+        self._lm_head = weights.lm_head()
         self._ids = weights.ids
 
     def known(self, features: torch.Tensor) -> torch.Tensor:
@@ -239,20 +200,23 @@ class EagleHead:
     ) -> torch.Tensor:
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
         guesses, ``tokens`` [n] what follows them."""
-        fused = self._fuse(torch.cat([self.embed(tokens), features], dim=-1))
-        return self._layer.forward(fused, fused, positions, tree)
+        x, residual = self.entrance(self._embedding(tokens), features)
+        return self._layer.forward(x, residual, positions, tree)
 
     def successors(self, guesses: torch.Tensor, most: int) -> list[Proposal]:
         """The target's tokens that come next, by guesses [n, H]. A reduced vocabulary's
         log-probabilities count only the tokens that are in it."""
-        return best_successors(self._judge(self.verified(guesses)), most, self._ids)
+        return best_successors(self._lm_head(self.normed(guesses)), most, self._ids)
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [n] -> [n, H]."""
-        return self._embedding.forward(tokens)
+    def entrance(
+        self, embedded: torch.Tensor, features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layer's attention takes, and its residual, of tokens and features [n, H]."""
+        fused = self._fuse(torch.cat([embedded, features], dim=-1))
+        return fused, fused
 
-    def verified(self, guesses: torch.Tensor) -> torch.Tensor:
-        """What ``lm_head`` sees of guesses [n, H]: a guessed feature is normed already."""
+    def normed(self, guesses: torch.Tensor) -> torch.Tensor:
+        """What ``lm_head`` reads: a guessed feature is normed already."""
         return guesses
 
 
@@ -262,39 +226,29 @@ class Eagle3Head(EagleHead):
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
-        self._norm_token = weights.norm_of_layer("input_layernorm")
-        self._norm_feature = weights.norm_of_layer("hidden_norm")
+        layer = LAYER[self.geometry.kind]
+        self._norm_token = weights.norm(f"{layer}input_layernorm")
+        self._norm_feature = weights.norm(f"{layer}hidden_norm")
         self._norm_guess = weights.norm("norm")
 
     def known(self, features: torch.Tensor) -> torch.Tensor:
         fused: torch.Tensor = self._fuse(features)
         return fused
 
-    def guess(
-        self,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        tree: TreeMask,
-    ) -> torch.Tensor:
+    def entrance(
+        self, embedded: torch.Tensor, features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self._norm_feature(features)
-        x = torch.cat([self._norm_token(self.embed(tokens)), normed], dim=-1)
-        residual = normed if self.geometry.norm_before_residual else features
-        return self._layer.forward(x, residual, positions, tree)
+        x = torch.cat([self._norm_token(embedded), normed], dim=-1)
+        return x, normed if self.geometry.norm_before_residual else features
 
-    def verified(self, guesses: torch.Tensor) -> torch.Tensor:
+    def normed(self, guesses: torch.Tensor) -> torch.Tensor:
         return self._norm_guess(guesses)
 
 
 def cache_shape(geometry: Geometry, dtype: torch.dtype) -> CacheShape:
     """Of the cache of a head's only layer."""
-    return CacheShape(
-        layers=1,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        dtype=dtype,
-        exact=False,
-    )
+    return CacheShape(1, geometry.num_key_value_heads, geometry.head_dim, dtype, exact=False)
 
 
 def token_bytes(shape: CacheShape, features: Features) -> int:
@@ -305,36 +259,27 @@ def token_bytes(shape: CacheShape, features: Features) -> int:
 
 def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "auto") -> EagleHead:
     """Read a head's weights, and from the target those the head shares with it. "auto": the type
-    the target is computed in.
-
-    Raises ``UserError`` or ``CheckpointError``.
-    """
+    the target is computed in. Raises ``UserError`` or ``CheckpointError``."""
+    kind = Eagle3Head if checkpoint.geometry.kind == "EAGLE-3" else EagleHead
     with torch.inference_mode():
-        weights = Weights(checkpoint, target, resolve_dtype(target.info, dtype))
-        third = checkpoint.geometry.kind == "EAGLE-3"
-        return Eagle3Head(weights) if third else EagleHead(weights)
-
-
-# --- What an EAGLE head takes of a device's memory, from its files' lists of tensors.
+        return kind(Weights(checkpoint, target, resolve_dtype(target.info, dtype)))
 
 
 def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
-    """A head as ``load_head`` holds it, with what it shares with its target: copies of the target's
-    embedding and head where it has none of its own. No weights are read.
+    """Memory of a head as ``load_head`` loads it, with copies of the target's embedding and head
+    where it has none of its own. No weights are read.
 
-    Raises ``CheckpointError``, and ``UserError`` for a type there is not."""
+    Raises ``CheckpointError``, and ``UserError`` for an unknown type."""
     head = open_eagle(name, target)
     geometry, computed = head.geometry, resolve_dtype(target, dtype)
-    own = [tensor for key, tensor in head.tensors.items() if key not in VOCABULARY]
-    weights = sum(_bytes(tensor, computed) for tensor in own)
     shared = sum(key not in head.tensors for key in (EMBEDDING, HEAD))
     matrix = target.vocab_size * target.hidden_size
-    weights += shared * matrix * weight_dtype(stored_half(target), computed).itemsize
+    weights = shared * matrix * weight_dtype(stored_half(target), computed).itemsize
+    for key, tensor in head.tensors.items():
+        if key not in VOCABULARY:
+            # Matrices are kept as they are stored, where that loses nothing.
+            is_matrix = len(tensor.shape) > 1
+            kept = weight_dtype(tensor.dtype, computed) if is_matrix else computed
+            weights += prod(tensor.shape) * kept.itemsize
     slot = token_bytes(cache_shape(geometry, computed), geometry.features)
-    return Footprint((0, 1), weights, slot, pass_scores(geometry.heads))
-
-
-def _bytes(tensor: Stored, computed: torch.dtype) -> int:
-    """Matrices are kept as they are stored, where that loses nothing; vectors are computed with."""
-    kept = weight_dtype(tensor.dtype, computed) if len(tensor.shape) > 1 else computed
-    return prod(tensor.shape) * kept.itemsize
+    return Footprint((0, 1), weights, slot, pass_scores(geometry.num_attention_heads))
