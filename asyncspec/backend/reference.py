@@ -17,7 +17,8 @@ from asyncspec_protocol.ids import SegmentId, SessionId
 CHUNK = 64
 """Rows of a prompt per pass."""
 
-_SESSION = SessionId(-1)
+SESSION = SessionId(-1)
+"""Of passes that no request caused."""
 
 
 def decode(
@@ -28,16 +29,16 @@ def decode(
     sampling: Sampling | None = None,
     until: Callable[[int], bool] = lambda token: False,
 ) -> list[int]:
-    """New tokens after a prompt of at least one token. A stop token is part of the answer, and so
-    is the one for which ``until``, which is told every new token, says that it is the last."""
+    """New tokens after a prompt of at least one token. The answer ends with, and includes, a stop
+    token or the token for which ``until``, called with every new token, returns true."""
     capacity = len(prompt_ids) + max_new_tokens
     for stage in stages:
-        stage.run(Admit(_SESSION, capacity, sampling or Sampling(), len(prompt_ids)))
+        stage.run(Admit(SESSION, capacity, sampling or Sampling(), len(prompt_ids)))
     try:
         new: list[int] = []
         known, fresh = 0, list(prompt_ids)
         while len(new) < max_new_tokens:
-            token = read(stages, _SESSION, known, fresh)
+            token = read(stages, SESSION, known, fresh)
             known += len(fresh)
             fresh = [token]
             new.append(token)
@@ -46,45 +47,41 @@ def decode(
         return new
     finally:
         for stage in stages:
-            stage.run(Release(_SESSION))
+            stage.run(Release(SESSION))
 
 
 def read(
     stages: Sequence[StageBackend], session: SessionId, known: int, tokens: Sequence[int]
 ) -> int:
     """Commit ``tokens`` from position ``known`` on, in chunks; the token that comes next."""
-    drawn = 0
+    result: object = None
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
         ends = start + len(chunk) == len(tokens)
-        result = _pass(stages, session, known + start, chunk, judge=ends)
-        if ends:
-            (drawn,) = cast("tuple[int]", result)
+        for i, stage in enumerate(stages):
+            sampled = (len(chunk) - 1,) if ends and i == len(stages) - 1 else ()
+            hidden = result if i else None
+            result = stage.run(chain(session, known + start, chunk, hidden, sampled))
+    (drawn,) = cast("tuple[int]", result)
     return drawn
 
 
-def _pass(
-    stages: Sequence[StageBackend],
+def chain(
     session: SessionId,
     committed: int,
     tokens: Sequence[int],
-    *,
-    judge: bool,
-) -> object:
+    hidden: object,
+    sampled_rows: tuple[int, ...],
+) -> Forward:
+    """A pass over tokens that follow one another from position ``committed`` on. ``hidden``: a
+    handle to their hidden states, None on the first stage."""
     slots = range(committed, committed + len(tokens))
-    rows = tuple(Row(slot, slot, tuple(range(committed, slot + 1))) for slot in slots)
-    result: object = None
-    for i, stage in enumerate(stages):
-        last = i == len(stages) - 1
-        result = stage.run(
-            Forward(
-                session=session,
-                segment=SegmentId(committed),
-                committed=committed,
-                rows=rows,
-                tokens=tuple(tokens) if i == 0 or last else (),
-                hidden=TensorRows(result, tuple(range(len(tokens)))) if i else None,
-                sampled_rows=(len(tokens) - 1,) if last and judge else (),
-            )
-        )
-    return result
+    return Forward(
+        session=session,
+        segment=SegmentId(committed),
+        committed=committed,
+        rows=tuple(Row(slot, slot, tuple(range(committed, slot + 1))) for slot in slots),
+        tokens=tuple(tokens),
+        hidden=None if hidden is None else TensorRows(hidden, tuple(range(len(tokens)))),
+        sampled_rows=sampled_rows,
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
-from asyncspec.backend.pass_times import Trial, pass_seconds
+from asyncspec.backend.pass_times import pass_seconds
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.jobs import (
     Admit,
@@ -165,12 +165,7 @@ class TreeStage(ABC, Generic[C]):
             session.cache.check(session.committed)
 
     def pass_seconds(self) -> dict[int, float]:
-        return pass_seconds(self, self.trial)
-
-    @property
-    def trial(self) -> Trial:
-        """The passes that are timed."""
-        return Trial(self.noise, self.info.vocab_size, self.has_head)
+        return pass_seconds(self.run, self.noise, self.info.vocab_size, has_head=self.has_head)
 
     def begin(self, job: Forward) -> Session[C]:
         """Check a pass and record its tokens. Raises ``ValueError``."""
