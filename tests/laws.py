@@ -354,4 +354,4 @@ def check_empty(cluster: Cluster) -> None:
         kept = [one for rank in cluster.drafts for one in cluster.state(rank).cached_prompts]
         assert not any(one.unused for one in kept)
         assert state.cached_prompts == {one.session: len(one.prefix) for one in kept}
-        assert set(backend.slots_held()) == set(state.cached_prompts)
+        assert set(backend._sessions) == set(state.cached_prompts)

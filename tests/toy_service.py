@@ -170,7 +170,8 @@ def reference(submit: Submit) -> tuple[tuple[int, ...], str]:
     state = MODEL.read(prompt)
     while len(tokens) < submit.max_new_tokens:
         path = (*prompt, *tokens)
-        token = MODEL.draw(state.hidden, seen(path, len(prompt)), len(path), sampling)
+        before = seen(path, len(prompt))
+        (token,) = MODEL.draw([state.hidden], [len(path)], sampling, own=[before])
         tokens.append(token)
         if token == END and not submit.ignore_eos:
             break

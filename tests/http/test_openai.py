@@ -175,9 +175,9 @@ async def test_log_probs(toy: Toy, temperature: float) -> None:
     assert said.content is not None
     state = MODEL.read(CODEC.render(submit.chat))
     for token, entry in zip(tokens, said.content, strict=True):
-        best, log_probs = MODEL.likely(state.hidden, 3)
+        ((best, log_probs),) = MODEL.best_successors([state.hidden], 3)
         assert bytes(entry.bytes or []) == PIECES[token]
-        assert entry.logprob == pytest.approx(MODEL.log_prob(state.hidden, token))
+        assert entry.logprob == pytest.approx(MODEL.log_probs_of([state.hidden], [token])[0])
         assert [bytes(top.bytes or []) for top in entry.top_logprobs] == [PIECES[t] for t in best]
         assert [top.logprob for top in entry.top_logprobs] == pytest.approx(log_probs)
         state = MODEL.extend(state, token)

@@ -60,9 +60,12 @@ def test_what_is_said_of_each_token_is_what_the_target_alone_says(
         assert len(said) == (len(cluster.world.tokens[request.request]) if request.log_probs else 0)
         state = cluster.model.read(request.prompt)
         for token, output in said:
-            assert output.log_prob_of(token) == cluster.model.log_prob(state.hidden, token)
-            likely = cluster.model.likely(state.hidden, request.top_logprobs)
-            assert (output.top_tokens, output.top_log_probs) == likely
+            assert (
+                output.log_prob_of(token) == cluster.model.log_probs_of([state.hidden], [token])[0]
+            )
+            most = request.top_logprobs
+            ((best, log_probs),) = cluster.model.best_successors([state.hidden], most)
+            assert (output.top_tokens, output.top_log_probs) == (tuple(best), tuple(log_probs))
             state = cluster.model.extend(state, token)
 
 

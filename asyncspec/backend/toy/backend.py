@@ -19,7 +19,6 @@ from asyncspec.backend.base import (
     Backend,
     DType,
     Footprint,
-    Guarantee,
     LoadedSource,
     Mode,
     ModelInfo,
@@ -27,33 +26,27 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageSpec,
 )
-from asyncspec.backend.toy.model import ToyModel, ToyStage
+from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
 from asyncspec.backend.toy.source import ToyEagle, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem
+from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 
 PREFIX = "toy:"
 HEAD = f"{EAGLE}toy"
-_DTYPE = "uint64"
-_ITEM_BYTES = 8
 
 
 class ToyTarget(ToyModel, frozen=True, forbid_unknown_fields=True):
     """A toy target, opened: its fields are the settings."""
 
     vocab: int = 96
-    context: int = 4096
-
-    @property
-    def info(self) -> ModelInfo:
-        return ModelInfo("Toy", self.layers, 1, self.vocab, self.context, (), _DTYPE)
 
     @property
     def fingerprint(self) -> str:
         return PREFIX + msgspec.json.encode(self).decode()
 
     def computed_dtype(self, dtype: DType) -> str:
-        return _DTYPE
+        return DTYPE
 
 
 class ToySourceConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,20 +54,6 @@ class ToySourceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     top: float = 0.65
     seed: int = 1
-
-
-class LoadedToyStage(ToyStage):
-    """A ``LoadedStage``."""
-
-    guarantee: Guarantee = "bitwise"
-    weights = _DTYPE
-
-    def cache_bytes(self, slots: int) -> int:
-        return slots * _ITEM_BYTES * len(self._layers)
-
-    def pass_seconds(self) -> dict[int, float]:
-        """Some 5 us for a row and layer."""
-        return {rows: 5e-6 * rows * len(self._layers) for rows in (1, 16)}
 
 
 class ToyTokenizer:
@@ -154,7 +133,7 @@ class ToyBackend(Backend):
         mode: Mode,
         quantize: Quantize,
     ) -> list[Footprint]:
-        return [Footprint(span, 0, _ITEM_BYTES * (span[1] - span[0]), 0) for span in spans]
+        return [Footprint(span, 0, ITEM_BYTES[DTYPE] * (span[1] - span[0]), 0) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         return Footprint((0, 0), 0, 0, 0)
@@ -165,8 +144,8 @@ class ToyBackend(Backend):
             raise CheckpointError(f"{name}: layers, vocab and context are at least 1")
         return target
 
-    def load(self, spec: StageSpec) -> LoadedToyStage:
-        return LoadedToyStage(spec.model, *spec.layers)
+    def load(self, spec: StageSpec) -> ToyStage:
+        return ToyStage(spec.model, *spec.layers)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         if not isinstance(spec.target, ToyTarget):

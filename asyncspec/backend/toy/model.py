@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Literal, cast
 
 from msgspec import Struct
 
-from asyncspec.backend.base import WireTensor
-from asyncspec.backend.slot_tokens import SlotTokens
-from asyncspec.core.jobs import (
-    Admit,
-    Batch,
-    Compact,
-    Forward,
-    Release,
-    Row,
-    SamplerOutput,
-    StageJob,
-    TensorRows,
-    Trim,
-)
+from asyncspec.backend.base import ModelInfo, WireTensor
+from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
+from asyncspec.core.jobs import Batch, Forward, TensorRows
 from asyncspec.core.rng import MASK, mix, uniforms
 from asyncspec.core.sampling import NOTHING, Sampling, Seen, choose, seen
-from asyncspec_protocol.ids import SessionId
+from asyncspec.source.expand import Proposal
+from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
+
+DTYPE = "uint64"
+"""Of hidden states."""
 
 
 class ToyState(Struct, frozen=True):
@@ -53,6 +47,12 @@ class ToyModel(Struct, frozen=True):
     vocab: int = 16
     seed: int = 0
     attention: Literal["all", "parent"] = "all"
+    context: int = 4096
+
+    @property
+    def info(self) -> ModelInfo:
+        """See ``OpenModel``."""
+        return ModelInfo("Toy", self.layers, 1, self.vocab, self.context, (), DTYPE)
 
     def embed(self, token: int) -> int:
         """Hidden state that enters the first layer."""
@@ -77,23 +77,38 @@ class ToyModel(Struct, frozen=True):
         logits[self.mode(hidden)] = 1.5
         return logits
 
-    def draw(self, hidden: int, before: Seen, position: int, sampling: Sampling) -> int:
-        """The next token, at ``position``, after a path with the tokens ``before``."""
+    def draw(
+        self,
+        hidden: Sequence[int],
+        positions: Sequence[int],
+        sampling: Sampling,
+        committed: Seen = NOTHING,
+        own: Iterable[Seen] = (),
+    ) -> tuple[int, ...]:
+        """See ``Sampler``, of hidden states."""
         if sampling.greedy and not sampling.penalises:
-            return self.mode(hidden)
-        return choose(self.logits(hidden), before, position, sampling)
+            return tuple(map(self.mode, hidden))
+        before: list[Seen] = [{**committed, **seen} for seen in own] or [NOTHING] * len(hidden)
+        logits = map(self.logits, hidden)
+        return tuple(map(choose, logits, before, positions, repeat(sampling)))
 
-    def likely(self, hidden: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The likeliest next tokens, best first, and their log-probabilities."""
-        logits = self.logits(hidden)
+    def best_successors(self, hidden: Sequence[int], most: int) -> list[Proposal]:
+        """See ``Sampler``, of hidden states."""
+        found: list[Proposal] = []
+        for logits in map(self.logits, hidden):
+            best = sorted(range(self.vocab), key=lambda t: (-logits[t], t))[:most]
+            found.append((best, self._log_probs(logits, best)))
+        return found
+
+    def log_probs_of(self, hidden: Sequence[int], tokens: Sequence[int]) -> tuple[float, ...]:
+        """See ``Sampler``, of hidden states."""
+        drawn = zip(hidden, tokens, strict=True)
+        return tuple(self._log_probs(self.logits(h), [token])[0] for h, token in drawn)
+
+    @staticmethod
+    def _log_probs(logits: Sequence[float], tokens: Sequence[int]) -> list[float]:
         total = math.log(sum(map(math.exp, logits)))
-        best = sorted(range(self.vocab), key=lambda t: (-logits[t], t))[:count]
-        return tuple(best), tuple(min(0.0, logits[t] - total) for t in best)
-
-    def log_prob(self, hidden: int, token: int) -> float:
-        """The log-probability of one next token, before any sampling setting."""
-        tokens, log_probs = self.likely(hidden, self.vocab)
-        return log_probs[tokens.index(token)]
+        return [min(0.0, logits[token] - total) for token in tokens]
 
     def start(self) -> ToyState:
         """Before the first token."""
@@ -127,94 +142,77 @@ class ToyModel(Struct, frozen=True):
 
     def next_token(self, tokens: Sequence[int], sampling: Sampling, prompt_length: int = 0) -> int:
         """The sequential reference: what comes after ``tokens``, which begin with the prompt."""
-        before = seen(tokens, prompt_length)
-        return self.draw(self.read(tokens).hidden, before, len(tokens), sampling)
+        before = [seen(tokens, prompt_length)]
+        return self.draw([self.read(tokens).hidden], [len(tokens)], sampling, own=before)[0]
 
 
-class _Session(Struct):
-    """One session on a stage."""
+class ToyCache:
+    """Of each layer the keys by slot; an empty slot holds -1."""
 
-    admit: Admit
-    caches: list[list[int]]
-    # On the last stage, where draws depend on them.
-    tokens: SlotTokens | None
+    def __init__(self, layers: int) -> None:
+        self.layers: list[list[int]] = [[] for _ in range(layers)]
+
+    def copy_prefix(self, other: ToyCache, slots: int) -> None:
+        self.layers = [layer[:slots] for layer in other.layers]
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        for layer in self.layers:
+            layer[start:] = [layer[slot] for slot in keep]
+
+    def trim(self, slots: int) -> None:
+        for layer in self.layers:
+            del layer[slots:]
+
+    def close(self) -> None:
+        """Nothing to return."""
+
+    def check(self, committed: int) -> None:
+        assert len({len(layer) for layer in self.layers}) <= 1
 
 
-class ToyStage:
-    """Layers [first, last) of a toy model with a slotted cache; the last stage draws tokens.
+class ToyStage(TreeStage[ToyCache]):
+    """Layers [first, last) of a toy model; the last stage draws tokens.
 
     A row of a handle is a hidden state, a tuple of one and those captured so far, or a feature.
     """
 
+    weights = DTYPE
+
     def __init__(self, model: ToyModel, first: int, last: int) -> None:
+        super().__init__(model.info, (first, last), "bitwise")
         self._model = model
-        self._layers = range(first, last)
-        self._sessions: dict[SessionId, _Session] = {}
 
-    def run(self, job: StageJob) -> object | None:
-        match job:
-            case Admit():
-                self._admit(job)
-            case Trim(session, slots):
-                for cache in self._sessions[session].caches:
-                    del cache[slots:]
-            case Release(session):
-                self._sessions.pop(session, None)
-            case Compact(session, start, keep):
-                for cache in self._sessions[session].caches:
-                    cache[start:] = [cache[slot] for slot in keep]
-                if (tokens := self._sessions[session].tokens) is not None:
-                    tokens.compact(start, keep)
-            case Forward():
-                return self._forward(job)
-            case Batch(passes):
-                return tuple(self._forward(one) for one in passes)
-        return None
+    def new_cache(self, capacity: int) -> ToyCache:
+        return ToyCache(self.layers[1] - self.layers[0])
 
-    def _admit(self, job: Admit) -> None:
-        caches: list[list[int]] = [[] for _ in self._layers]
-        if job.common_prefix:
-            parent = self._sessions[job.parent_session]
-            caches = [cache[: job.common_prefix] for cache in parent.caches]
-        counts = job.sampling.penalises and self._layers.stop == self._model.layers
-        tokens = SlotTokens(job.prompt_length) if counts else None
-        self._sessions[job.session] = _Session(job, caches, tokens)
+    def cache_bytes(self, slots: int) -> int:
+        return slots * ITEM_BYTES[DTYPE] * (self.layers[1] - self.layers[0])
+
+    def pass_seconds(self) -> dict[int, float]:
+        """Some 5 us for a row and layer."""
+        return {rows: 5e-6 * rows * (self.layers[1] - self.layers[0]) for rows in (1, 16)}
+
+    def noise(self, rows: int) -> object:
+        return tuple(range(rows))
+
+    def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
+        return tuple(map(self._forward, passes))
 
     def _forward(self, job: Forward) -> object:
-        model, session = self._model, self._sessions[job.session]
-        admit, (hidden, captured) = session.admit, self._inputs(job)
-        if job.hidden is None and 0 in admit.features:
+        session, model = self.begin(job), self._model
+        hidden, captured = self._inputs(job)
+        if 0 in session.depths:
             captured = [(h,) for h in hidden]
-        for layer, cache in zip(self._layers, session.caches, strict=True):
+        for layer, cache in zip(range(*self.layers), session.cache.layers, strict=True):
             hidden = self._layer(job, layer, cache, hidden)
-            if layer + 1 in admit.features:
+            if layer + 1 in session.depths:
                 captured = [(*earlier, h) for earlier, h in zip(captured, hidden, strict=True)]
-        if self._layers.stop < model.layers:
+        if not self.has_head:
             return tuple((h, *c) if c else h for h, c in zip(hidden, captured, strict=True))
-        if session.tokens is not None:
-            session.tokens.write(job.committed, job.rows, job.tokens)
-        tokens = tuple(self._draw(session, job.rows[i], hidden[i]) for i in job.sampled_rows)
-        if not admit.features and not admit.top_logprobs and not admit.log_probs:
-            return tokens
-        if FINAL in admit.features:
+        if FINAL in session.depths:
             captured = [(model.norm(h),) for h in hidden]
-        sampled = [hidden[i] for i in job.sampled_rows]
-        likely = [model.likely(h, admit.top_logprobs) for h in sampled if admit.top_logprobs]
-        drawn = zip(sampled, tokens, strict=True)
-        return SamplerOutput(
-            tokens,
-            tuple(map(feature, captured)) if admit.features else None,
-            tuple(likely),
-            tuple(model.log_prob(*one) for one in drawn) if admit.log_probs else (),
-        )
-
-    def _draw(self, session: _Session, row: Row, hidden: int) -> int:
-        tokens = session.tokens
-        before = NOTHING if tokens is None else {**tokens.counts, **tokens.own(row)}
-        return self._model.draw(hidden, before, row.position + 1, session.admit.sampling)
-
-    def abandon(self, job: StageJob) -> None:
-        """A pass is over before it could be stopped."""
+        features = tuple(map(feature, captured)) if session.admit.features else None
+        return session.sample(job, [hidden[i] for i in job.sampled_rows], model, features)
 
     def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
         """Hidden states, and beside each those captured before."""
@@ -241,18 +239,9 @@ class ToyStage:
         return pack(rows)
 
     def unpack(self, tensor: WireTensor) -> object:
-        if tensor.shape[-1] != 1 or len(tensor.shape) not in (2, 3):
-            raise ValueError(f"hidden states of {tensor.dtype} {tensor.shape} in a toy pipeline")
+        check_hidden_states(tensor, DTYPE, 1)
         rows = unpack(tensor)
         return tuple(row[0] for row in rows) if len(tensor.shape) == 2 else rows
-
-    def check(self) -> None:
-        for session in self._sessions.values():
-            assert len({len(cache) for cache in session.caches}) <= 1
-
-    def slots_held(self) -> dict[SessionId, int]:
-        """Number of slots in use, by session (tests)."""
-        return {key: len(session.caches[0]) for key, session in self._sessions.items()}
 
 
 def feature(values: Sequence[int]) -> bytes:
@@ -270,12 +259,12 @@ def pack(rows: TensorRows) -> WireTensor:
     )
     width = len(data) // 8 // len(some)
     shape = (len(some), width, 1) if isinstance(some[0], tuple) else (len(some), width)
-    return WireTensor(dtype="uint64", shape=shape, data=memoryview(data))
+    return WireTensor(dtype=DTYPE, shape=shape, data=memoryview(data))
 
 
 def unpack(tensor: WireTensor) -> tuple[tuple[int, ...], ...]:
     """All numbers of each row. Raises ``ValueError`` for something else."""
     width = math.prod(tensor.shape[1:])
-    if tensor.dtype != "uint64" or tensor.data.nbytes != 8 * width * tensor.shape[0]:
+    if tensor.dtype != DTYPE or tensor.data.nbytes != 8 * width * tensor.shape[0]:
         raise ValueError(f"{tensor.dtype} {tensor.shape} in a toy pipeline")
     return tuple(struct.iter_unpack(f"<{width}Q", tensor.data))
