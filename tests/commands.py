@@ -11,14 +11,14 @@ import pytest
 from asyncspec_nodes.cli import main as cli
 
 
-def heed_hangup() -> None:
-    """``preexec_fn`` of a child that is to heed SIGHUP, also where this process ignores it, as
-    under ``nohup``: a child would inherit that."""
+def reset_hangup() -> None:
+    """``preexec_fn`` of a child that is to end at SIGHUP, also where this process ignores the
+    signal, as under ``nohup``: the child would inherit that."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    """The JSON object that a command prints, and nothing else."""
+def json_output(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    """The JSON object that a command prints; it prints nothing else."""
     assert cli.main(list(argv)) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -26,8 +26,8 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     return found
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that says what is wrong with a command."""
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line on stderr of a command that ends with exit code 2."""
     code: object
     try:
         code = cli.main(list(argv))

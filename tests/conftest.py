@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -31,3 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("processes", "torch")
     }
     items.sort(key=lambda item: tuple(item.path not in marked[name] for name in marked))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_fork_server() -> Iterator[None]:
+    """Local clusters of this process fork their nodes from one server."""
+    from asyncspec_nodes.local import cluster
+    from shared_fork_server import SERVERS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "ForkServerClient", SERVERS)
+        yield
+    SERVERS.stop()

@@ -30,7 +30,7 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable, to_toml
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node import listen
-from commands import heed_hangup
+from commands import reset_hangup
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
 
@@ -147,7 +147,7 @@ async def test_a_terminal_that_closes(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
 
     def prepare() -> None:
-        heed_hangup()
+        reset_hangup()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
     terminal = {

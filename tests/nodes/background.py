@@ -12,7 +12,9 @@ import pytest
 
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.local.children import FORKS
 from asyncspec_nodes.local.cluster import LocalCluster
+from shared_fork_server import SERVERS
 
 START = 100.0
 """Seconds a cluster may take to start here, on shared cores."""
@@ -21,7 +23,9 @@ START = 100.0
 @contextmanager
 def no_process_left() -> Iterator[None]:
     """What begins within it has ended with it. Python's own helper of process pools, once some
-    other test has needed it, stays."""
+    other test has needed it, stays, as does the fork server of all tests."""
+    if FORKS:
+        SERVERS.shared()
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before

@@ -56,7 +56,7 @@ def test_it_is_named(
 ) -> None:
     argv = [str(tmp_path / "trace") if word == "FILE" else word for word in argv]
     given = f"1={value}" if name == "slow" else value
-    assert f"--{name}" in commands.complaint(capsys, command, *argv, f"--{name}={given}")
+    assert f"--{name}" in commands.usage_error(capsys, command, *argv, f"--{name}={given}")
     assert not list(tmp_path.iterdir())
 
 
@@ -69,5 +69,5 @@ def test_what_may_be_given_can_be_simulated(
     slowest = ["--latency=1e6", "--bandwidth=0.001", "--width=1000000", "--slow=1=1e6"]
     least = ["--latency=0", "--bandwidth=0", "--width=1", "--slow=1=1e-300"]
     for more in (slowest, least, [*slowest, "--window=1000000", "--batch-rows=1000000"]):
-        found = commands.answer(capsys, "simulate", *argv, *more)
+        found = commands.json_output(capsys, "simulate", *argv, *more)
         assert found["policies"][policy]["matches_reference"]

@@ -21,7 +21,7 @@ from asyncspec.backend.threads import COUNT_VARIABLES
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
-from asyncspec_nodes.local import cluster
+from asyncspec_nodes.local import cluster, fork_server
 from asyncspec_nodes.local.children import FORKS, ChildNode, ForkedProcess, ForkServerClient
 from asyncspec_nodes.local.cluster import FILE, LocalLauncher, local_config
 from asyncspec_nodes.node import listen
@@ -37,6 +37,12 @@ pytestmark = [
 ]
 
 Act = Callable[[ForkServerClient, IO[bytes]], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def own_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters here have fork servers of their own."""
+    monkeypatch.setattr(cluster, "ForkServerClient", ForkServerClient)
 
 
 def arguments(file: Path, *more: str) -> list[str]:
@@ -130,7 +136,7 @@ def test_nodes_end_with_their_server_and_the_next_gets_another(
     async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         async with serving(forking, cluster_file, stderr) as node:
             family = psutil.Process(node.pid).parents()
-            (server,) = [p for p in family if "fork_server" in str(p.cmdline())]
+            (server,) = [p for p in family if fork_server.__name__ in p.cmdline()]
             server.kill()
             assert await node.wait() == -signal.SIGKILL
         async with serving(forking, cluster_file, stderr) as node:

@@ -27,11 +27,11 @@ USER = "[[user]]\nalpha = 0.7\ntoken_ms = 5.0\n"
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    return commands.answer(capsys, "plan", "dipsd", *argv, "--json")
+    return commands.json_output(capsys, "plan", "dipsd", *argv, "--json")
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    return commands.complaint(capsys, "plan", *argv)
+    return commands.usage_error(capsys, "plan", *argv)
 
 
 @pytest.mark.parametrize("method", ["ours", "algorithm1"])

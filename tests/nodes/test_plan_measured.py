@@ -130,7 +130,7 @@ def test_a_wrong_file(
 ) -> None:
     file = tmp_path / "devices.toml"
     file.write_text(text)
-    assert says in commands.complaint(capsys, "plan", "dipsd", str(file))
+    assert says in commands.usage_error(capsys, "plan", "dipsd", str(file))
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_a_wrong_file(
     ],
 )
 def test_a_wrong_argument(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
-    assert says in commands.complaint(capsys, "plan", "dipsd", *argv)
+    assert says in commands.usage_error(capsys, "plan", "dipsd", *argv)

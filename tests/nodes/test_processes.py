@@ -31,7 +31,7 @@ from asyncspec_nodes.node.reports import LoadingReport, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
-from commands import heed_hangup
+from commands import json_output, reset_hangup
 from nodes.background import START, Background, no_process_left
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
@@ -252,42 +252,45 @@ def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
     assert "Tom and Lily" not in logs
 
 
-def test_the_check_knows_penalties_and_stop_strings(tiny: Path) -> None:
+def test_the_check_knows_penalties_and_stop_strings(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--target", str(tiny), "--draft", "ngram", "--stages", "2", "--prompt", "fox", "--json"]
     argv += ["--temperature", "0.5", "--frequency-penalty", "0.4", "--presence-penalty", "0.4"]
     argv += ["--repetition-penalty", "1.2", "--stop", "a", "--stop", "e", "--check"]
-    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["finish_reason"] == "stop"
-    count = len(answer["token_ids"])
+    found = json_output(capsys, "run", *argv)
+    assert found["finish_reason"] == "stop"
+    count = len(found["token_ids"])
     assert count < 128
-    assert answer["check"]["tokens"] == answer["check"]["same"] == count
+    assert found["check"]["tokens"] == found["check"]["same"] == count
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_quantised_target_checks_against_its_own_reference(kind: str, tmp_path: Path) -> None:
+def test_a_quantised_target_checks_against_its_own_reference(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--quantize", kind, "--stages", "2", "--prompt", PROMPTS[1], "--max-new-tokens", "24"]
     argv += ["--temperature", "0.7", "--seed", "3", "--check", "--json", "--log-dir", str(tmp_path)]
-    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["check"]["equal"], answer["check"]
+    found = json_output(capsys, "run", *argv)
+    assert found["check"]["equal"], found["check"]
     assert f"weights={kind}" in "".join(x.read_text() for x in tmp_path.iterdir()).replace("'", "")
 
 
-def test_an_answer_that_the_context_cuts_short_is_said(tiny: Path, tmp_path: Path) -> None:
+def test_an_answer_that_the_context_cuts_short_is_said(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = shutil.copytree(tiny, tmp_path / "short")
     config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 24}
     (short / "config.json").write_text(json.dumps(config))
     argv = ["--target", str(short), "--draft", "none", "--stages", "1", "--prompt", PROMPTS[2]]
     argv += ["--max-new-tokens", "100", "--ignore-eos", "--json"]
-    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
-    answer = json.loads(done.stdout)
-    count = len(answer["token_ids"])
-    assert count + answer["stats"]["prompt_tokens"] == 24
-    assert (done.returncode, answer["finish_reason"]) == (0, "length")
-    assert done.stderr == (
+    code = cli.main(["run", *argv])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    count = len(found["token_ids"])
+    assert count + found["stats"]["prompt_tokens"] == 24
+    assert (code, found["finish_reason"]) == (0, "length")
+    assert err == (
         f"asyncspec: the answer ends after {count} tokens, where the target's context does, "
         "before --max-new-tokens 100\n"
     )
@@ -311,31 +314,26 @@ def random_eagle3(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("head", ["bundled", "eagle3"])
-def test_an_eagle_head_drafts(tmp_path: Path, head: str) -> None:
+def test_an_eagle_head_drafts(
+    tmp_path: Path, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = "eagle:" if head == "bundled" else f"eagle:{random_eagle3(tmp_path / head)}"
     argv = ["--stages", "2", "--draft", source, "--prompt", PROMPTS[0], "--max-new-tokens", "20"]
-    done = subprocess.run(
-        command(*argv, "--check", "--json"), capture_output=True, text=True, timeout=START
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    answer = json.loads(done.stdout)
-    assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], 20)[0]
-    assert answer["check"]["sentence"] == "equal to the sequential decoder: 20 of 20 tokens"
-    assert answer["stats"]["drafted_nodes"] > 0
+    found = json_output(capsys, "run", *argv, "--json")
+    assert found["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], 20)[0]
+    assert found["stats"]["drafted_nodes"] > 0
     if head == "bundled":
-        assert answer["stats"]["hit_rate"] > 0.5
+        assert found["stats"]["hit_rate"] > 0.5
 
 
-def test_a_token_source_in_a_process_of_its_own() -> None:
+def test_a_token_source_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """A draft model and n-gram lookup, asked over a link; the source's time is accounted for."""
     argv = ["--stages", "2", "--draft", "hybrid", "--source-apart", "--prompt", PROMPTS[0]]
     argv += ["--max-new-tokens", "30", "--check", "--json"]
-    done = subprocess.run(command(*argv), capture_output=True, text=True, timeout=START)
-    assert (done.returncode, done.stderr) == (0, "")
-    answer = json.loads(done.stdout)
-    assert answer["check"]["sentence"] == "equal to the sequential decoder: 30 of 30 tokens"
-    assert answer["stats"]["hits"] > 5
-    assert answer["stats"]["draft_seconds"] > 0
+    found = json_output(capsys, "run", *argv)
+    assert found["check"]["sentence"] == "equal to the sequential decoder: 30 of 30 tokens"
+    assert found["stats"]["hits"] > 5
+    assert found["stats"]["draft_seconds"] > 0
 
 
 def nodes_of(parent: psutil.Process) -> list[psutil.Process]:
@@ -365,7 +363,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=heed_hangup,
+            preexec_fn=reset_hangup,
         )
         assert self.process.stdout is not None
         assert self.process.stdout.read(1), self.process.communicate()[1]

@@ -27,11 +27,11 @@ FEW = ("--tokens", "20", "--prompt-tokens", "4")
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    return commands.answer(capsys, "simulate", *FEW, "--json", *argv)
+    return commands.json_output(capsys, "simulate", *FEW, "--json", *argv)
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    return commands.complaint(capsys, "simulate", *argv)
+    return commands.usage_error(capsys, "simulate", *argv)
 
 
 def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
