@@ -36,7 +36,7 @@ ENDLESS = 100_000
 """More tokens than a test waits for."""
 
 
-class ToyCodec(Pieces):
+class ToyTokenizer(Pieces):
     """A tokenizer for the toy model."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ToyCodec(Pieces):
         return PIECES[token]
 
 
-CODEC = ToyCodec()
+CODEC = ToyTokenizer()
 RULES = ServingConfig(context_length=2 * ENDLESS, eos=frozenset({END}), policy="flowspec", vocab=16)
 MODEL = ToyModel(attention="parent")
 

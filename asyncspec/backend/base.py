@@ -156,7 +156,7 @@ class Tokenizer(Protocol):
         """Whether there is a chat template."""
 
     @property
-    def reshapes(self) -> bool:
+    def decodes_as_whole(self) -> bool:
         """True where later tokens may change the text of earlier ones at any distance."""
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -172,10 +172,10 @@ class Tokenizer(Protocol):
     def spell(self, token: int) -> bytes:
         """The bytes a token stands for; of a special token its name."""
 
-    def is_left_out(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
         """True for a special token, which ``decode`` skips."""
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         """True for a token that is a single raw byte."""
 
 

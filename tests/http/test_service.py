@@ -28,7 +28,7 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
-from toy_service import ENDLESS, RULES, Toy, ToyCodec, reference
+from toy_service import ENDLESS, RULES, Toy, ToyTokenizer, reference
 
 pytestmark = pytest.mark.asyncio
 
@@ -150,10 +150,10 @@ async def test_an_answer_that_takes_too_long() -> None:
 async def test_our_own_mistake_is_told_at_once(
     stream: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(codec: ToyCodec, text: str) -> tuple[int, ...]:
+    def broken(codec: ToyTokenizer, text: str) -> tuple[int, ...]:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(ToyCodec, "encode", broken)
+    monkeypatch.setattr(ToyTokenizer, "encode", broken)
     async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
         async with web.post(PATH, json={**ASK, "stream": stream, "n": 3}) as reply:
             assert reply.status == 500
@@ -166,17 +166,17 @@ class SlowToRead:
     """A tokenizer that reads long prompts when it is let."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
-        loop, encode = asyncio.get_running_loop(), ToyCodec.encode
+        loop, encode = asyncio.get_running_loop(), ToyTokenizer.encode
         self.begun, self.go = asyncio.Event(), threading.Event()
 
-        def wait_and_encode(codec: ToyCodec, text: str) -> tuple[int, ...]:
+        def wait_and_encode(codec: ToyTokenizer, text: str) -> tuple[int, ...]:
             if len(text) > SHORT:
                 loop.call_soon_threadsafe(self.begun.set)
                 assert self.go.wait(60)
                 assert not fails, "broken"
             return encode(codec, text)
 
-        monkeypatch.setattr(ToyCodec, "encode", wait_and_encode)
+        monkeypatch.setattr(ToyTokenizer, "encode", wait_and_encode)
 
 
 @pytest.mark.parametrize("over", ["node", "link"])
@@ -253,7 +253,7 @@ async def test_a_stream_whose_tokens_have_no_text_says_that_it_is_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Here all text comes at the end; elsewhere special tokens and held text have none."""
-    monkeypatch.setattr(ToyCodec, "reshapes", True)
+    monkeypatch.setattr(ToyTokenizer, "decodes_as_whole", True)
     async with (
         Toy(alive_seconds=0.5, answer_seconds=2) as toy,
         aiohttp.ClientSession(toy.url) as web,

@@ -43,9 +43,9 @@ def test_an_answer_is_what_it_adds_to_the_text_it_goes_on(name: str, data: st.Da
     ids = data.draw(st.lists(tokens, max_size=20))
     cuts = data.draw(st.lists(st.integers(0, 1000), max_size=20))
     text = "".join(stream(codec, ids, cuts, prompt))
-    shown = [token for token in prompt if not codec.is_left_out(token)]
+    shown = [token for token in prompt if not codec.is_special(token)]
     before = codec.decode(shown)
-    if not shown or codec.is_loose(shown[-1]) or before.endswith(UNFINISHED):
+    if not shown or codec.is_byte(shown[-1]) or before.endswith(UNFINISHED):
         # The answer may change the prompt's last character, so it counts as a text of its own.
         assert text == codec.decode(ids)
     elif before.strip() and codec.decode(shown[-CONTEXT:]).strip():
@@ -107,7 +107,7 @@ def test_text_streams_and_does_not_wait_for_the_end() -> None:
 
 def test_a_tokenizer_that_reshapes_is_decoded_at_the_end() -> None:
     class Reshaping(Raw):
-        reshapes = True
+        decodes_as_whole = True
 
     codec = Reshaping(CODECS["byte level"].tokenizer)
     ids = codec.tokenizer.encode(byte_letters("one two")).ids
@@ -125,9 +125,9 @@ class Counting(Raw):
         self.looks += len(ids)
         return super().decode(ids)
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         self.looks += 1
-        return super().is_loose(token)
+        return super().is_byte(token)
 
 
 def named(codec: Raw, name: str) -> int:

@@ -25,7 +25,7 @@ RULES = ServingConfig(context_length=10, eos=frozenset({0}), policy="flowspec", 
 class Letters:
     """A tokenizer with a token per character."""
 
-    reshapes = False
+    decodes_as_whole = False
 
     def __init__(self) -> None:
         self.read: list[str] = []
@@ -40,10 +40,10 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 
-    def is_left_out(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
         return False
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         return False
 
 

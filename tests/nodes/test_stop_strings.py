@@ -140,7 +140,7 @@ def test_a_stop_string_ends_with_the_last_byte_of_a_run_not_with_the_token_after
 
 def test_a_tokenizer_that_reshapes_is_stopped_as_soon() -> None:
     class Reshaping(Pieces):
-        reshapes = True
+        decodes_as_whole = True
 
     codec = Reshaping([b"one", b" two", b" three"])
     answer = AnswerText(codec, ["wo"])

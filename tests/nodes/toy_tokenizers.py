@@ -13,7 +13,7 @@ from asyncspec_nodes.serving.text import UNFINISHED
 class Raw:
     """A ``Tokenizer`` on the tokenizers library alone."""
 
-    reshapes = False
+    decodes_as_whole = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -21,10 +21,10 @@ class Raw:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def is_left_out(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
         return self.tokenizer.id_to_token(token) in ("<s>", "<|end|>")
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         name = self.tokenizer.id_to_token(token) or ""
         return re.fullmatch(r"<0x[0-9A-F]{2}>", name) is not None
 
@@ -61,7 +61,7 @@ def fallback(*, strip: bool) -> Raw:
 class Pieces:
     """A vocabulary of bytes, also of parts of characters: token i is the i-th piece."""
 
-    reshapes = False
+    decodes_as_whole = False
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces
@@ -69,10 +69,10 @@ class Pieces:
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
-    def is_left_out(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
         return False
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         return False
 
 

@@ -38,14 +38,14 @@ class HFTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_level = backend is not None and "ByteLevel" in str(backend.decoder)
         # Only WordPiece vocabularies clean up the spaces before punctuation.
-        self.reshapes = (
+        self.decodes_as_whole = (
             bool(tokenizer.clean_up_tokenization_spaces)
             and type(getattr(backend, "model", None)).__name__ != "BPE"
         )
         # A detokenizer asks for the same few tokens again and again.
         self.spell = cache(self._spell)
-        self.is_left_out = cache(self._is_left_out)
-        self.is_loose = cache(self._is_loose)
+        self.is_special = cache(self._is_special)
+        self.is_byte = cache(self._is_byte)
         # The first text makes transformers set the tokenizer up, which it refuses to do while
         # another thread uses it.
         self.encode("a")
@@ -95,10 +95,10 @@ class HFTokenizer:
             return bytes((int(name[3:5], 16),))
         return name.replace("\u2581", " ").encode()
 
-    def _is_left_out(self, token: int) -> bool:
+    def _is_special(self, token: int) -> bool:
         return token in self._special and not self.decode((token,))
 
-    def _is_loose(self, token: int) -> bool:
+    def _is_byte(self, token: int) -> bool:
         name = self._tokenizer.convert_ids_to_tokens(token)
         return isinstance(name, str) and _BYTE.fullmatch(name) is not None
 

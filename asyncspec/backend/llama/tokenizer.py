@@ -20,7 +20,7 @@ _BYTE, _CONTROL = 1 << 5, 1 << 3
 class LlamaTokenizer:
     """See ``Tokenizer``."""
 
-    reshapes = False
+    decodes_as_whole = False
 
     def __init__(self, target: OpenTarget, template: str | None = None) -> None:
         model = target.model
@@ -92,11 +92,11 @@ class LlamaTokenizer:
 
         return _filled(put, 64)
 
-    def is_left_out(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
         """See ``Tokenizer``."""
         return bool(self._attributes(token) & _CONTROL) and not self.decode((token,))
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         """See ``Tokenizer``."""
         return bool(self._attributes(token) & _BYTE)
 

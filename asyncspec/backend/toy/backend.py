@@ -61,7 +61,7 @@ class ToyTokenizer:
     smaller vocabulary a token stands for several characters and is written as the first."""
 
     has_template = True
-    reshapes = False
+    decodes_as_whole = False
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
@@ -79,10 +79,10 @@ class ToyTokenizer:
     def spell(self, token: int) -> bytes:
         return self.decode((token,)).encode()
 
-    def is_left_out(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
         return False
 
-    def is_loose(self, token: int) -> bool:
+    def is_byte(self, token: int) -> bool:
         return False
 
     def _token(self, character: str) -> int:

@@ -43,13 +43,13 @@ class Detokenizer:
     def push(self, tokens: Sequence[int]) -> str:
         """Append tokens; returns the text that has become final, which may be empty."""
         for token in tokens:
-            if self._tokenizer.is_left_out(token):
+            if self._tokenizer.is_special(token):
                 continue
             self._ids.append(token)
-            if not self._tokenizer.is_loose(token):
+            if not self._tokenizer.is_byte(token):
                 self._complete = len(self._ids)
         end = self._complete
-        if self._tokenizer.reshapes or end <= self._done:
+        if self._tokenizer.decodes_as_whole or end <= self._done:
             return ""
         text = self._tokenizer.decode(self._ids[self._start : end])
         if text.endswith(UNFINISHED) or not text.startswith(self._before):
@@ -62,7 +62,7 @@ class Detokenizer:
 
     def open(self) -> str:
         """The text behind the pieces if the answer ended here, without an incomplete character.
-        Decodes the whole answer where the tokenizer ``reshapes``."""
+        Decodes the whole answer where the tokenizer ``decodes_as_whole``."""
         if self._done == len(self._ids):
             return ""
         text = self._tokenizer.decode(self._ids[self._start :]).rstrip(UNFINISHED)
@@ -77,12 +77,12 @@ class Detokenizer:
 
 def _context(tokenizer: Tokenizer, after: Sequence[int]) -> list[int]:
     """The last tokens of ``after``; none where their text depends on what follows."""
-    if tokenizer.reshapes:
+    if tokenizer.decodes_as_whole:
         return []
-    visible = (token for token in reversed(after) if not tokenizer.is_left_out(token))
+    visible = (token for token in reversed(after) if not tokenizer.is_special(token))
     context = list(islice(visible, CONTEXT))[::-1]
     incomplete = context and (
-        tokenizer.is_loose(context[-1]) or tokenizer.decode(context).endswith(UNFINISHED)
+        tokenizer.is_byte(context[-1]) or tokenizer.decode(context).endswith(UNFINISHED)
     )
     return [] if incomplete else context
 
