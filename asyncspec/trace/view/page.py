@@ -140,8 +140,8 @@ def model(timeline: Timeline, summary: object = None) -> PageData:
             lane=lambda one: lanes[one.rank],
         ),
         warnings=[
-            f"{name(rank)}: {count} lines of its recording were lost, so what they told is missing "
-            "here"
+            f"{name(rank)}: {count} lines of its recording were lost, so what they describe is "
+            "missing here"
             for rank, count in timeline.dropped
         ],
         notes=[
