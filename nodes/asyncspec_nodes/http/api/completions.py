@@ -66,18 +66,17 @@ class Completion:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> Json:
-        """A whole answer, as an entry of ``choices``."""
-        raise NotImplementedError
-
-    def part(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Json:
-        """New text and its log-probabilities; ``offset``: characters of earlier tokens."""
+    def content(
+        self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None
+    ) -> Json:
+        """Text and log-probabilities as an entry of ``choices``; in a chunk behind ``offset``
+        characters of earlier tokens, otherwise the whole answer."""
         raise NotImplementedError
 
     def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """The JSON of a whole response."""
         choices = [
-            self._choice(i, self.whole(one.text, one.logprobs), one.tokens, one.end)
+            self._choice(i, self.content(one.text, one.logprobs), one.tokens, one.end)
             for i, one in enumerate(answers)
         ]
         return {
@@ -96,7 +95,7 @@ class Completion:
         """Frames for an answer's output since the last call; may be empty."""
         text, tokens, logprobs, frames = answer.text, answer.tokens, answer.logprobs, b""
         if text or logprobs or (tokens and self._details):
-            frames = self._chunk(index, self.part(text, logprobs, answer.offset), tokens)
+            frames = self._chunk(index, self.content(text, logprobs, answer.offset), tokens)
         if answer.end is not None:
             frames += self._chunk(index, self.last_choice, (), answer.end)
         answer.clear()
@@ -242,20 +241,16 @@ class ChatCompletion(Completion):
     }
     last_choice: ClassVar[Json] = {"delta": {}, "logprobs": None}
 
-    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"message": message, "logprobs": self._logprobs_field(logprobs)}
-
-    def part(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Json:
-        return {"delta": {"content": text}, "logprobs": self._logprobs_field(logprobs)}
-
-    def _logprobs_field(self, logprobs: list[PositionLogprobs]) -> Json | None:
-        if not self._logprobs:
-            return None
-        content = [
+    def content(
+        self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None
+    ) -> Json:
+        tokens = [
             {**_entry(one.chosen), "top_logprobs": list(map(_entry, one.top))} for one in logprobs
         ]
-        return {"content": content, "refusal": None}
+        field: Json = {"logprobs": {"content": tokens, "refusal": None} if self._logprobs else None}
+        if offset is not None:
+            return {"delta": {"content": text}, **field}
+        return {"message": {"role": "assistant", "content": text, "refusal": None}, **field}
 
 
 def _entry(token: TokenLogprob) -> Json:
@@ -314,10 +309,9 @@ class TextCompletion(Completion):
     prompt_name = "prompt"
     last_choice: ClassVar[Json] = {"text": "", "logprobs": None}
 
-    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> Json:
-        return self.part(text, logprobs, 0)
-
-    def part(self, text: str, logprobs: list[PositionLogprobs], offset: int) -> Json:
+    def content(
+        self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None
+    ) -> Json:
         if not self._logprobs:
             return {"text": text, "logprobs": None}
         texts = [one.chosen.text for one in logprobs]
@@ -331,6 +325,6 @@ class TextCompletion(Completion):
                     {token.text: token.logprob for token in (*one.top, one.chosen)}
                     for one in logprobs
                 ],
-                "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
+                "text_offset": list(accumulate(map(len, texts), initial=offset or 0))[:-1],
             },
         }
