@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from asyncspec.dipsd.association import dealt
 from asyncspec.dipsd.baselines import one_batch
-from asyncspec.dipsd.decide import EFFORT, clamp_ms, decide, measured_deployment
+from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import Deployment, Groups, User, plan_of, problem
 from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.search import BatchChange, BatchFit
 from asyncspec.dipsd.tables import Budget, Tables
 from dipsd.deployments import deployments

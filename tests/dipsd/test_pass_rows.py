@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.association import associations
-from asyncspec.dipsd.decide import EFFORT, decide, measured_deployment
+from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, Plan, User, plan_of
 from asyncspec.dipsd.planner import FEW, plan_best
+from asyncspec.dipsd.request import measured_deployment
 from asyncspec.dipsd.simulation import simulate_greedy
 from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments

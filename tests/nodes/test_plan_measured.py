@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 import commands
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.dipsd.decide import measured_deployment
 from asyncspec.dipsd.model import User
+from asyncspec.dipsd.request import measured_deployment
 from asyncspec_nodes.cli import plan_measured
 from asyncspec_nodes.cli.plan_file import parse, save, to_toml
 from asyncspec_nodes.cli.plan_measured import measured, names

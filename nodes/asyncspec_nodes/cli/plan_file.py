@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.decide import measured_deployment
 from asyncspec.dipsd.model import (
     Deployment,
     MemoryRule,
@@ -19,6 +18,7 @@ from asyncspec.dipsd.model import (
     Verifier,
     drafted_ms,
 )
+from asyncspec.dipsd.request import measured_deployment
 from asyncspec_nodes.cluster import toml_file
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Send
-from asyncspec.dipsd.measured import ENOUGH, AcceptanceCounts, DraftMeasurements
+from asyncspec.dipsd.measured import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
 from asyncspec.source.batch import Answers
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState, Effects
 from asyncspec_protocol.messages import PassTimes, Rates, Schedule, Verdict
@@ -84,9 +84,9 @@ def report_rates(state: DraftState) -> tuple[DraftState, Effects]:
     if not taking_part:
         return state, ()
     effects: Effects = ()
-    everybody = measured.everybody
+    total = measured.total
     for session in taking_part:
-        rates = _rates(measured, session, everybody)
+        rates = _rates(measured, session, total)
         if session.reported is None:
             later = [times for rank, times in state.costs.times.items() if rank != FIRST]
             effects += tuple(Send(FIRST, times) for times in later)
@@ -96,12 +96,10 @@ def report_rates(state: DraftState) -> tuple[DraftState, Effects]:
     return state, effects
 
 
-def _rates(
-    measured: DraftMeasurements, session: DraftSession, everybody: AcceptanceCounts
-) -> Rates:
-    """The report on a session; ``everybody``: all of the node's users together."""
-    chance = measured.chance(session.session, everybody)
-    if not measured.timed or chance.rounds < ENOUGH:
+def _rates(measured: DraftMeasurements, session: DraftSession, total: AcceptanceCounts) -> Rates:
+    """The report on a session; ``total``: all of the node's users together."""
+    chance = measured.chance(session.session, total)
+    if not measured.timed or chance.rounds < MIN_ROUNDS:
         return Rates(session.session)
     call, token = measured.drafting.fit
     return Rates(
@@ -111,10 +109,10 @@ def _rates(
         token,
         call,
         measured.links.fit[1],
-        measured.drafts_off.relative,
+        measured.draft_deviation.relative,
         chance.mean,
         chance.high,
-        measured.links_off.relative,
+        measured.link_deviation.relative,
     )
 
 

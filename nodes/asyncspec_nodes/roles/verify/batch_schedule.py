@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import SetTimer
 from asyncspec.dipsd.comparison import PlanComparison
-from asyncspec.dipsd.decide import Decision, PlanRequest
+from asyncspec.dipsd.request import Decision, PlanRequest
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Rates
 
