@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from asyncspec.backend.hf.cache import TreeCache
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, product_type
+from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, RowTiles, product_type
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.core.jobs import Row
@@ -49,9 +50,7 @@ class TreeMask:
         # Called before every layer: True ends the pass.
         self.stop: Callable[[], bool] = lambda: False
 
-    def attend(
-        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n at
         least ``count``: rows beyond are ignored, and repeats in the result.
 
@@ -65,15 +64,19 @@ class TreeMask:
         out = self.compute(params, query, key, value)
         return pad_rows(out, given)
 
-    def compute(
-        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As ``attend``, of ``count`` rows."""
         raise NotImplementedError
 
 
 class TreeAttention(TreeMask):
     """A segment's rows over the cache of its session. Subclasses are the kernels."""
+
+    tiles = RowTiles(1)
+    """Masks are padded to whole tiles of rows."""
+
+    mask_start = 0
+    """The first slot that a mask without window covers."""
 
     def __init__(self, cache: TreeCache, committed: int, rows: Sequence[Row]) -> None:
         super().__init__(len(rows))
@@ -91,35 +94,22 @@ class TreeAttention(TreeMask):
         dense = slots == list(range(first, end))
         self.slots = slice(first, end) if dense else torch.tensor(slots)
         # By window.
-        self._masks: dict[int | None, tuple[int, torch.Tensor]] = {}
+        self._masks: dict[int | None, tuple[int, Tensor]] = {}
 
-    def compute(
-        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """See ``TreeMask``."""
+    def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.cache.write(params.layer, self.slots, key, value)
         heads, count, width = query.shape
         kv_heads = key.shape[0]
         # The query heads that share a key head become rows: faster than repeating keys.
         packed = query.reshape(kv_heads, heads // kv_heads * count, width)
-        mask = self._mask(self._effective(params.window), heads // kv_heads)
+        mask = self._mask(params.window, heads // kv_heads)
         out = self.kernel(params, packed, *mask)
         return out.reshape(heads, count, width).transpose(0, 1)
 
-    def kernel(
-        self, params: AttentionParams, query: torch.Tensor, start: int, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         """query [Hkv, G*n, D] -> [Hkv, G*n, D]. ``mask`` [rows, end - start] is added to the
         scores of slots from ``start`` on; slots before are visible to every row."""
         raise NotImplementedError
-
-    def mask_rows(self, rows: int) -> int:
-        """Rows of the mask for ``rows`` attention rows."""
-        return rows
-
-    def mask_start(self) -> int:
-        """The first slot that a mask without window covers."""
-        return self.committed
 
     def visible(self, start: int) -> npt.NDArray[np.bool_]:
         """Which of the slots [start, end) each row sees, [n, end - start]; without window."""
@@ -129,19 +119,17 @@ class TreeAttention(TreeMask):
             slots[np.array(row.visible, np.int64) - start] = True
         return seen
 
-    def _effective(self, window: int | None) -> int | None:
-        """None where every visible slot is inside the window of every row."""
-        return window if window is not None and self.last_position >= window else None
-
-    def _mask(self, window: int | None, groups: int) -> tuple[int, torch.Tensor]:
+    def _mask(self, window: int | None, groups: int) -> tuple[int, Tensor]:
+        if window is not None and self.last_position < window:
+            window = None
         if window not in self._masks:
-            start = self.mask_start() if window is None else 0
+            start = self.mask_start if window is None else 0
             seen = self.visible(start)
             if window is not None:
                 age = self.row_positions[:, None] - self.cache.positions[None, start : self.end]
                 seen &= age < window
             rows = groups * len(self.rows)
-            mask = np.zeros((self.mask_rows(rows), self.end - start), np.float32)
+            mask = np.zeros((self.tiles.padded(rows), self.end - start), np.float32)
             mask[:rows].reshape(groups, *seen.shape)[:, ~seen] = -np.inf
             self._masks[window] = (start, torch.from_numpy(mask))
         return self._masks[window]
@@ -150,14 +138,7 @@ class TreeAttention(TreeMask):
 class FastAttention(TreeAttention):
     """The fastest kernels: torch's fused one, or plain operations where scores are capped."""
 
-    def mask_start(self) -> int:
-        """See ``TreeAttention``. The fused kernel takes one mask for all slots."""
-        return 0
-
-    def kernel(
-        self, params: AttentionParams, query: torch.Tensor, start: int, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """See ``TreeAttention``."""
+    def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         keys = self.cache.keys[params.layer][:, : self.end]
         values = self.cache.values[params.layer][:, : self.end]
         kind = product_type(query.dtype)
@@ -186,15 +167,10 @@ class BatchedAttention(TreeMask):
         super().__init__(sum(part.count for part in parts))
         self.parts = parts
 
-    def compute(
-        self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """See ``TreeMask``; n are the rows of all sessions."""
-        outputs = [
-            part.compute(params, query[:, own], key[:, own], value[:, own])
-            for part, own in zip(self.parts, row_slices(self.parts), strict=True)
-        ]
-        return torch.cat(outputs)
+    def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        slices = zip(self.parts, row_slices(self.parts), strict=True)
+        rows = ((part, (x[:, own] for x in (query, key, value))) for part, own in slices)
+        return torch.cat([part.compute(params, *heads) for part, heads in rows])
 
 
 def row_slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
@@ -208,16 +184,16 @@ def row_slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
 
 def _attention_function(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     tree: TreeMask | None = None,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, n, D] -> [1, n, H, D]."""
     if tree is None:
         raise TypeError("this model runs only inside a stage")
