@@ -9,13 +9,14 @@ up to rounding, and a row must have the same bits alone and among others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec import Struct
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import TreeMask
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
@@ -32,7 +33,6 @@ from asyncspec.backend.hf.optimized.model import OptimizedModel, RecordingAttent
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.process import free_heap
 
-_X = "x"
 _PROBE_NUMBERS = 4096
 _ACTIVATION_TOLERANCE = 3e-6
 """Relative to the largest number. The two kinds of GELU differ by a hundred times as much."""
@@ -48,12 +48,6 @@ class Activation(Struct, frozen=True):
         """Its result in a graph."""
         return graph.add(self.operator, x, domain=CONTRIB, **self.attributes)
 
-    def of(self, x: torch.Tensor) -> torch.Tensor:
-        """Its result. Raises ``GraphError``."""
-        graph = Graph()
-        run = graph.compile([self.add_to(graph, _X)], [_X])
-        return torch.from_numpy(run({_X: x.numpy()})[0])
-
 
 _ACTIVATIONS = (
     Activation("QuickGelu", {"alpha": 1.0}),  # SiLU, by another name
@@ -62,21 +56,20 @@ _ACTIVATIONS = (
 )
 
 
-def known_activation(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation | None:
-    """The operator that computes ``function``, found by trying."""
+def known_activation(function: Callable[[Tensor], Tensor]) -> Activation | None:
+    """The operator that computes ``function`` on noise."""
     x = noise(1, _PROBE_NUMBERS)
     want = function(x.clone())
     for activation in _ACTIVATIONS:
-        try:
-            got = activation.of(x)
-        except GraphError:
-            continue
-        if close(got, want, _ACTIVATION_TOLERANCE):
-            return activation
+        graph = Graph()
+        with suppress(GraphError):
+            (got,) = graph.compile([activation.add_to(graph, "x")], ["x"])({"x": x.numpy()})
+            if close(torch.from_numpy(got), want, _ACTIVATION_TOLERANCE):
+                return activation
     return None
 
 
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:
+def close(got: Tensor, want: Tensor, tolerance: float) -> bool:
     """Whether no number differs by more than a share of the largest."""
     return bool((got - want).abs().max() <= tolerance * want.abs().max())
 
@@ -107,7 +100,6 @@ class LayerGraph(RowwiseLinear):
 
     @property
     def weight_count(self) -> int:
-        """See ``RowwiseLinear``."""
         return self._weight_bytes // self.dtype.itemsize
 
 
@@ -122,14 +114,13 @@ class PreAttentionGraph(LayerGraph):
         heads = _heads(graph, x, attention)
         self._rotary_width = rotary_width if attention.has_rotary else 0
         if self._rotary_width:
-            sizes = attention.sizes
-            for i in range(2):
-                heads[i] = _rotary(graph, heads[i], sizes[i], attention.width, rotary_width)
+            for i, size in enumerate(attention.sizes[:2]):
+                heads[i] = _rotary(graph, heads[i], size, attention.width, rotary_width)
         ends = ([_HIDDEN, _COS, _SIN], [_POSITIONS]) if self._rotary_width else ([_HIDDEN],)
         super().__init__(_matrix(attention.inputs[0]).in_features, sum(attention.sizes), graph)
         self._run = graph.compile(heads, *ends)
 
-    def heads(self, hidden: torch.Tensor, cos_sin: CosSin) -> list[torch.Tensor]:
+    def heads(self, hidden: Tensor, cos_sin: CosSin) -> list[Tensor]:
         """Hidden states [1, n, H] -> query, key and value [1, n, heads * D]."""
         inputs: dict[str, npt.NDArray[Any]] = {_HIDDEN: hidden.numpy()}
         if self._rotary_width:
@@ -138,7 +129,7 @@ class PreAttentionGraph(LayerGraph):
             inputs[_COS], inputs[_SIN] = cos_sin.half_tables
         return [torch.from_numpy(part) for part in self._run(inputs)]
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """See ``RowwiseLinear``; rotated by nothing."""
         rows = x.view(1, -1, self.in_features)
         cos = torch.ones(rows.shape[1], 1, self._rotary_width)
@@ -150,13 +141,14 @@ class PostAttentionGraph(LayerGraph):
     """The output of attention and the layer's input to the layer's output. Raises
     ``GraphError``."""
 
-    def __init__(self, layer: OptimizedLayer, mlp: OptimizedMLP, activation: Activation) -> None:
-        _, after, before_mlp, after_mlp = layer.norms
+    def __init__(self, layer: OptimizedLayer, activation: Activation) -> None:
+        mlp, (_, after, before_mlp, after_mlp) = layer.mlp, layer.norms
+        assert isinstance(mlp, OptimizedMLP)
         graph = Graph()
         out = _product(graph, _ATTENDED, layer.attention.o_proj)
         hidden = _add_residual(graph, _norm(graph, out, after), _HIDDEN, layer.scale)
         x = _norm(graph, hidden, before_mlp)
-        gate, up = _split_product(graph, x, list(mlp.inputs), 2)
+        gate, up = _split_product(graph, x, mlp.inputs, [_matrix(mlp.down_proj).in_features] * 2)
         out = graph.add("Mul", activation.add_to(graph, gate), up)
         out = _norm(graph, _product(graph, out, mlp.down_proj), after_mlp)
         out = _add_residual(graph, out, hidden, layer.scale)
@@ -166,12 +158,12 @@ class PostAttentionGraph(LayerGraph):
         super().__init__(self._attended + height, height, graph)
         self._run = graph.compile([out], [_ATTENDED, _HIDDEN])
 
-    def hidden(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def hidden(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """Output of attention [1, n, heads * D], hidden states [1, n, H] -> [1, n, H]."""
         (out,) = self._run({_ATTENDED: attended.numpy(), _HIDDEN: hidden.numpy()})
         return torch.from_numpy(out)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """See ``RowwiseLinear``; of both inputs side by side."""
         rows = x.view(1, -1, self.in_features)
         attended, hidden = rows.split_with_sizes([self._attended, self.out_features], -1)
@@ -190,16 +182,13 @@ def _product(graph: Graph, x: str, module: Any) -> str:
     return graph.product(x, matrix.weight, matrix.bias)
 
 
-def _split_product(graph: Graph, x: str, parts: Sequence[Any], count: int) -> list[str]:
-    """Products by ``count`` matrices, or by one that stacks as many equal parts."""
+def _split_product(graph: Graph, x: str, parts: nn.ModuleList, sizes: Sequence[int]) -> list[str]:
+    """Products of ``sizes`` columns by a matrix each, or by one that stacks them."""
     products = [_product(graph, x, part) for part in parts]
-    if len(products) == count:
-        return products
-    return _split(graph, products[0], [parts[0].out_features // count] * count)
-
-
-def _split(graph: Graph, x: str, sizes: Sequence[int]) -> list[str]:
-    return graph.add_several("Split", x, graph.integers(*sizes), count=len(sizes), axis=-1)
+    if len(products) == 1:
+        stacked, ends = products[0], graph.integers(*sizes)
+        return graph.add_several("Split", stacked, ends, count=len(sizes), axis=-1)
+    return products
 
 
 def _norm(graph: Graph, x: str, norm: nn.Module) -> str:
@@ -214,19 +203,17 @@ def _norm(graph: Graph, x: str, norm: nn.Module) -> str:
 
 def _heads(graph: Graph, x: str, attention: OptimizedAttention) -> list[str]:
     """Query, key and value [1, n, heads * D], as in ``OptimizedAttention``."""
-    products = [_product(graph, x, part) for part in attention.inputs]
-    if len(products) == 1:
-        products = _split(graph, products[0], attention.sizes)
-    if attention.norms and not attention.norms_heads:
-        products[:2] = map(_norm, (graph,) * 2, products, attention.norms)
-    if attention.clip is not None:
-        low, high = (graph.weight(torch.tensor(x)) for x in (-attention.clip, attention.clip))
-        products = [graph.add("Clip", part, low, high) for part in products]
-    if attention.norms_heads:
-        for i, norm in enumerate(attention.norms):
+    products = _split_product(graph, x, attention.inputs, attention.sizes)
+    for i, norm in enumerate(attention.norms):
+        if attention.norms_heads:
             shape = graph.integers(0, 0, -1, attention.width)
             parts = _norm(graph, graph.add("Reshape", products[i], shape), norm)
             products[i] = graph.add("Reshape", parts, graph.integers(0, 0, -1))
+        else:
+            products[i] = _norm(graph, products[i], norm)
+    if attention.clip is not None:
+        low, high = (graph.weight(torch.tensor(x)) for x in (-attention.clip, attention.clip))
+        products = [graph.add("Clip", part, low, high) for part in products]
     return products
 
 
@@ -253,12 +240,10 @@ _LAYER_TOLERANCE = 2e-5
 class FusedLayer(nn.Module):
     """Computes what an ``OptimizedLayer`` does. Raises ``GraphError``."""
 
-    def __init__(
-        self, layer: OptimizedLayer, mlp: OptimizedMLP, rotary_width: int, activation: Activation
-    ) -> None:
+    def __init__(self, layer: OptimizedLayer, rotary_width: int, activation: Activation) -> None:
         super().__init__()
         self.before = PreAttentionGraph(layer, rotary_width)
-        self.after = PostAttentionGraph(layer, mlp, activation)
+        self.after = PostAttentionGraph(layer, activation)
         self._params, self._width = layer.attention.params, layer.attention.width
 
     @property
@@ -266,7 +251,7 @@ class FusedLayer(nn.Module):
         """Memory of both graphs' weights, in bytes."""
         return self.before.weight_bytes + self.after.weight_bytes
 
-    def forward(self, hidden: torch.Tensor, cos_sin: CosSin, tree: TreeMask) -> torch.Tensor:
+    def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
         shape = (hidden.shape[1], -1, self._width)
         heads = [part.view(shape).transpose(0, 1) for part in self.before.heads(hidden, cos_sin)]
@@ -274,7 +259,7 @@ class FusedLayer(nn.Module):
         return self.after.hidden(attended.flatten(1).unsqueeze(0), hidden)
 
 
-def fuse_layers(body: OptimizedModel, width: int, positions: torch.Tensor) -> None:
+def fuse_layers(body: OptimizedModel, width: int, positions: Tensor) -> None:
     """Replace those layers of ``body``, of hidden size ``width``, whose weights lie in a file and
     whose fused form agrees with them on rows at these ``positions`` [n]."""
     hidden = noise(1, len(positions), width)
@@ -282,46 +267,39 @@ def fuse_layers(body: OptimizedModel, width: int, positions: torch.Tensor) -> No
     activations: dict[str, Activation | None] = {}
     for i, layer in enumerate(body.layers):
         assert isinstance(layer, OptimizedLayer)
-        fused = _fused(layer, cos_sin[i][0].shape[-1], activations)
-        if fused is not None and _agrees(fused, layer, hidden, cos_sin[i]):
+        if not isinstance(layer.mlp, OptimizedMLP):
+            continue
+        name = repr(layer.mlp.activation)
+        if name not in activations:
+            activations[name] = known_activation(layer.mlp.activation)
+        fused = _fused(layer, activations[name], hidden, cos_sin[i])
+        if fused is not None:
             body.layers[i] = fused
             # Packing frees as much as it packs.
             free_heap(fused.weight_bytes)
 
 
 def _fused(
-    layer: OptimizedLayer, rotary_width: int, activations: dict[str, Activation | None]
+    layer: OptimizedLayer, activation: Activation | None, hidden: Tensor, cos_sin: CosSin
 ) -> FusedLayer | None:
-    mlp = layer.mlp
-    if not isinstance(mlp, OptimizedMLP):
+    """None where graphs cannot compute the layer or results differ."""
+    if activation is None:
         return None
-    name = repr(mlp.activation)
-    if name not in activations:
-        activations[name] = known_activation(mlp.activation)
-    activation = activations[name]
     try:
-        return None if activation is None else FusedLayer(layer, mlp, rotary_width, activation)
-    except GraphError:
-        return None
-
-
-def _agrees(
-    fused: FusedLayer, layer: OptimizedLayer, hidden: torch.Tensor, cos_sin: CosSin
-) -> bool:
-    try:
+        fused = FusedLayer(layer, cos_sin[0].shape[-1], activation)
         got = _intermediates(fused, hidden, cos_sin)
         alone = _intermediates(fused, hidden[:, :1], CosSin(x[:1] for x in cos_sin))
     except GraphError:
-        return False
+        return None
     want = _intermediates(layer, hidden, cos_sin)
-    if not all(close(*pair, _LAYER_TOLERANCE) for pair in zip(got, want, strict=True)):
-        return False
-    return all(torch.equal(x, among[..., :1, :]) for x, among in zip(alone, got, strict=True))
+    agrees = all(close(*pair, _LAYER_TOLERANCE) for pair in zip(got, want, strict=True))
+    rowwise = all(torch.equal(x, y[..., :1, :]) for x, y in zip(alone, got, strict=True))
+    return fused if agrees and rowwise else None
 
 
 def _intermediates(
-    layer: OptimizedLayer | FusedLayer, hidden: torch.Tensor, cos_sin: CosSin
-) -> list[torch.Tensor]:
+    layer: OptimizedLayer | FusedLayer, hidden: Tensor, cos_sin: CosSin
+) -> list[Tensor]:
     """Query, key and value [heads, n, D] and result [1, n, H] of a layer."""
     tree = RecordingAttention(hidden.shape[1])
     out = layer(hidden, cos_sin, tree)

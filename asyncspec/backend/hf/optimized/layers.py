@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
 from asyncspec.backend.hf.probing import noise
@@ -19,68 +17,48 @@ _PROBE_ROWS = 5
 
 
 class OptimizedNorm(nn.Module):
-    """RMS norm: x / rms(x) in float32, times ``inner`` before it is rounded to the type of ``x``,
-    and times ``outer`` after."""
+    """RMS norm: x / rms(x) in float32, times ``factors`` [W] before it is rounded to the type of
+    ``x`` or, if ``late``, after."""
 
-    def __init__(
-        self,
-        original: Any,
-        epsilon: float,
-        inner: torch.Tensor | None,
-        outer: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, original: Any, epsilon: float, factors: Tensor, *, late: bool) -> None:
         super().__init__()
         # Kept, so that it counts as this shard's memory.
         self.weight = original.weight
-        self._inner, self._outer = inner, outer
-        (self._width,) = self.weight.shape
-        self.epsilon = epsilon
+        self.factors, self.epsilon, self._late = factors, epsilon, late
 
-    @property
-    def factors(self) -> torch.Tensor:
-        """[W]: factors of a normalized float32 row."""
-        factors = self._outer if self._inner is None else self._inner
-        assert factors is not None, "every variant has one of them"
-        return factors
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., W] -> [..., W]."""
-        wide = x if x.dtype == torch.float32 else x.float()
+        wide = x.float()
         # What ``torch.rms_norm`` computes, in two thirds of its operations.
         squares = (wide * wide).sum(-1, keepdim=True)
-        out = wide * squares.div_(self._width).add_(self.epsilon).rsqrt_()
-        if self._inner is not None:
-            out = out.mul_(self._inner)
-        if out.dtype != x.dtype:
-            out = out.to(x.dtype)
-        return out if self._outer is None else out * self._outer
+        out = wide * squares.div_(len(self.factors)).add_(self.epsilon).rsqrt_()
+        return out.to(x.dtype) * self.factors if self._late else out.mul_(self.factors).to(x.dtype)
 
 
 def optimized_norm(original: Any) -> nn.Module:
-    """The variant of ``OptimizedNorm`` with the bits of ``original`` on noise; ``original`` where
-    there is none."""
+    """The ``OptimizedNorm`` with the bits of ``original`` on noise, else ``original``; the identity
+    for None."""
+    if original is None:
+        return nn.Identity()
     weight = getattr(original, "weight", None)
     epsilon = getattr(original, "variance_epsilon", getattr(original, "eps", None))
     if weight is None or weight.dim() != 1 or epsilon is None:
         return original  # type: ignore[no-any-return]
     x = noise(_PROBE_ROWS, len(weight)).to(weight.dtype)
     want = original(x)
-    equal = (norm for norm in _norm_variants(original, epsilon) if torch.equal(norm(x), want))
-    return next(equal, original)
-
-
-def _norm_variants(original: Any, epsilon: float) -> Iterator[OptimizedNorm]:
-    """Model families multiply before or after rounding, or by 1 + weight."""
-    weight = original.weight.detach()
-    yield OptimizedNorm(original, epsilon, weight.float(), None)
-    yield OptimizedNorm(original, epsilon, None, weight)
-    yield OptimizedNorm(original, epsilon, weight.float() + 1, None)
+    # Model families multiply before or after rounding, or by 1 + weight.
+    factors = weight.detach()
+    for variant, late in ((factors.float(), False), (factors, True), (factors.float() + 1, False)):
+        norm = OptimizedNorm(original, epsilon, variant, late=late)
+        if torch.equal(norm(x), want):
+            return norm
+    return original  # type: ignore[no-any-return]
 
 
 # --- Rotary position embedding.
 
 
-class CosSin(tuple[torch.Tensor, torch.Tensor]):
+class CosSin(tuple[Tensor, Tensor]):
     """cos and sin [n, 1, R] of some positions, as ``apply_rotary`` takes them."""
 
     @cached_property
@@ -107,7 +85,7 @@ class CachedRotary:
         self._start = self._end = 0
         self._table = torch.empty(0)
 
-    def cos_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> CosSin:
+    def cos_sin(self, hidden: Tensor, positions: Tensor) -> CosSin:
         """Of positions [1, n], in the type of ``hidden`` or in the one ``original`` computes in."""
         low, high = (int(x) for x in positions.aminmax())
         if not self._start <= low <= high < self._end:
@@ -122,20 +100,14 @@ class CachedRotary:
         return CosSin((cos, sin))
 
 
-def has_layer_types(rotary: Any) -> bool:
-    """Whether a rotary embedding depends on the layer's type."""
-    unwrapped = getattr(rotary, "function", rotary)
-    return "layer_type" in inspect.signature(unwrapped.forward).parameters
-
-
-def signed_cos_sin(cos: torch.Tensor, sin: torch.Tensor) -> CosSin:
+def signed_cos_sin(cos: Tensor, sin: Tensor) -> CosSin:
     """From transformers' cos and sin [1, n, R], the first half of sin negated: (-x) * s and
     x * (-s) are the same number, which saves the negation of rows in every layer."""
     first, second = sin[0].unsqueeze(1).chunk(2, -1)
     return CosSin((cos[0].unsqueeze(1), torch.cat([-first, second], -1)))
 
 
-def apply_rotary(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     """x [n, H, D] -> [n, H, D]; where R < D only the first R numbers of a head are rotated."""
     cos, sin = cos_sin
     width = cos.shape[-1]
@@ -174,7 +146,7 @@ class OptimizedAttention(nn.Module):
             self.norms.extend(map(optimized_norm, (original.q_norm, original.k_norm)))
             self.norms_heads = len(original.q_norm.weight) == width != queries
 
-    def forward(self, x: torch.Tensor, cos_sin: CosSin, tree: TreeMask) -> torch.Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
         query, key, value = self._heads(x)
         if self.has_rotary:
@@ -184,29 +156,20 @@ class OptimizedAttention(nn.Module):
             query, key = rotated.split_with_sizes(sizes, 1)
         heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         out = tree.attend(self.params, *heads)
-        projected: torch.Tensor = self.o_proj.forward(out.flatten(1).unsqueeze(0))
+        projected: Tensor = self.o_proj.forward(out.flatten(1).unsqueeze(0))
         return projected
 
-    def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _heads(self, x: Tensor) -> list[Tensor]:
         """Query, key and value [n, heads, D]."""
+        shape = (x.shape[1], -1, self.width)
         products = [part.forward(x) for part in self.inputs]
         if len(products) == 1:
-            products = products[0].split_with_sizes(self.sizes, -1)
-        if self.norms and not self.norms_heads:
-            self._norm(products)
+            products = [*products[0].split_with_sizes(self.sizes, -1)]
+        for i, norm in enumerate(self.norms):
+            products[i] = norm.forward(products[i].view(shape) if self.norms_heads else products[i])
         if self.clip is not None:
             products = [part.clamp(-self.clip, self.clip) for part in products]
-        query, key, value = products
-        shape = (x.shape[1], -1, self.width)
-        heads = [query.view(shape), key.view(shape), value.view(shape)]
-        if self.norms_heads:
-            self._norm(heads)
-        return heads[0], heads[1], heads[2]
-
-    def _norm(self, parts: list[torch.Tensor]) -> None:
-        """Replace queries and keys in the list."""
-        for i, norm in enumerate(self.norms):
-            parts[i] = norm.forward(parts[i])
+        return [part.view(shape) for part in products]
 
 
 _INPUT, _POST_ATTENTION = "input_layernorm", "post_attention_layernorm"
@@ -229,21 +192,20 @@ class OptimizedLayer(nn.Module):
             if hasattr(original, _POST_MLP)
             else (_INPUT, "", _POST_ATTENTION, "")
         )
-        self.norms = nn.ModuleList(_norm(original, name) for name in names)
+        norms = (getattr(original, name, None) for name in names)
+        self.norms = nn.ModuleList(map(optimized_norm, norms))
 
-    def forward(self, hidden: torch.Tensor, cos_sin: CosSin, tree: TreeMask) -> torch.Tensor:
+    def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
         # ``forward`` throughout: calling a module looks for hooks, and only whole layers and the
         # last norm have any (``eagle/hidden_states.py``).
         before, after, before_mlp, after_mlp = self.norms
-        out: torch.Tensor = after.forward(
-            self.attention.forward(before.forward(hidden), cos_sin, tree)
-        )
+        out: Tensor = after.forward(self.attention.forward(before.forward(hidden), cos_sin, tree))
         hidden = self._add_residual(out, hidden)
         out = after_mlp.forward(self.mlp.forward(before_mlp.forward(hidden)))
         return self._add_residual(out, hidden)
 
-    def _add_residual(self, out: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _add_residual(self, out: Tensor, hidden: Tensor) -> Tensor:
         """In place: nothing else refers to ``out``."""
         return (out if self.scale == 1 else out.mul_(self.scale)).add_(hidden)
 
@@ -259,11 +221,11 @@ class OptimizedMLP(nn.Module):
         self.activation = activation
         self.down_proj = original.down_proj
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [1, n, H] -> [1, n, H]."""
         products = [part.forward(x) for part in self.inputs]
         gate, up = products if len(products) == 2 else products[0].chunk(2, -1)
-        out: torch.Tensor = self.down_proj.forward(self.activation(gate).mul_(up))
+        out: Tensor = self.down_proj.forward(self.activation(gate).mul_(up))
         return out
 
 
@@ -273,8 +235,3 @@ def optimized_mlp(original: Any) -> nn.Module:
         if hasattr(original, name) and isinstance(getattr(original, "down_proj", None), nn.Module):
             return OptimizedMLP(original, getattr(original, name))
     return original  # type: ignore[no-any-return]
-
-
-def _norm(original: Any, name: str) -> nn.Module:
-    module = getattr(original, name, None)
-    return nn.Identity() if module is None else optimized_norm(module)
