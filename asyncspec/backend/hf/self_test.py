@@ -9,9 +9,11 @@ guarantee is "tolerance".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
 from asyncspec.backend.hf.cache import CacheShape, TreeCache
@@ -32,36 +34,26 @@ _LARGE_WEIGHT = 1 << 22
 
 def choose_settings(shard: Shard) -> KernelSettings:
     """Measure the kernels, and set ``min_rows`` of the loaded linear layers."""
-    min_rows = [_set_min_rows(linears) for linears in _by_kind(shard.linears)]
-    config = shard.model.config
+    kinds: dict[type, list[RowwiseLinear]] = defaultdict(list)
+    for linear in shard.linears:
+        kinds[linear.kind].append(linear)
+    min_rows = {kind: min_invariant_rows(linears) for kind, linears in kinds.items()}
+    for linear in shard.linears:
+        linear.min_rows = min_rows[linear.kind] or _MIN_ROWS[-1]
     shape = shard.cache_shape("exact")
-    groups = config.num_attention_heads // shape.kv_heads
+    groups = shard.model.config.num_attention_heads // shape.kv_heads
     found = row_tiles_of(shape, groups)
     tiles = found or RowTiles()
     return KernelSettings(
         max_k=max_masked_k(shape, groups, tiles),
         row_tiles=tiles,
-        min_rows=max(least or _MIN_ROWS[-1] for least in min_rows),
-        row_invariant=None not in min_rows and found is not None,
+        min_rows=max(linear.min_rows for linear in shard.linears),
+        row_invariant=None not in min_rows.values() and found is not None,
         packed=all(x.packed for x in shard.linears if isinstance(x, PackedLinear)),
     )
 
 
 # --- Linear layers.
-
-
-def _by_kind(linears: Sequence[RowwiseLinear]) -> list[list[RowwiseLinear]]:
-    kinds: dict[type, list[RowwiseLinear]] = {}
-    for linear in linears:
-        kinds.setdefault(linear.kind, []).append(linear)
-    return list(kinds.values())
-
-
-def _set_min_rows(linears: list[RowwiseLinear]) -> int | None:
-    min_rows = min_invariant_rows(linears)
-    for linear in linears:
-        linear.min_rows = min_rows or _MIN_ROWS[-1]
-    return min_rows
 
 
 def min_invariant_rows(linears: list[RowwiseLinear]) -> int | None:
@@ -79,10 +71,7 @@ def min_invariant_rows(linears: list[RowwiseLinear]) -> int | None:
             common = min(rows, 16)
             if not torch.equal(linear.unrounded_product(x[:rows])[:common], want[:common]):
                 equal.discard(rows)
-    for min_rows in _MIN_ROWS:
-        if all(rows in equal for rows in _ROW_COUNTS if rows >= min_rows):
-            return min_rows
-    return None
+    return next((n for n in _MIN_ROWS if equal.issuperset(x for x in _ROW_COUNTS if x >= n)), None)
 
 
 # --- Attention's products. They are torch's own, so MKL's or whatever this torch was built with.
@@ -111,7 +100,11 @@ code for each shape, and computes any number of rows alike."""
 def row_tiles_of(shape: CacheShape, groups: int) -> RowTiles | None:
     """Row counts for which a row's scores and its sums of values have the same bits wherever it is
     in the product, if there are any; a row of the pass is ``groups`` rows of attention."""
-    return next((tiles for tiles in _KNOWN_TILES if _is_row_invariant(shape, groups, tiles)), None)
+    for tiles in _KNOWN_TILES:
+        counts = _row_counts(tiles, groups)
+        if _all_rows_equal(_scores(shape, counts)) and _all_rows_equal(_sums(shape, counts)):
+            return tiles
+    return None
 
 
 def max_masked_k(shape: CacheShape, groups: int, tiles: RowTiles) -> int:
@@ -128,50 +121,44 @@ def max_masked_k(shape: CacheShape, groups: int, tiles: RowTiles) -> int:
     return longest
 
 
-def _is_row_invariant(shape: CacheShape, groups: int, tiles: RowTiles) -> bool:
-    counts = sorted(_row_counts(tiles, groups))
-    return _equal_scores(shape, counts) and _equal_sums(shape, counts)
-
-
-def _equal_scores(shape: CacheShape, counts: Sequence[int]) -> bool:
+def _scores(shape: CacheShape, counts: Sequence[int]) -> Iterator[Tensor]:
+    """Scores of one query, repeated."""
     heads, width = shape.kv_heads, shape.head_dim
     query = noise(heads, 1, width).to(shape.dtype)
     keys = noise(heads, _SLOT_COUNTS[-1], width, seed=1).to(shape.dtype)
     if scores_type(query) != torch.float32:
         counts = counts[::_ONEDNN_STEP]
-    products = (
-        query_key_products(_repeated(query, rows), keys.narrow(1, 0, slots)).narrow(2, 0, BLOCK)
-        for rows in counts
-        for slots in _SLOT_COUNTS
-    )
-    return _all_rows_equal(products)
+    for rows in counts:
+        for slots in _SLOT_COUNTS:
+            products = query_key_products(_repeated(query, rows), keys.narrow(1, 0, slots))
+            yield products.narrow(2, 0, BLOCK)
 
 
-def _equal_sums(shape: CacheShape, counts: Sequence[int]) -> bool:
+def _sums(shape: CacheShape, counts: Sequence[int]) -> Iterator[Tensor]:
+    """Sums of values with one row of weights, repeated."""
     heads, columns = shape.kv_heads, shape.value_width
     weights = noise(heads, 1, BLOCK).exp_()
     values = noise(heads, BLOCK, columns, seed=1)
     start = noise(heads, 1, columns, seed=2)
-    return _all_rows_equal(
-        torch.baddbmm(_repeated(start, rows), _repeated(weights, rows), values) for rows in counts
-    )
+    for rows in counts:
+        yield torch.baddbmm(_repeated(start, rows), _repeated(weights, rows), values)
 
 
-def _row_counts(tiles: RowTiles, groups: int) -> set[int]:
-    """Row counts that a pass may have."""
+def _row_counts(tiles: RowTiles, groups: int) -> list[int]:
+    """Row counts that a pass may have, ascending."""
     own = {tiles.padded(count * groups) for count in (1, 2, 5, 16)}
     each = {tiles.multiple * count for count in range(1, _TILE_MULTIPLES + 1)}
     many = {tiles.padded(count) for count in _MANY_ROWS}
-    return {n for n in own | each | many if tiles.most is None or n <= tiles.most}
+    return sorted(n for n in own | each | many if tiles.most is None or n <= tiles.most)
 
 
-def _repeated(row: torch.Tensor, rows: int) -> torch.Tensor:
+def _repeated(row: Tensor, rows: int) -> Tensor:
     return row.expand(-1, rows, -1).contiguous()
 
 
-def _all_rows_equal(products: Iterable[torch.Tensor]) -> bool:
+def _all_rows_equal(products: Iterable[Tensor]) -> bool:
     """Whether all rows of all products [heads, rows, n] are the same."""
-    first: torch.Tensor | None = None
+    first: Tensor | None = None
     for product in products:
         first = product[:, :1] if first is None else first
         if not torch.equal(product, first.expand_as(product)):
@@ -221,24 +208,17 @@ def confirm(shard: Shard, settings: KernelSettings) -> Guarantee:
         return "tolerance"
     inputs = shard.probe_inputs(2 * _PATH)
     with shard.truncated():
-        alone = _path_alone(shard, settings, inputs)
+        cache = _random_cache(shard)
+        alone = [
+            _outputs(shard, settings, cache, slot, [Row(slot, slot, (slot,))], inputs[i : i + 1])
+            for i, slot in enumerate(range(_PREFIX, _PREFIX + _PATH))
+        ]
         in_tree = _path_in_tree(shard, settings, inputs)
-    return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
+    return "bitwise" if torch.equal(torch.cat(alone), in_tree) else "tolerance"
 
 
-def _path_alone(shard: Shard, settings: KernelSettings, inputs: torch.Tensor) -> torch.Tensor:
-    """Outputs [_PATH, width] of the path's rows, one row per pass."""
-    cache = _random_cache(shard)
-    outputs = []
-    for i in range(_PATH):
-        slot = _PREFIX + i
-        row = Row(slot=slot, position=slot, visible=(slot,))
-        outputs.append(_outputs(shard, settings, cache, slot, [row], inputs[i : i + 1]))
-    return torch.cat(outputs)
-
-
-def _path_in_tree(shard: Shard, settings: KernelSettings, inputs: torch.Tensor) -> torch.Tensor:
-    """The same rows, each after siblings, in few passes; siblings keep their slots. The path's row
+def _path_in_tree(shard: Shard, settings: KernelSettings, inputs: Tensor) -> Tensor:
+    """Outputs [_PATH, width] of the path's rows, each after siblings, in few passes. The path's row
     is the last of a pass wherever a level is: the last vector of a tensor is the partial one."""
     cache = _random_cache(shard)
     path: list[int] = []
@@ -248,15 +228,13 @@ def _path_in_tree(shard: Shard, settings: KernelSettings, inputs: torch.Tensor) 
         given: list[int] = []
         own: list[int] = []
         for i in levels:
-            for sibling in range(_SIBLINGS[i]):
+            siblings = [_PATH + (i + sibling) % _PATH for sibling in range(_SIBLINGS[i])]
+            for taken in (*siblings, i):
                 rows.append(Row(slot, _PREFIX + i, (*path, slot)))
-                given.append(_PATH + (i + sibling) % _PATH)
+                given.append(taken)
                 slot += 1
-            path.append(slot)
-            own.append(len(rows))
-            rows.append(Row(slot, _PREFIX + i, tuple(path)))
-            given.append(i)
-            slot += 1
+            path.append(slot - 1)
+            own.append(len(rows) - 1)
         outputs.append(_outputs(shard, settings, cache, _PREFIX, rows, inputs[given])[own])
     return torch.cat(outputs)
 
@@ -280,8 +258,8 @@ def _outputs(
     cache: TreeCache,
     committed: int,
     rows: list[Row],
-    inputs: torch.Tensor,
-) -> torch.Tensor:
+    inputs: Tensor,
+) -> Tensor:
     """Logits [n, vocab] on the last stage, hidden states [n, H] before it."""
     tree = ExactAttention(cache, committed, rows, settings)
     positions = torch.tensor([row.position for row in rows])
