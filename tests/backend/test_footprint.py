@@ -14,7 +14,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.eagle.head import EagleHead, head_footprint
 from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.backend.hf.footprint import draft_footprint, footprint
+from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
@@ -83,7 +83,8 @@ def test_a_loaded_draft_has_what_was_foretold(
     family: str, stored: torch.dtype, tiny: Callable[..., Path]
 ) -> None:
     path = tiny(family, dtype=stored)
-    foretold = draft_footprint(path, inspect_checkpoint(path), "auto")
+    info = inspect_checkpoint(path)
+    foretold = footprint(path, info, (0, info.layers), "auto", "fast", draft=True)
     model = load_draft(open_checkpoint(path))
     assert model.token_bytes == foretold.slot
     assert model.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)

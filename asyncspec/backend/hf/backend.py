@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncspec.backend.base import (
     EAGLE,
@@ -14,8 +14,10 @@ from asyncspec.backend.base import (
     DType,
     Footprint,
     LoadedSource,
+    LoadedStage,
     Mode,
     ModelInfo,
+    OpenModel,
     Quantize,
     SourceSpec,
     StageSpec,
@@ -27,14 +29,8 @@ from asyncspec.backend.hf.model_config import inspect_checkpoint, read_generatio
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
 from asyncspec.core.errors import AsyncSpecError
 
-if TYPE_CHECKING:
-    from asyncspec.backend.hf.checkpoint import Checkpoint
-    from asyncspec.backend.hf.stage import HFStage
-
 
 class HFBackend:
-    """See ``Backend``."""
-
     library = "torch"
 
     runtime_bytes = 500 << 20
@@ -43,19 +39,15 @@ class HFBackend:
     row counts."""
 
     def model_name(self, name: str) -> str:
-        """See ``Backend``."""
         return short_name(name)
 
     def locate(self, name: str) -> str:
-        """See ``Backend``."""
         return str(locate(name).absolute())
 
     def inspect(self, name: str) -> ModelInfo:
-        """See ``Backend``."""
         return inspect_checkpoint(open_files(name, tokenizer=False).directory)
 
     def check_target(self, name: str) -> ModelInfo:
-        """See ``Backend``."""
         directory = locate(name)
         model_info = inspect_checkpoint(directory)
         list_tensors(directory)
@@ -63,7 +55,6 @@ class HFBackend:
         return model_info
 
     def check_source(self, name: str, target: str) -> str:
-        """See ``Backend``."""
         target_directory = open_files(target).directory
         if name.startswith(EAGLE):
             head = check_head(name.removeprefix(EAGLE), inspect_checkpoint(target_directory))
@@ -75,7 +66,6 @@ class HFBackend:
         return str(draft)
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
-        """See ``Backend``."""
         return read_generation_config(open_files(name, tokenizer=False).directory)
 
     def footprints(
@@ -86,26 +76,23 @@ class HFBackend:
         mode: Mode,
         quantize: Quantize,
     ) -> list[Footprint]:
-        """See ``Backend``."""
-        from asyncspec.backend.hf.footprint import as_stored, footprint
+        from asyncspec.backend.hf.footprint import footprint, stored_info
 
         files = open_files(name, tokenizer=False)
-        stored = as_stored(files, inspect_checkpoint(files.directory))
-        return [footprint(files.directory, stored, span, dtype, mode, quantize) for span in spans]
+        info = stored_info(files)
+        return [footprint(files.directory, info, span, dtype, mode, quantize) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
-        """See ``Backend``."""
         from asyncspec.backend.hf.eagle.head import head_footprint
-        from asyncspec.backend.hf.footprint import as_stored, draft_footprint
+        from asyncspec.backend.hf.footprint import footprint, stored_info
 
         files = open_files(target if name.startswith(EAGLE) else name, tokenizer=False)
-        stored = as_stored(files, inspect_checkpoint(files.directory))
+        info = stored_info(files)
         if name.startswith(EAGLE):
-            return head_footprint(name.removeprefix(EAGLE), stored, dtype)
-        return draft_footprint(files.directory, stored, dtype)
+            return head_footprint(name.removeprefix(EAGLE), info, dtype)
+        return footprint(files.directory, info, (0, info.layers), dtype, "fast", draft=True)
 
     def preload(self, name: str | None) -> None:
-        """See ``Backend``."""
         from asyncspec.backend.hf import draft_model, stage
         from asyncspec.backend.hf.kernels.cpu import ort
         from asyncspec.backend.hf.shard import model_class
@@ -117,19 +104,16 @@ class HFBackend:
                 model_class(inspect_checkpoint(Path(name)).architecture)
 
     def threads(self) -> int:
-        """See ``Backend``."""
         import torch
 
         return torch.get_num_threads()
 
-    def open(self, name: str, *, tokenizer: bool = True) -> Checkpoint:
-        """See ``Backend``."""
+    def open(self, name: str, *, tokenizer: bool = True) -> OpenModel:
         from asyncspec.backend.hf.checkpoint import open_checkpoint
 
         return open_checkpoint(name, tokenizer=tokenizer)
 
-    def load(self, spec: StageSpec) -> HFStage:
-        """See ``Backend``."""
+    def load(self, spec: StageSpec) -> LoadedStage:
         from asyncspec.backend.hf.stage import load_stage
 
         return load_stage(
@@ -137,22 +121,20 @@ class HFBackend:
         )
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
-        """See ``Backend``."""
         if spec.name.startswith(EAGLE):
             from asyncspec.backend.hf.eagle.source import load_eagle
 
             head = load_eagle(spec.name.removeprefix(EAGLE), spec.target, dtype=spec.dtype)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
+        from asyncspec.backend.hf.checkpoint import open_checkpoint
         from asyncspec.backend.hf.draft_model import load_draft
 
-        checkpoint = self.open(spec.name)
+        checkpoint = open_checkpoint(spec.name)
         check_vocab(spec.target.path, checkpoint.path)
-        vocab = spec.target.info.vocab_size
-        draft = load_draft(checkpoint, dtype=spec.dtype, vocab=vocab)
+        draft = load_draft(checkpoint, dtype=spec.dtype, vocab=spec.target.info.vocab_size)
         return LoadedSource(draft, draft.token_bytes)
 
-    def load_tokenizer(self, model: Checkpoint, template: str | None = None) -> HFTokenizer:
-        """See ``Backend``."""
+    def load_tokenizer(self, model: Any, template: str | None = None) -> HFTokenizer:
         return load_tokenizer(model.path, template)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
@@ -46,15 +47,15 @@ class CacheShape(Struct, frozen=True):
         """Type of the values."""
         return torch.float32 if self.exact else self.dtype
 
-    def max_slot_bytes(self) -> int:
-        """Bytes per used slot of a cache that grows on demand, a third of which may be unused."""
-        return self.slot_bytes() * 3 // 2
-
     def slot_bytes(self) -> int:
         """Bytes per slot over all layers."""
         keys = self.head_dim * self.dtype.itemsize
         values = self.value_width * self.value_dtype.itemsize
         return self.layers * self.kv_heads * (keys + values)
+
+    def max_slot_bytes(self) -> int:
+        """Bytes per used slot of a cache that grows on demand, a third of which may be unused."""
+        return self.slot_bytes() * 3 // 2
 
 
 def shape_of(config: Any, layers: int, dtype: torch.dtype, mode: Mode) -> CacheShape:
@@ -80,9 +81,9 @@ class TreeCache:
     def __init__(self, shape: CacheShape, capacity: int) -> None:
         self.shape = shape
         self._limit = _round_up(capacity)
-        layers = [_allocate(shape, 0) for _ in range(shape.layers)]
-        self.keys = [keys for keys, _ in layers]
-        self.values = [values for _, values in layers]
+        keys = torch.zeros(shape.kv_heads, 0, shape.head_dim, dtype=shape.dtype)
+        values = torch.zeros(shape.kv_heads, 0, shape.value_width, dtype=shape.value_dtype)
+        self.keys, self.values = [keys] * shape.layers, [values] * shape.layers
         # Position of the node in each slot; unused slots keep an old one.
         self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -107,9 +108,9 @@ class TreeCache:
     def copy_prefix(self, other: TreeCache, slots: int) -> None:
         """Copy the first ``slots`` slots of another cache."""
         self.reserve(slots)
-        for layer in range(self.shape.layers):
-            self.keys[layer][:, :slots] = other.keys[layer][:, :slots]
-            self.values[layer][:, :slots] = other.values[layer][:, :slots]
+        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            for mine, stored in zip(own, theirs, strict=True):
+                mine[:, :slots] = stored[:, :slots]
         self.positions[:slots] = other.positions[:slots]
 
     def trim(self, slots: int) -> None:
@@ -126,16 +127,17 @@ class TreeCache:
 
     def _resize(self, slots: int, kept: int) -> None:
         """Allocate as many slots; the first ``kept`` ones keep their contents."""
-        for layer in range(self.shape.layers):
-            keys, values = _allocate(self.shape, slots)
-            keys[:, :kept] = self.keys[layer][:, :kept]
-            values[:, :kept] = self.values[layer][:, :kept]
-            self.keys[layer], self.values[layer] = keys, values
+        for stored in (self.keys, self.values):
+            for layer, old in enumerate(stored):
+                # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.
+                new = old.new_zeros(old.shape[0], slots, old.shape[2])
+                new[:, :kept] = old[:, :kept]
+                if self.shape.exact and stored is self.values:
+                    new[:, kept:, self.shape.head_dim :] = 1
+                stored[layer] = new
         self.positions = np.pad(self.positions[:kept], (0, slots - kept))
 
-    def write(
-        self, layer: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
+    def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [kv_heads, n, D] of one layer in ``slots`` (n of them)."""
         # ``narrow``: subscripts take several times as long, and every layer of a pass writes.
         stored = self.values[layer].narrow(2, 0, self.shape.head_dim)
@@ -149,9 +151,7 @@ class TreeCache:
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
-        unmoved = 0
-        while unmoved < len(keep) and keep[unmoved] == start + unmoved:
-            unmoved += 1
+        unmoved = next((i for i, slot in enumerate(keep) if slot != start + i), len(keep))
         moved = np.asarray(keep[unmoved:], np.int64)
         if not moved.size:
             return
@@ -173,17 +173,6 @@ class TreeCache:
             for values in self.values:
                 ones = values[..., self.shape.head_dim :]
                 assert bool((ones == 1).all()), "the ones beside the values are overwritten"
-
-
-def _allocate(shape: CacheShape, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of one layer."""
-    # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.
-    size = (shape.kv_heads, slots)
-    keys = torch.zeros(*size, shape.head_dim, dtype=shape.dtype)
-    values = torch.zeros(*size, shape.value_width, dtype=shape.value_dtype)
-    if shape.exact:
-        values[..., shape.head_dim :] = 1
-    return keys, values
 
 
 def _round_up(slots: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
+from torch import Tensor
 
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint_files import (
@@ -57,7 +58,7 @@ class Checkpoint(Struct, frozen=True):
         return str(resolve_dtype(self.info, dtype)).removeprefix("torch.")
 
     def fetch(self, tensors: Iterable[TensorInfo]) -> None:
-        """Make the files of some of its tensors available. Raises as ``download``."""
+        """Make the files of some of its tensors available. Raises as ``CheckpointFiles.fetch``."""
         self.files.fetch({info.file for info in tensors})
 
 
@@ -136,9 +137,10 @@ def resolve_dtype(info: ModelInfo, name: str = "auto") -> torch.dtype:
 def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     """Whether a model in ``dtype`` has one matrix as embedding and head. As in transformers, a
     stored head that differs takes precedence over the configuration."""
+    tied = bool(checkpoint.config.tie_word_embeddings)
     embedding, head = checkpoint.tensors.get(EMBEDDING), checkpoint.tensors.get(HEAD)
-    if not checkpoint.config.tie_word_embeddings or embedding is None or head is None:
-        return bool(checkpoint.config.tie_word_embeddings)
+    if not tied or embedding is None or head is None:
+        return tied
     if embedding == head or embedding.shape != head.shape:
         return embedding == head
     checkpoint.fetch((embedding, head))
@@ -148,7 +150,7 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     )
 
 
-def read_tensor(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
+def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
     """Read one tensor in its own memory and convert it to ``dtype``, ``_CONVERTED`` bytes at a
     time, so that no second copy of a large one is in memory."""
     stored = stored_type(info)
@@ -167,7 +169,7 @@ def _row_spans(info: TensorInfo) -> list[tuple[int, int]]:
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
-def read_rows(info: TensorInfo, first: int, end: int) -> torch.Tensor:
+def read_rows(info: TensorInfo, first: int, end: int) -> Tensor:
     """Rows [first, end) of a tensor's first dimension, in the type they are stored in."""
     row = info.size // info.shape[0]
     shape = (end - first, *info.shape[1:])
@@ -175,7 +177,7 @@ def read_rows(info: TensorInfo, first: int, end: int) -> torch.Tensor:
     return _read(part, stored_type(info))
 
 
-def _read(info: TensorInfo, stored: torch.dtype) -> torch.Tensor:
+def _read(info: TensorInfo, stored: torch.dtype) -> Tensor:
     tensor = torch.empty(info.shape, dtype=stored)
     try:
         with info.file.open("rb") as stream:

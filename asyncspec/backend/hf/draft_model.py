@@ -9,7 +9,7 @@ import torch
 
 from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, DraftSession, learn
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
-from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cache import TreeCache, max_slot_bytes
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
@@ -45,7 +45,7 @@ class DraftModel(CachedDraftModel[TreeCache]):
     @property
     def token_bytes(self) -> int:
         """Bytes held for each token of a session, and for each node of its tree."""
-        return self._shape.max_slot_bytes()
+        return max_slot_bytes(self._shape.slot_bytes())
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self._shape, self._context)
@@ -72,17 +72,8 @@ def load_draft(
     """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary.
 
     Raises ``UserError`` or ``CheckpointError``."""
-    layers = checkpoint.info.layers
+    layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():
-        shard = load_shard(
-            checkpoint,
-            0,
-            layers,
-            resolve_dtype(checkpoint.info, dtype),
-            "fast",
-            FAST,
-            # A draft is to be quick: a tied head gets a packed copy.
-            share_tied=False,
-        )
+        shard = load_shard(checkpoint, 0, layers, torch_dtype, "fast", FAST, share_tied=False)
         tune_min_rows(shard.linears)
     return DraftModel(shard, vocab)

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
 
 ROUTER = "mlp.gate.linear"
 """How the name of a router's linear layer ends."""
 
+_GATE = ".mlp.gate.weight"
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
@@ -39,20 +40,16 @@ def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         count, height, width = info.shape
         size = info.size // (count * len(parts))
         shape = (height // len(parts), width)
-        for number, part in product(range(count), parts):
-            offset = info.offset + (number * len(parts) + parts.index(part)) * size
-            one = replace(info, offset=offset, size=size, shape=shape)
+        for i, (number, part) in enumerate(product(range(count), parts)):
+            one = replace(info, offset=info.offset + i * size, size=size, shape=shape)
             found[f"{stem}.{number}.{part}.weight"] = one
     return found
 
 
 def split_name(name: str) -> str:
     """What a checkpoint's tensor is called in a model whose experts were opened."""
-    name = name.replace(".block_sparse_moe.", ".mlp.")
-    if name.endswith(".mlp.gate.weight"):
-        return name.removesuffix("gate.weight") + "gate.linear.weight"
-    expert = _EXPERT.fullmatch(name)
-    if expert is None:
+    name = name.replace(".block_sparse_moe.", ".mlp.").replace(_GATE, f".{ROUTER}.weight")
+    if (expert := _EXPERT.fullmatch(name)) is None:
         return name
     stem, number, part = expert.groups()
     return f"{stem}.{number}.{_MIXTRAL.get(part, part)}.weight"
@@ -63,14 +60,11 @@ def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, 
     shapes: dict[str, tuple[int, ...]] = {}
     counts: dict[str, int] = {}
     for name, info in matrices.items():
-        expert = _EXPERT.fullmatch(name)
-        if expert is not None:
+        if (expert := _EXPERT.fullmatch(name)) is None:
+            shapes[name.replace(f".{ROUTER}.weight", _GATE)] = info.shape
+        else:
             stem, number, _ = expert.groups()
             counts[stem] = max(counts.get(stem, 0), int(number) + 1)
-        elif name.endswith(f".{ROUTER}.weight"):
-            shapes[name.replace(".linear.", ".")] = info.shape
-        else:
-            shapes[name] = info.shape
     for stem, count in counts.items():
         gate, down = (
             matrices.get(f"{stem}.0.{part}.weight") for part in ("gate_proj", "down_proj")
@@ -103,7 +97,7 @@ class Router(nn.Module):
         family.hidden_dim = count
         self.family = family
 
-    def forward(self, hidden: torch.Tensor) -> Any:
+    def forward(self, hidden: Tensor) -> Any:
         """hidden [n, H]. Returns logits [n, E], weights [n, k] and experts [n, k] (int64)."""
         return self.family(self.linear(hidden))
 
@@ -126,9 +120,7 @@ class Experts(nn.ModuleList):
         super().__init__(Expert(width, inner) for _ in range(count))
         self.act_fn = family.act_fn
 
-    def forward(
-        self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """hidden [n, H]; chosen (int64) and weights [n, k]. Returns [n, H]: for each row the sum of
         its experts in the order of their numbers, whatever other rows there are."""
         out = torch.zeros_like(hidden)

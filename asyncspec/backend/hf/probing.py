@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-def noise(*size: int, seed: int = 0) -> torch.Tensor:
+def noise(*size: int, seed: int = 0) -> Tensor:
     """Standard normal float32 numbers; torch's global generator is not used."""
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
-
-
-def noise_tokens(count: int, vocab: int) -> torch.Tensor:
-    """Token ids [count]."""
-    return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(7))
 
 
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
@@ -39,7 +34,7 @@ def layers_with_all_kinds(layers: Sequence[nn.Module]) -> int:
 def _settings(part: nn.Module) -> Iterator[Hashable]:
     tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
     for name, value in (*tensors, *sorted(vars(part).items())):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             yield name, value.shape, value.dtype
         elif isinstance(value, _PLAIN) and name != _INDEX:
             yield name, value

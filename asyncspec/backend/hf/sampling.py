@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend import sampling as rows
 from asyncspec.core.sampling import NOTHING, Sampling, Seen
@@ -12,7 +13,7 @@ from asyncspec.source.expand import Proposal
 
 
 def draw(
-    logits: torch.Tensor,
+    logits: Tensor,
     positions: Sequence[int],
     sampling: Sampling,
     committed: Seen = NOTHING,
@@ -24,9 +25,7 @@ def draw(
     return rows.draw(logits.float().numpy(), positions, sampling, committed, own)
 
 
-def best_successors(
-    logits: torch.Tensor, most: int, ids: torch.Tensor | None = None
-) -> list[Proposal]:
+def best_successors(logits: Tensor, most: int, ids: Tensor | None = None) -> list[Proposal]:
     """Per row of ``logits`` [n, vocab] the ``most`` best tokens and their log-probabilities.
 
     ``ids`` [vocab]: the token each column means, where it is not the column's number.
@@ -39,7 +38,7 @@ def best_successors(
     return list(zip(tokens.tolist(), log_probs.tolist(), strict=True))
 
 
-def log_probs_of(logits: torch.Tensor, tokens: Sequence[int]) -> tuple[float, ...]:
+def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:
     """The log-probability of one token for each row of ``logits`` [n, vocab]."""
     logits = logits.float()
     own = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)

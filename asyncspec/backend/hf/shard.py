@@ -7,29 +7,29 @@ Driving the layers from here would break with every second release of transforme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, register
 from asyncspec.backend.hf.cache import CacheShape, shape_of
 from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.experts import split_experts
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
 from asyncspec.backend.hf.kernels.cpu.mapped import pack_mmapped
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
 from asyncspec.backend.hf.optimized.model import optimize_model
-from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, noise_tokens
+from asyncspec.backend.hf.probing import layers_with_all_kinds, noise
 from asyncspec.backend.hf.process import quiet_transformers
 from asyncspec.backend.hf.weights import (
     MatrixFormat,
     ShardTensors,
+    cut_ends,
     load_matrices,
     read_shard_tensors,
     sub_config,
@@ -55,35 +55,20 @@ class Shard:
         self.has_head = last == checkpoint.info.layers
         self.info = checkpoint.info
         self.dtype = dtype
-        # Set by ``load_shard``.
-        self.linears: tuple[RowwiseLinear, ...] = ()
-        # The linear layer whose row padding all layers get.
-        self._first_linear: RowwiseLinear | None = None
+        # Graphs first: they do not pad rows themselves. Empty until all are loaded.
+        self.linears: list[RowwiseLinear] = []
         # Number of first layers that self-tests run.
         self.probe_layers = last - first
         # Why its layers are run by transformers' own code; "" where they are optimized.
         self.unoptimized_reason = "not tried"
 
-    def set_linears(self, linears: Iterable[RowwiseLinear]) -> None:
-        """Set the shard's linear layers."""
-        self.linears = tuple(linears)
-        # Graphs do not pad rows themselves.
-        graphs = (linear for linear in self.linears if isinstance(linear, LayerGraph))
-        self._first_linear = next(graphs, self.linears[0])
-
-    def hidden(self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeMask) -> torch.Tensor:
+    def hidden(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
         """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
         Returns hidden states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
-        return cast("torch.Tensor", out.last_hidden_state[0, : len(inputs)])
+        return cast("Tensor", out.last_hidden_state[0, : len(inputs)])
 
-    def logits(
-        self,
-        inputs: torch.Tensor,
-        positions: torch.Tensor,
-        tree: TreeMask,
-        rows: torch.Tensor,
-    ) -> torch.Tensor:
+    def logits(self, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor) -> Tensor:
         """As ``hidden``, but the logits [len(rows), vocab] of some rows. The head runs on those
         rows only."""
         count = len(rows)
@@ -92,13 +77,11 @@ class Shard:
             while len(rows) * self.info.vocab_size % 64:
                 rows = torch.cat([rows, rows[-1:]])
         out = self.model(**self._inputs(inputs, positions, tree), logits_to_keep=rows)
-        return cast("torch.Tensor", out.logits[0, :count])
+        return cast("Tensor", out.logits[0, :count])
 
-    def _inputs(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: TreeMask
-    ) -> dict[str, Any]:
-        # Padded once here, so that no layer has to (``RowwiseLinear.computed_rows``).
-        rows = self._computed_rows(len(inputs))
+    def _inputs(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> dict[str, Any]:
+        # Padded once here, so that no layer has to.
+        rows = self.linears[0].computed_rows(len(inputs)) if self.linears else len(inputs)
         name = "input_ids" if self.has_embedding else "inputs_embeds"
         return {
             name: pad_rows(inputs, rows).unsqueeze(0),
@@ -107,14 +90,24 @@ class Shard:
             "tree": tree,
         }
 
-    def _computed_rows(self, rows: int) -> int:
-        return rows if self._first_linear is None else self._first_linear.computed_rows(rows)
-
-    def probe_inputs(self, count: int) -> torch.Tensor:
+    def probe_inputs(self, count: int) -> Tensor:
         """Random inputs of ``count`` rows."""
         if self.has_embedding:
-            return noise_tokens(count, self.info.vocab_size)
+            generator = torch.Generator().manual_seed(7)
+            return torch.randint(self.info.vocab_size, (count,), generator=generator)
         return noise(count, self.info.hidden_size).to(self.dtype)
+
+    def probe(self, tree: TreeMask) -> Tensor:
+        """A pass of random rows at ``_PROBE_POSITIONS`` through all code of the model except the
+        head's matrix, which takes long to read."""
+        inputs, positions = self.probe_inputs(len(_PROBE_POSITIONS)), torch.tensor(_PROBE_POSITIONS)
+        if not self.has_head:
+            return self.hidden(inputs, positions, tree)
+        head, self.model.lm_head = self.model.lm_head, nn.Identity()
+        try:
+            return self.logits(inputs, positions, tree, torch.arange(len(inputs)))
+        finally:
+            self.model.lm_head = head
 
     @contextmanager
     def truncated(self) -> Iterator[None]:
@@ -126,24 +119,6 @@ class Shard:
             yield
         finally:
             body.layers = layers
-
-    def probe_pass(self) -> Callable[[TreeMask], torch.Tensor]:
-        """A pass of random rows at ``_PROBE_POSITIONS`` with a given mask, through all code of the
-        model except the head's matrix, which takes long to read."""
-        inputs, positions = self.probe_inputs(len(_PROBE_POSITIONS)), torch.tensor(_PROBE_POSITIONS)
-        rows = torch.arange(len(_PROBE_POSITIONS))
-
-        def run(tree: TreeMask) -> torch.Tensor:
-            if not self.has_head:
-                return self.hidden(inputs, positions, tree)
-            head = self.model.lm_head
-            self.model.lm_head = nn.Identity()
-            try:
-                return self.logits(inputs, positions, tree, rows)
-            finally:
-                self.model.lm_head = head
-
-        return run
 
     @property
     def optimized(self) -> bool:
@@ -199,26 +174,19 @@ def load_shard(
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
     register()
     tensors = read_shard_tensors(checkpoint, first, last, dtype)
-    shard = Shard(_build(checkpoint, first, last, dtype, tensors), checkpoint, first, last, dtype)
-    inner = shard.model.model
-    if not shard.has_embedding:
-        # A tied head reads the matrix for itself.
-        inner.embed_tokens = nn.Identity()
-    if not shard.has_head:
-        inner.norm = nn.Identity()
-        shard.model.lm_head = nn.Identity()
-    split_experts(shard.model)
-    load_matrices(shard.model, tensors, MatrixFormat(dtype, settings, quantize, share_tied))
+    model = _build(checkpoint, first, last, dtype, tensors)
+    shard = Shard(model, checkpoint, first, last, dtype)
+    cut_ends(model, embedding=shard.has_embedding, head=shard.has_head)
+    load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied))
     if mode == "exact":
-        pad_elementwise(shard.model)
-    shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(inner.layers))
-    shard.unoptimized_reason = optimize_model(
-        shard.model, shard.probe_pass(), len(_PROBE_POSITIONS)
-    )
+        pad_elementwise(model)
+    shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(model.model.layers))
+    shard.unoptimized_reason = optimize_model(model, shard.probe, len(_PROBE_POSITIONS))
     if shard.optimized:
-        fuse_layers(shard.model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
-    pack_mmapped(shard.model)
-    shard.set_linears(x for x in shard.model.modules() if isinstance(x, RowwiseLinear))
+        fuse_layers(model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
+    pack_mmapped(model)
+    linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))
+    shard.linears = sorted(linears, key=lambda x: not isinstance(x, LayerGraph))
     return shard
 
 

@@ -58,7 +58,6 @@ class HFStage(TreeStage[TreeCache]):
 
     @property
     def weights(self) -> str:
-        """See ``LoadedStage``."""
         return self.shard.describe()
 
     def noise(self, rows: int) -> torch.Tensor:

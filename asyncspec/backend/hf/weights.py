@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from msgspec import Struct
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import (
@@ -24,7 +24,7 @@ from asyncspec.backend.hf.checkpoint import (
     stored_type,
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
-from asyncspec.backend.hf.experts import ROUTER, expected_shapes, split_name
+from asyncspec.backend.hf.experts import ROUTER, expected_shapes, split_experts, split_name
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
@@ -57,11 +57,22 @@ def sub_config(config: Any, first: int, last: int) -> Any:
     return sub
 
 
+def cut_ends(model: Any, *, embedding: bool, head: bool) -> None:
+    """Remove what is not part of a shard, in place, and split experts."""
+    if not embedding:
+        # A tied head reads the matrix for itself.
+        model.model.embed_tokens = nn.Identity()
+    if not head:
+        model.model.norm = nn.Identity()
+        model.lm_head = nn.Identity()
+    split_experts(model)
+
+
 class ShardTensors(Struct, frozen=True):
     """The tensors of a shard, renumbered from layer 0."""
 
     # Vectors, and for matrices placeholders without memory.
-    state: dict[str, torch.Tensor]
+    state: dict[str, Tensor]
     # Where the matrices are.
     matrices: dict[str, TensorInfo]
     # The head is the embedding; without a head, as the configuration says.
@@ -81,12 +92,12 @@ def read_shard_tensors(
 ) -> ShardTensors:
     """Those of layers [first, last), and of embedding, norm and head where they are part of the
     shard; a tied head has no matrix of its own. Only vectors are read."""
-    model_info = checkpoint.info
-    has_head = last == model_info.layers
+    vocab, width = checkpoint.info.vocab_size, checkpoint.info.hidden_size
+    has_head = last == checkpoint.info.layers
     tied = bool(checkpoint.config.tie_word_embeddings)
     if has_head:
         tied = head_is_embedding(checkpoint, dtype)
-    prefixes = {f"model.layers.{i}.": f"model.layers.{i - first}." for i in range(first, last)}
+    prefixes = {f"{LAYERS}{i}.": f"{LAYERS}{i - first}." for i in range(first, last)}
     others = {EMBEDDING: first == 0 or (has_head and tied), NORM: has_head}
     others[HEAD] = has_head and not tied
     chosen: dict[str, TensorInfo] = {}
@@ -96,42 +107,38 @@ def read_shard_tensors(
             chosen[split_name(prefixes[prefix] + name.removeprefix(prefix))] = info
         elif others.get(name):
             chosen[name] = info
+    named = set(map(layer_of, checkpoint.tensors))
+    for i in range(first, last):
+        if f"{LAYERS}{i}." not in named:
+            raise CheckpointError(
+                f"{checkpoint.path} has no tensors of layer {i}; download it again"
+            )
     checkpoint.fetch(chosen.values())
-    state: dict[str, torch.Tensor] = {}
+    state: dict[str, Tensor] = {}
     matrices: dict[str, TensorInfo] = {}
-    empty = torch.empty(1, dtype=dtype)
     for name, info in chosen.items():
         if len(info.shape) == 2:
             matrices[name] = info
-        elif not _is_buffer(name, info):
+        # Others are masks or counts, as some programs store beside weights.
+        elif info.dtype in TORCH_DTYPES or (
+            len(info.shape) < 2 and name.endswith((".weight", ".bias"))
+        ):
             state[name] = read_tensor(info, dtype)
-    for name, shape in expected_shapes(matrices).items():
-        state[name] = empty.expand(shape)
-    for i in range(last - first):
-        if not any(name.startswith(f"model.layers.{i}.") for name in state):
-            raise CheckpointError(
-                f"{checkpoint.path} has no tensors of layer {first + i}; download it again"
-            )
-    unused = empty.expand(model_info.vocab_size, model_info.hidden_size)
+    placeholders = expected_shapes(matrices)
+    # transformers wants them too; they are removed from the model (``cut_ends``).
     if not others[EMBEDDING]:
-        state[EMBEDDING] = unused
+        placeholders[EMBEDDING] = (vocab, width)
     if not has_head:
-        state[NORM] = torch.ones(model_info.hidden_size, dtype=dtype)
+        placeholders[NORM] = (width,)
         if not tied:
-            state[HEAD] = unused
+            placeholders[HEAD] = (vocab, width)
+    state |= {n: torch.empty(1, dtype=dtype).expand(shape) for n, shape in placeholders.items()}
     return ShardTensors(state, matrices, tied)
 
 
 def layer_of(name: str) -> str:
     """ "model.layers.N." of a layer's tensor."""
     return ".".join(name.split(".")[:3]) + "."
-
-
-def _is_buffer(name: str, info: TensorInfo) -> bool:
-    """Whether this is a mask or a count, as some programs store beside weights."""
-    if info.dtype in TORCH_DTYPES:
-        return False
-    return len(info.shape) > 2 or not name.endswith((".weight", ".bias"))
 
 
 # --- Matrices are read one by one, the largest first. A packed matrix and its dense form are both
@@ -160,21 +167,16 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
     for name in order:
         owner, _, attribute = name.rpartition(".")
         if owner in linears and attribute == "weight":
-            _check_shape(name, sources[name], linears[owner])
-            _set(model, owner, _linear(model, owner, sources[name], counts, wanted))
+            shape, fits = sources[name].shape, tuple(linears[owner].weight.shape)
+            if shape != fits:  # of a single expert: transformers has checked the others
+                raise CheckpointError(f"tensor {name} has shape {[*shape]}, not {[*fits]}")
+            model.set_submodule(owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             _load_embedding(model.model, sources[name], wanted.dtype)
         free_heap(sources[name].size)
     for name in linears:
         if not isinstance(model.get_submodule(name), RowwiseLinear):
             raise CheckpointError(f"the checkpoint has no tensor {name}.weight")
-
-
-def _check_shape(name: str, info: TensorInfo, linear: nn.Linear) -> None:
-    """transformers has checked the shapes of all but single experts."""
-    if info.shape != (linear.out_features, linear.in_features):
-        fits = [linear.out_features, linear.in_features]
-        raise CheckpointError(f"tensor {name} has shape {list(info.shape)}, not {fits}")
 
 
 def quantization_of(name: str, quantize: Quantize) -> Quantize:
@@ -195,7 +197,8 @@ def _linear(
         return Int8Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
     if quantization == "int4":
         return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
-    if name == "lm_head" and wanted.share_tied and _has_tied_embedding(model):
+    tied = name == "lm_head" and model.config.tie_word_embeddings
+    if tied and wanted.share_tied and isinstance(model.model.embed_tokens, nn.Embedding):
         weight = model.model.embed_tokens.weight.detach()
         return dense_linear(weight, bias, wanted.settings, wanted.dtype, shared=True)
     if name.startswith(LAYERS) and can_defer(info, wanted.dtype, counts[layer_of(name)]):
@@ -208,12 +211,12 @@ class UpcastEmbedding(nn.Module):
     """Rows of a matrix [vocab, H], converted to ``dtype`` when they are looked up, which halves the
     matrix's memory."""
 
-    def __init__(self, weight: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self._dtype = dtype
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """tokens [...] -> [..., H]."""
         return nn.functional.embedding(tokens, self.weight).to(self._dtype)
 
@@ -231,14 +234,3 @@ def _load_embedding(body: Any, info: TensorInfo, dtype: torch.dtype) -> None:
     else:
         weight = read_tensor(info, dtype)
         body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
-
-
-def _has_tied_embedding(model: Any) -> bool:
-    """Whether the head can multiply by the embedding's matrix."""
-    embedding = model.model.embed_tokens
-    return bool(model.config.tie_word_embeddings) and isinstance(embedding, nn.Embedding)
-
-
-def _set(model: Any, name: str, module: nn.Module) -> None:
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, module)

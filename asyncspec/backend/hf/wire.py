@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.tree_stage import check_hidden_states
@@ -22,10 +23,10 @@ def to_wire(rows: TensorRows) -> WireTensor:
     return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 
-def select(rows: TensorRows) -> torch.Tensor:
+def select(rows: TensorRows) -> Tensor:
     """The rows as one contiguous tensor [n, ...]."""
     tensor = rows.handle
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"hidden states of another backend: {type(tensor).__name__}")
     if len(rows.rows) != tensor.shape[0]:  # rows ascend, so otherwise it is all of them
         tensor = tensor[torch.tensor(rows.rows)]
@@ -34,7 +35,7 @@ def select(rows: TensorRows) -> torch.Tensor:
 
 def from_wire(
     wire: WireTensor, dtype: torch.dtype, width: int, *, captured: bool = False
-) -> torch.Tensor:
+) -> Tensor:
     """Received hidden states [n, width], with ``captured`` also [n, 1 + captured, width]. Raises
     ``ValueError`` where they are something else."""
     check_hidden_states(wire, NAMES[dtype], width, (2, 3) if captured else (2,))
