@@ -23,4 +23,4 @@ if __name__ == "__main__":
     assert torch.get_num_threads() == int(sys.argv[2])
     stages = cut(open_checkpoint(sys.argv[1]), 2, dtype=sys.argv[3])
     same_bits(stages, "a child", widest=40)
-    sys.stdout.write(stages[0].shard.describe_weights())
+    sys.stdout.write(stages[0].shard.describe())

@@ -170,7 +170,7 @@ def test_float16_checkpoints_are_half_as_large_and_say_the_same(
                 ends = (span.start, span.stop)
                 foretold = footprint(path, checkpoint.info, ends, "auto", mode)
                 assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
-    assert stages[0].shard.describe_weights() == "float16"
+    assert stages[0].shard.describe() == "float16"
 
 
 @fbgemm

@@ -26,7 +26,7 @@ def test_every_stage_says_what_passes_take(
         taken = stage.pass_seconds()
         assert list(taken) == sorted(PARAMETERS.trial_rows)
         assert min(taken.values()) > 0
-        assert stage.cache_bytes_held == 0
+        assert not stage._sessions
 
 
 def test_a_large_stage_tries_few_sizes(

@@ -183,7 +183,7 @@ def test_memory_is_as_foretold(family: str, kind: Quantize, dtype: str, tiny: Ma
 def test_each_dtype_and_kind_says_how_it_keeps_its_weights(tiny: MakeTiny) -> None:
     def words(quantize: Quantize, first: int, last: int) -> str:
         checkpoint = open_checkpoint(tiny("llama-odd"))
-        return load_stage(checkpoint, first, last, quantize=quantize).shard.describe_weights()
+        return load_stage(checkpoint, first, last, quantize=quantize).shard.describe()
 
     assert words("none", 0, 5) == "float32"
     assert words("int8", 0, 5) == "int8"
@@ -193,7 +193,7 @@ def test_each_dtype_and_kind_says_how_it_keeps_its_weights(tiny: MakeTiny) -> No
 
 def test_routers_keep_their_bits(tiny: MakeTiny) -> None:
     (stage,) = cut(open_checkpoint(tiny("qwen3-moe")), 1, quantize="int4")
-    assert "float32" in stage.shard.describe_weights()
+    assert "float32" in stage.shard.describe()
     assert {x.description for x in stage.shard.linears if x.out_features == 8} == {"float32"}
 
 

@@ -198,7 +198,13 @@ def _way(
     seconds: dict[int, float],
     base: dict[int, float],
 ) -> Way:
-    weights = sum(x.weight_count for x in stage.shard.linears)
+    from asyncspec.backend.hf.optimized.graphs import LayerGraph
+
+    # A graph's float32 weights include norms.
+    weights = sum(
+        x.weight_bytes // 4 if isinstance(x, LayerGraph) else x.out_features * x.in_features
+        for x in stage.shard.linears
+    )
     argv = [sys.executable, "-c", _CHILD, str(path), str(layers), *way]
     peak = int(subprocess.run(argv, check=True, capture_output=True).stdout)
     return Way(

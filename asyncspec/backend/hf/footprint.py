@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,11 @@ def _weights(
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
     that is kept as it is stored, are of type ``in_linear``. ``tied``: the head is the embedding,
     and held once where both are of the same type."""
-    halves = in_linear != dtype
-    kept = halves and is_plain_embedding(model.model.embed_tokens)
-    widened = {
-        f"{LAYERS}{i}."
-        for i, layer in enumerate(model.model.layers)
-        if halves and upcasts_half(sum(x.weight.numel() for x in _linears(layer)))
-    }
+    kept = in_linear != dtype and is_plain_embedding(model.model.embed_tokens)
+    counts: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            counts[layer_of(name)] += module.weight.numel()
     total = 0
     for name, module in model.named_modules():
         numbers = sum(p.numel() for p in module.parameters(recurse=False))
@@ -114,12 +112,9 @@ def _weights(
             if kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
             elif name != "lm_head" or not tied or kept:
-                held = dtype if layer_of(name) in widened else in_linear
+                widened = name.startswith(LAYERS) and upcasts_half(counts[layer_of(name)])
+                held = dtype if widened else in_linear
                 total += height * width * held.itemsize
         is_kept = kept and isinstance(module, torch.nn.Embedding)
         total += numbers * (in_linear if is_kept else dtype).itemsize
     return total
-
-
-def _linears(layer: Any) -> Iterator[Any]:
-    return (x for x in layer.modules() if isinstance(x, torch.nn.Linear))

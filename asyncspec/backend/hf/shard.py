@@ -131,19 +131,14 @@ class Shard:
         rest: int = sum(x.numel() * x.element_size() for x in self.model.parameters())
         return rest + sum(linear.bytes_held for linear in self.linears)
 
-    def describe_weights(self) -> str:
-        """How the matrices of layers and head are kept."""
-        head = self.model.lm_head
-        layers = " and ".join(sorted({x.description for x in self.linears if x is not head}))
-        same = not self.has_head or head.description == layers
-        return layers if same else f"{layers}, head {head.description}"
-
     def describe(self) -> str:
-        """``describe_weights``, and why layers are slower than they could be."""
-        weights = self.describe_weights()
-        if self.optimized:
-            return weights
-        return f"{weights}, layers by transformers' own code ({self.unoptimized_reason})"
+        """How the matrices of layers and head are kept, and why layers are slower than they could
+        be."""
+        head, why = self.model.lm_head, self.unoptimized_reason
+        weights = " and ".join(sorted({x.description for x in self.linears if x is not head}))
+        if self.has_head and head.description != weights:
+            weights += f", head {head.description}"
+        return f"{weights}, layers by transformers' own code ({why})" if why else weights
 
     def cache_shape(self, mode: Mode) -> CacheShape:
         """What a slot of this shard's cache holds."""

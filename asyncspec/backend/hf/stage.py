@@ -66,11 +66,6 @@ class HFStage(TreeStage[TreeCache]):
     def cache_bytes(self, slots: int) -> int:
         return slots * self._shape.slot_bytes()
 
-    @property
-    def cache_bytes_held(self) -> int:
-        """Memory of the caches of all sessions, in bytes."""
-        return sum(session.cache.bytes_held for session in self._sessions.values())
-
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
         sessions = [self.begin(one) for one in passes]
         inputs = [self._inputs(one) for one in passes]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import TreeMask
@@ -38,34 +37,28 @@ _ACTIVATION_TOLERANCE = 3e-6
 """Relative to the largest number. The two kinds of GELU differ by a hundred times as much."""
 
 
-class Activation(Struct, frozen=True):
-    """An activation function as an onnxruntime operator."""
-
-    operator: str
-    attributes: Mapping[str, Any]
-
-    def add_to(self, graph: Graph, x: str) -> str:
-        """Its result in a graph."""
-        return graph.add(self.operator, x, domain=CONTRIB, **self.attributes)
+_ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
+    "QuickGelu": {"alpha": 1.0},  # SiLU, by another name
+    "FastGelu": {},
+    "Gelu": {},
+}
+"""onnxruntime's operators for activation functions, and their attributes."""
 
 
-_ACTIVATIONS = (
-    Activation("QuickGelu", {"alpha": 1.0}),  # SiLU, by another name
-    Activation("FastGelu", {}),
-    Activation("Gelu", {}),
-)
+def _activate(graph: Graph, operator: str, x: str) -> str:
+    return graph.add(operator, x, domain=CONTRIB, **_ACTIVATIONS.get(operator, {}))
 
 
-def known_activation(function: Callable[[Tensor], Tensor]) -> Activation | None:
+def known_activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """The operator that computes ``function`` on noise."""
     x = noise(1, _PROBE_NUMBERS)
     want = function(x.clone())
-    for activation in _ACTIVATIONS:
+    for operator in _ACTIVATIONS:
         graph = Graph()
         with suppress(GraphError):
-            (got,) = graph.compile([activation.add_to(graph, "x")], ["x"])({"x": x.numpy()})
+            (got,) = graph.compile([_activate(graph, operator, "x")], ["x"])({"x": x.numpy()})
             if close(torch.from_numpy(got), want, _ACTIVATION_TOLERANCE):
-                return activation
+                return operator
     return None
 
 
@@ -90,17 +83,13 @@ class LayerGraph(RowwiseLinear):
 
     @property
     def kind(self) -> type[RowwiseLinear]:
-        """See ``RowwiseLinear``. A pass goes through both parts."""
+        """One for both parts: a pass goes through both."""
         return LayerGraph
 
     @property
     def weight_bytes(self) -> int:
-        """See ``RowwiseLinear``. Includes norms and biases."""
+        """Includes norms and biases."""
         return self._weight_bytes
-
-    @property
-    def weight_count(self) -> int:
-        return self._weight_bytes // self.dtype.itemsize
 
 
 class PreAttentionGraph(LayerGraph):
@@ -130,7 +119,7 @@ class PreAttentionGraph(LayerGraph):
         return [torch.from_numpy(part) for part in self._run(inputs)]
 
     def product(self, x: Tensor) -> Tensor:
-        """See ``RowwiseLinear``; rotated by nothing."""
+        """Queries, keys and values side by side, not rotated."""
         rows = x.view(1, -1, self.in_features)
         cos = torch.ones(rows.shape[1], 1, self._rotary_width)
         parts = self.heads(rows, CosSin((cos, torch.zeros_like(cos))))
@@ -141,7 +130,7 @@ class PostAttentionGraph(LayerGraph):
     """The output of attention and the layer's input to the layer's output. Raises
     ``GraphError``."""
 
-    def __init__(self, layer: OptimizedLayer, activation: Activation) -> None:
+    def __init__(self, layer: OptimizedLayer, activation: str) -> None:
         mlp, (_, after, before_mlp, after_mlp) = layer.mlp, layer.norms
         assert isinstance(mlp, OptimizedMLP)
         graph = Graph()
@@ -149,7 +138,7 @@ class PostAttentionGraph(LayerGraph):
         hidden = _add_residual(graph, _norm(graph, out, after), _HIDDEN, layer.scale)
         x = _norm(graph, hidden, before_mlp)
         gate, up = _split_product(graph, x, mlp.inputs, [_matrix(mlp.down_proj).in_features] * 2)
-        out = graph.add("Mul", activation.add_to(graph, gate), up)
+        out = graph.add("Mul", _activate(graph, activation, gate), up)
         out = _norm(graph, _product(graph, out, mlp.down_proj), after_mlp)
         out = _add_residual(graph, out, hidden, layer.scale)
         projection = _matrix(layer.attention.o_proj)
@@ -164,7 +153,7 @@ class PostAttentionGraph(LayerGraph):
         return torch.from_numpy(out)
 
     def product(self, x: Tensor) -> Tensor:
-        """See ``RowwiseLinear``; of both inputs side by side."""
+        """Of both inputs side by side."""
         rows = x.view(1, -1, self.in_features)
         attended, hidden = rows.split_with_sizes([self._attended, self.out_features], -1)
         out = self.hidden(attended.contiguous(), hidden.contiguous())
@@ -240,16 +229,11 @@ _LAYER_TOLERANCE = 2e-5
 class FusedLayer(nn.Module):
     """Computes what an ``OptimizedLayer`` does. Raises ``GraphError``."""
 
-    def __init__(self, layer: OptimizedLayer, rotary_width: int, activation: Activation) -> None:
+    def __init__(self, layer: OptimizedLayer, rotary_width: int, activation: str) -> None:
         super().__init__()
         self.before = PreAttentionGraph(layer, rotary_width)
         self.after = PostAttentionGraph(layer, activation)
         self._params, self._width = layer.attention.params, layer.attention.width
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of both graphs' weights, in bytes."""
-        return self.before.weight_bytes + self.after.weight_bytes
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
@@ -264,7 +248,7 @@ def fuse_layers(body: OptimizedModel, width: int, positions: Tensor) -> None:
     whose fused form agrees with them on rows at these ``positions`` [n]."""
     hidden = noise(1, len(positions), width)
     cos_sin = body.cos_sin(hidden, positions.unsqueeze(0))
-    activations: dict[str, Activation | None] = {}
+    activations: dict[str, str | None] = {}
     for i, layer in enumerate(body.layers):
         assert isinstance(layer, OptimizedLayer)
         if not isinstance(layer.mlp, OptimizedMLP):
@@ -276,11 +260,11 @@ def fuse_layers(body: OptimizedModel, width: int, positions: Tensor) -> None:
         if fused is not None:
             body.layers[i] = fused
             # Packing frees as much as it packs.
-            free_heap(fused.weight_bytes)
+            free_heap(fused.before.weight_bytes + fused.after.weight_bytes)
 
 
 def _fused(
-    layer: OptimizedLayer, activation: Activation | None, hidden: Tensor, cos_sin: CosSin
+    layer: OptimizedLayer, activation: str | None, hidden: Tensor, cos_sin: CosSin
 ) -> FusedLayer | None:
     """None where graphs cannot compute the layer or results differ."""
     if activation is None:

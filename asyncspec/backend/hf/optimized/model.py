@@ -86,12 +86,6 @@ class RecordingAttention(TreeMask):
         self.inputs += (query, key, value)
         return query.transpose(0, 1)
 
-    def equals(self, other: RecordingAttention) -> bool:
-        """Whether both were called with the same inputs."""
-        if self.params != other.params or len(self.inputs) != len(other.inputs):
-            return False
-        return all(map(torch.equal, self.inputs, other.inputs))
-
 
 def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) -> str:
     """Replace the body of a transformers causal LM where that changes no bit. Returns the reason
@@ -100,22 +94,19 @@ def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) ->
 
     Raises ``CheckpointError`` where transformers' own code cannot run such a pass.
     """
-    expected, optimized = RecordingAttention(count), RecordingAttention(count)
     original = model.model
     try:
-        want, result = _results(model, run, expected)
+        params, want, result = _trace(model, run, count)
     except (AttributeError, TypeError, ValueError) as error:
         raise _unsupported(model, first_line(error)) from error
-    if [params.layer for params in expected.params] != list(range(len(original.layers))):
+    if [one.layer for one in params] != list(range(len(original.layers))):
         raise _unsupported(
             model, "its layers do not attend through transformers' AttentionInterface"
         )
     try:
-        model.model = OptimizedModel(original, expected.params, result)
-        got, optimized_result = _results(model, run, optimized)
-        # Capped scores may hide a difference of hidden states.
-        hidden = torch.equal(optimized_result.last_hidden_state, result.last_hidden_state)
-        if hidden and torch.equal(got, want) and optimized.equals(expected):
+        model.model = OptimizedModel(original, params, result)
+        got_params, got, _ = _trace(model, run, count)
+        if got_params == params and len(got) == len(want) and all(map(torch.equal, got, want)):
             return ""
         why = "results differ"
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -124,14 +115,20 @@ def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) ->
     return why
 
 
-def _results(model: Any, run: Callable[[TreeMask], Tensor], tree: TreeMask) -> tuple[Tensor, Any]:
-    """What ``run`` returns, and what the model's body returns inside it."""
-    results: list[Any] = []
+def _trace(
+    model: Any, run: Callable[[TreeMask], Tensor], count: int
+) -> tuple[list[AttentionParams], list[Tensor], Any]:
+    """Of a pass the parameters of its attention calls, its tensors from attention inputs to result,
+    and what the model's body returns."""
+    tree, results = RecordingAttention(count), []
     hook = model.model.register_forward_hook(lambda _body, _inputs, out: results.append(out))
     try:
-        return run(tree), *results
+        out = run(tree)
     finally:
         hook.remove()
+    (body,) = results
+    # Capped scores may hide a difference of hidden states.
+    return tree.params, [*tree.inputs, body.last_hidden_state, out], body
 
 
 def _unsupported(model: Any, why: str) -> CheckpointError:

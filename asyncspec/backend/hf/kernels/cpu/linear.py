@@ -102,11 +102,6 @@ class RowwiseLinear(nn.Module):
         raise NotImplementedError
 
     @property
-    def weight_count(self) -> int:
-        """Number of weights, without the bias."""
-        return self.out_features * self.in_features
-
-    @property
     def bytes_held(self) -> int:
         """Memory of weights and bias."""
         bias = self._bias
