@@ -9,7 +9,7 @@ import torch
 
 from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, DraftSession, learn
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
-from asyncspec.backend.hf.cache import TreeCache, max_slot_bytes
+from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
@@ -39,13 +39,10 @@ class DraftModel(CachedDraftModel[TreeCache]):
     def __init__(self, shard: Shard, vocab: int | None = None) -> None:
         self.shard = shard
         self._shape = shard.cache_shape("fast")
+        # Held for each token of a session, and for each node of its tree.
+        self.token_bytes = self._shape.max_slot_bytes()
         known = shard.info.vocab_size
         super().__init__(shard.info.context_length, min(known, vocab or known))
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes held for each token of a session, and for each node of its tree."""
-        return max_slot_bytes(self._shape.slot_bytes())
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self._shape, self._context)

@@ -59,7 +59,7 @@ class Shard:
         self.linears: list[RowwiseLinear] = []
         # Number of first layers that self-tests run.
         self.probe_layers = last - first
-        # Why its layers are run by transformers' own code; "" where they are optimized.
+        # Why its layers run in transformers' own code, in more operations; "" where they do not.
         self.unoptimized_reason = "not tried"
 
     def hidden(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
@@ -121,11 +121,6 @@ class Shard:
             body.layers = layers
 
     @property
-    def optimized(self) -> bool:
-        """Whether the layers run in fewer operations than transformers' own code."""
-        return not self.unoptimized_reason
-
-    @property
     def weight_bytes(self) -> int:
         """Memory of all weights."""
         rest: int = sum(x.numel() * x.element_size() for x in self.model.parameters())
@@ -177,7 +172,7 @@ def load_shard(
         pad_elementwise(model)
     shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(model.model.layers))
     shard.unoptimized_reason = optimize_model(model, shard.probe, len(_PROBE_POSITIONS))
-    if shard.optimized:
+    if not shard.unoptimized_reason:
         fuse_layers(model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
     pack_mmapped(model)
     linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))

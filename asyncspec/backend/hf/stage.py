@@ -41,6 +41,7 @@ class HFStage(TreeStage[TreeCache]):
         self.shard = shard
         self.mode = mode
         self.settings = settings
+        self.weights = shard.describe()
         self._shape = shard.cache_shape(mode)
 
     def run(self, job: StageJob) -> object | None:
@@ -55,10 +56,6 @@ class HFStage(TreeStage[TreeCache]):
 
     def unpack(self, tensor: WireTensor) -> object:
         return from_wire(tensor, self.shard.dtype, self.info.hidden_size, captured=True)
-
-    @property
-    def weights(self) -> str:
-        return self.shard.describe()
 
     def noise(self, rows: int) -> torch.Tensor:
         return noise(rows, self.info.hidden_size).to(self.shard.dtype)

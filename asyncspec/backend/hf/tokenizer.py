@@ -33,6 +33,7 @@ class HFTokenizer:
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._template = template or tokenizer.chat_template
+        self.has_template = self._template is not None
         added = tokenizer.added_tokens_decoder
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -49,10 +50,6 @@ class HFTokenizer:
         # The first text makes transformers set the tokenizer up, which it refuses to do while
         # another thread uses it.
         self.encode("a")
-
-    @property
-    def has_template(self) -> bool:
-        return self._template is not None
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt with the tokenizer's usual special tokens, no chat template."""
