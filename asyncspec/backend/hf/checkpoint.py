@@ -153,9 +153,8 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
     """Read one tensor in its own memory and convert it to ``dtype``, ``_CONVERTED`` bytes at a
     time, so that no second copy of a large one is in memory."""
-    stored = stored_type(info)
-    if stored == dtype or info.size <= _CONVERTED:
-        return _read(info, stored).to(dtype)
+    if stored_type(info) == dtype or info.size <= _CONVERTED:
+        return _read(info).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)
     for first, end in _row_spans(info):
         tensor[first:end] = read_rows(info, first, end)
@@ -173,12 +172,12 @@ def read_rows(info: TensorInfo, first: int, end: int) -> Tensor:
     """Rows [first, end) of a tensor's first dimension, in the type they are stored in."""
     row = info.size // info.shape[0]
     shape = (end - first, *info.shape[1:])
-    part = replace(info, offset=info.offset + first * row, size=(end - first) * row, shape=shape)
-    return _read(part, stored_type(info))
+    offset, size = info.offset + first * row, (end - first) * row
+    return _read(replace(info, offset=offset, size=size, shape=shape))
 
 
-def _read(info: TensorInfo, stored: torch.dtype) -> Tensor:
-    tensor = torch.empty(info.shape, dtype=stored)
+def _read(info: TensorInfo) -> Tensor:
+    tensor = torch.empty(info.shape, dtype=stored_type(info))
     try:
         with info.file.open("rb") as stream:
             stream.seek(info.offset)

@@ -1,16 +1,11 @@
 """Attention whose bits do not depend on slot order, other rows or speculation
 (docs/reference/exactness.md).
 
-A matrix product that adds up each output element as one chain is immune to exact zeros between its
-terms, and a masked slot's weight is an exact zero. So a row's sum is the same whether dead and
-unrelated slots lie between its ancestors or not, provided that
-
-- the softmax sum comes from the same product (columns of ones beside the values), because a
-  reduction over lanes depends on where a slot lies;
-- positions are summed in fixed blocks of ``BLOCK``, so that the order of additions depends on
-  positions alone: committed blocks one by one, then the blocks of the speculative region;
-- a chain is never longer than ``KernelSettings.max_k``; beyond, each row's slots are gathered in
-  order of position, which costs a copy.
+Values are summed in blocks of ``BLOCK`` positions: the committed blocks one by one, then those of
+the speculative region, where slots of other blocks have weight zero. A product adds each output as
+one chain, which exact zeros between its terms do not change up to ``KernelSettings.max_k`` terms;
+beyond, each row's slots are gathered in order of position, which costs a copy. Columns of ones
+beside the values give the softmax sum by the same products.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Start-up self-test of exact mode: what this CPU's kernels do with zeros between terms and with
-few or many rows.
+"""Start-up self-test of exact mode (docs/reference/exactness.md): what this CPU's kernels do with
+zeros between terms and with few or many rows, on the shapes and weights that will be used.
 
-Exact mode rests on two properties of matrix products that no library promises
-(docs/reference/exactness.md). Both are measured on the kernels, shapes and weights that will be
-used; a property that does not hold is not relied on, and if equality still fails the stage's
-guarantee is "tolerance".
+A property that does not hold is not relied on; if equality still fails, the stage's guarantee is
+"tolerance".
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A model's layers from embedding to last norm in place of transformers' own loop, where that
-changes no bit.
+"""A model's layers from embedding to last norm in place of transformers' own loop.
 
-transformers' code runs once over a few rows of noise, with ``RecordingAttention`` in place of
-attention, then the optimized model does. Where results differ, as with an unknown release of
-transformers, the model keeps its own code, which is slower. A model whose own code does not take
-our arguments, or attends without the tree mask, is refused.
+Both run once over a few rows of noise, with ``RecordingAttention`` in place of attention. Where a
+bit differs, as with an unknown release of transformers, the model keeps its own code, which is
+slower. A model whose own code does not take our arguments, or attends without the tree mask, is
+refused.
 """
 
 from __future__ import annotations
