@@ -7,7 +7,8 @@ used). Masks are common to all layers and made once per pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -173,13 +174,10 @@ class BatchedAttention(TreeMask):
         return torch.cat([part.compute(params, *heads) for part, heads in rows])
 
 
-def row_slices(parts: Sequence[TreeAttention]) -> Iterator[slice]:
+def row_slices(parts: Sequence[TreeAttention]) -> list[slice]:
     """The rows of each session."""
-    start = 0
-    for part in parts:
-        end = start + part.count
-        yield slice(start, end)
-        start = end
+    ends = [*accumulate(part.count for part in parts)]
+    return [*map(slice, [0, *ends], ends)]
 
 
 def _attention_function(

@@ -73,7 +73,7 @@ class HFStage(TreeStage[TreeCache]):
         # ``cat`` copies: layers get the same strides with and without captured hidden states.
         hidden = torch.cat([rows[:, 0] if rows.dim() == 3 else rows for rows in inputs])
         positions = torch.tensor([row.position for one in passes for row in one.rows])
-        slices = list(row_slices(trees))
+        slices = row_slices(trees)
         sampled = [
             own.start + row
             for one, own in zip(passes, slices, strict=True)

@@ -172,10 +172,6 @@ class OptimizedAttention(nn.Module):
         return [part.view(shape) for part in products]
 
 
-_INPUT, _POST_ATTENTION = "input_layernorm", "post_attention_layernorm"
-_PRE_MLP, _POST_MLP = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-
-
 class OptimizedLayer(nn.Module):
     """A decoder layer. Norms are where a family has them: before attention and MLP (Llama), after
     both (OLMo 2) or on all four sides (Gemma 2). Raises ``AttributeError`` where ``original`` has
@@ -186,14 +182,12 @@ class OptimizedLayer(nn.Module):
         self.attention = OptimizedAttention(original.self_attn, params)
         self.mlp = optimized_mlp(original.mlp)
         self.scale = getattr(original, "residual_multiplier", 1.0)
-        # Without a norm behind the MLP, ``post_attention_layernorm`` is the one before it.
-        names = (
-            (_INPUT, _POST_ATTENTION, _PRE_MLP, _POST_MLP)
-            if hasattr(original, _POST_MLP)
-            else (_INPUT, "", _POST_ATTENTION, "")
-        )
-        norms = (getattr(original, name, None) for name in names)
-        self.norms = nn.ModuleList(map(optimized_norm, norms))
+        after, before_mlp = "post_attention_layernorm", "pre_feedforward_layernorm"
+        if not hasattr(original, "post_feedforward_layernorm"):
+            # Without a norm behind the MLP, ``post_attention_layernorm`` is the one before it.
+            after, before_mlp = "", after
+        names = ("input_layernorm", after, before_mlp, "post_feedforward_layernorm")
+        self.norms = nn.ModuleList(optimized_norm(getattr(original, n, None)) for n in names)
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
