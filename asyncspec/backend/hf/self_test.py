@@ -21,7 +21,7 @@ from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, 
 from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard
-from asyncspec.core.jobs import Row
+from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 
 _MIN_ROWS = (1, 2, 4, 8, 16)
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
@@ -190,77 +190,42 @@ def _ignores_zeros(shape: CacheShape, rows: int, length: int, few: int) -> bool:
 # --- The loaded stage: layers of every kind over a short path, one row per pass, and again inside a
 # tree.
 
-_PREFIX = BLOCK - 3
-_SIBLINGS = (2, 1, 4, 3, 6, 2)
-"""Of each row of the path."""
-
-_LEVELS = ((0,), (1, 2), (3,), (4, 5))
-"""Of the path, pass by pass."""
-
-_PATH = len(_SIBLINGS)
+_TREE = ProbeTree(BLOCK - 3, siblings=(2, 1, 4, 3, 6, 2), levels=((0,), (1, 2), (3,), (4, 5)))
 
 
 def confirm(shard: Shard, settings: KernelSettings) -> Guarantee:
     """Compare the path's rows alone and in the tree."""
     if not settings.row_invariant:
         return "tolerance"
-    inputs = shard.probe_inputs(2 * _PATH)
     with shard.truncated():
-        cache = _random_cache(shard)
-        alone = [
-            _outputs(shard, settings, cache, slot, [Row(slot, slot, (slot,))], inputs[i : i + 1])
-            for i, slot in enumerate(range(_PREFIX, _PREFIX + _PATH))
-        ]
-        in_tree = _path_in_tree(shard, settings, inputs)
-    return "bitwise" if torch.equal(torch.cat(alone), in_tree) else "tolerance"
+        alone = _path_outputs(shard, settings, _TREE.alone())
+        in_tree = _path_outputs(shard, settings, _TREE.in_tree())
+    return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
 
 
-def _path_in_tree(shard: Shard, settings: KernelSettings, inputs: Tensor) -> Tensor:
-    """Outputs [_PATH, width] of the path's rows, each after siblings, in few passes. The path's row
-    is the last of a pass wherever a level is: the last vector of a tensor is the partial one."""
+def _path_outputs(shard: Shard, settings: KernelSettings, passes: Iterable[ProbePass]) -> Tensor:
+    """Of the path's rows logits [n, vocab] on the last stage, hidden states [n, H] before it."""
+    inputs = shard.probe_inputs(2 * len(_TREE.siblings))
     cache = _random_cache(shard)
-    path: list[int] = []
-    slot, outputs = _PREFIX, []
-    for levels in _LEVELS:
-        rows: list[Row] = []
-        given: list[int] = []
-        own: list[int] = []
-        for i in levels:
-            siblings = [_PATH + (i + sibling) % _PATH for sibling in range(_SIBLINGS[i])]
-            for taken in (*siblings, i):
-                rows.append(Row(slot, _PREFIX + i, (*path, slot)))
-                given.append(taken)
-                slot += 1
-            path.append(slot - 1)
-            own.append(len(rows) - 1)
-        outputs.append(_outputs(shard, settings, cache, _PREFIX, rows, inputs[given])[own])
+    outputs = []
+    for one in passes:
+        tree = ExactAttention(cache, one.committed, one.rows, settings)
+        positions = torch.tensor([row.position for row in one.rows])
+        given = (inputs[one.inputs], positions, tree)
+        rows = torch.arange(len(one.rows))
+        found = shard.logits(*given, rows) if shard.has_head else shard.hidden(*given)
+        outputs.append(found[one.own])
     return torch.cat(outputs)
 
 
 def _random_cache(shard: Shard) -> TreeCache:
     """A cache with a committed path of noise: quicker than computing one."""
-    shape = shard.cache_shape("exact")
-    cache = TreeCache(shape, _PREFIX + _PATH + sum(_SIBLINGS))
-    cache.reserve(_PREFIX)
-    path = (shape.layers, shape.kv_heads, _PREFIX, shape.head_dim)
+    shape, prefix = shard.cache_shape("exact"), _TREE.prefix
+    cache = TreeCache(shape, prefix + len(_TREE.siblings) + sum(_TREE.siblings))
+    cache.reserve(prefix)
+    path = (shape.layers, shape.kv_heads, prefix, shape.head_dim)
     keys, values = noise(*path), noise(*path, seed=1)
     for layer in range(shape.layers):
-        cache.write(layer, slice(0, _PREFIX), keys[layer], values[layer])
-    cache.positions[:_PREFIX] = range(_PREFIX)
+        cache.write(layer, slice(0, prefix), keys[layer], values[layer])
+    cache.positions[:prefix] = range(prefix)
     return cache
-
-
-def _outputs(
-    shard: Shard,
-    settings: KernelSettings,
-    cache: TreeCache,
-    committed: int,
-    rows: list[Row],
-    inputs: Tensor,
-) -> Tensor:
-    """Logits [n, vocab] on the last stage, hidden states [n, H] before it."""
-    tree = ExactAttention(cache, committed, rows, settings)
-    positions = torch.tensor([row.position for row in rows])
-    if shard.has_head:
-        return shard.logits(inputs, positions, tree, torch.arange(len(rows)))
-    return shard.hidden(inputs, positions, tree)
