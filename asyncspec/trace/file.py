@@ -1,5 +1,4 @@
-"""Trace files: lines of JSON, written as they come and read as a whole
-(docs/reference/trace.md)."""
+"""Trace files: lines of JSON (docs/reference/trace.md), written as they come and read whole."""
 
 from __future__ import annotations
 

@@ -107,8 +107,7 @@ class Sent(Struct, frozen=True, array_like=True, tag="send", gc=False):
 
 
 class Issued(Struct, frozen=True, array_like=True, tag="compute", gc=False):
-    """The ``job``-th job of this node was queued at its device. ``check``: CRC-32 without
-    handles."""
+    """The ``job``-th job of this node was queued. ``check``: CRC-32 without handles."""
 
     job: int
     kind: str

@@ -8,12 +8,13 @@ the passes on all stages to the step that received its verdict. Times are whole 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from asyncspec.trace.analysis.timeline import Instant, SegmentLifetime, Span, Timeline, side_by_side
 
-Event = dict[str, object]
+Event = dict[str, Any]
 
 DEVICE, MACHINE, NETWORK = 1, 2, 3
 THREADS = {DEVICE: "device", MACHINE: "machine", NETWORK: "network"}
@@ -29,17 +30,17 @@ _ARGUMENTS = ("session", "segment", "rows", "useful", "dead", "first", "last", "
 
 
 def export(timeline: Timeline) -> bytes:
-    events = [*_names(timeline), *sorted(_events(timeline), key=_order)]
-    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+    events = [event for i, s in enumerate(side_by_side(timeline.spans)) for event in _span(i, s)]
+    events += [event for i, one in enumerate(timeline.lifetimes) for event in _flow(i, one)]
+    events += map(_instant, timeline.instants)
+    # By time; a slice that contains another comes first.
+    events.sort(key=lambda event: (event["ts"], -int(event.get("dur", 0))))
+    every = [*_names(timeline), *events]
+    return msgspec.json.encode({"traceEvents": every, "displayTimeUnit": "ms"})
 
 
 def micro(seconds: float) -> int:
     return round(seconds * 1e6)
-
-
-def _order(event: Event) -> tuple[object, int]:
-    """By time; a slice that contains another comes first."""
-    return event["ts"], -int(event.get("dur", 0))  # type: ignore[call-overload]
 
 
 def _names(timeline: Timeline) -> Iterator[Event]:
@@ -51,14 +52,6 @@ def _names(timeline: Timeline) -> Iterator[Event]:
         yield {**meta, "name": "process_sort_index", "args": {"sort_index": node.rank}}
         for number, thread in THREADS.items():
             yield {**meta, "tid": number, "name": "thread_name", "args": {"name": thread}}
-
-
-def _events(timeline: Timeline) -> Iterator[Event]:
-    for i, span in enumerate(side_by_side(timeline.spans)):
-        yield from _span(i, span)
-    for i, lifetime in enumerate(timeline.lifetimes):
-        yield from _flow(i, lifetime)
-    yield from map(_instant, timeline.instants)
 
 
 def _span(number: int, span: Span) -> Iterator[Event]:

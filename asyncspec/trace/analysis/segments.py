@@ -109,8 +109,7 @@ class Path(Struct, frozen=True):
 def read_segments(
     drafts: Sequence[NodeLog], stages: Sequence[StageView]
 ) -> tuple[Mapping[int, Path], list[SegmentLifetime]]:
-    """The paths of all sessions that can be followed, and all segments in the order in which they
-    were sent."""
+    """The paths of sessions, as far as they can be followed, and all segments as they were sent."""
     visits: dict[Name, list[Visit]] = {}
     prompts: dict[int, int] = {}
     for view in sorted(stages, key=lambda view: view.rank):

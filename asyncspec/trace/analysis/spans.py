@@ -9,14 +9,7 @@ from asyncspec.core import machine
 from asyncspec.trace.analysis.log import Log, LogStep, NodeLog
 from asyncspec.trace.analysis.segments import Path, StageView, Visit
 from asyncspec.trace.analysis.timeline import Instant, Round, SegmentLifetime, Span, by_time
-from asyncspec.trace.records import (
-    Blocked,
-    Issued,
-    Ran,
-    ReceivedMessage,
-    Sent,
-    Silence,
-)
+from asyncspec.trace.records import Blocked, Issued, Ran, ReceivedMessage, Sent, Silence
 from asyncspec_protocol.messages import Credit, PruneIndices
 
 
@@ -52,8 +45,7 @@ def read_spans(
 
 
 def _job(node: NodeLog, run: Ran) -> Iterator[Span]:
-    """Of any job but a pass. A batch of trees is a span of each of its sessions; only the effect
-    that issued it names them."""
+    """Of any job but a pass; of a batch of trees one for each session, from its effect."""
     if run.kind in ("forward", "batch"):
         return
     kind = "cache" if run.kind in ("admit", "compact", "release", "feed") else "draft"

@@ -60,8 +60,7 @@ class HopBytes(Struct, frozen=True):
 
 
 class Summary(Struct, frozen=True):
-    """Times in seconds. ``requests`` breaks down whole answers, ``decoding`` all tokens but the
-    first."""
+    """Seconds. ``requests`` breaks down whole answers, ``decoding`` all tokens but the first."""
 
     bottleneck: str
     duration: float

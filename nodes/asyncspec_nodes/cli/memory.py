@@ -1,5 +1,4 @@
-"""``asyncspec memory``: what each node would take, from configurations alone, and of EAGLE heads
-the lists of their tensors."""
+"""``asyncspec memory``: memory of each node, from configurations (of EAGLE heads: tensors)."""
 
 from __future__ import annotations
 

@@ -18,14 +18,7 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.run_output import Printer
-from asyncspec_nodes.client.answers import (
-    DEMO,
-    Answer,
-    Prompt,
-    answer_all,
-    read_list,
-    read_text,
-)
+from asyncspec_nodes.client.answers import DEMO, Answer, Prompt, answer_all, read_list, read_text
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.config import Config
@@ -34,12 +27,7 @@ from asyncspec_nodes.console.signals import until_signal
 from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster
 from asyncspec_nodes.local.progress import LoadingSteps, Progress
 from asyncspec_nodes.reference.check import Comparison, Question, check
-from asyncspec_nodes.serving.requests import (
-    is_utf8,
-    prompt_problem,
-    settings_problem,
-    stop_problem,
-)
+from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
 
 SAMPLING = {

@@ -79,8 +79,7 @@ def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
 
 
 def _hub_name(target: str | None) -> str | None:
-    """A Hub target's name, because its download's directory bears that of a commit; None: any other
-    target."""
+    """The name of a Hub target, whose download's directory is named after a commit; else None."""
     if target is None or Path(target).expanduser().is_dir():
         return None
     return backend_of(target).model_name(target)

@@ -12,13 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import LOSSLESS, POLICIES, split
@@ -254,8 +248,7 @@ def _progress() -> Progress:
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Machines and messages are values without cycles: searching for cycles would take a sixth of
-    the time."""
+    """Machines and messages have no cycles: searching for some would take a sixth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -100,9 +100,13 @@ class Client:
         ``ClusterError`` that names the node, ``UserError`` for what the user can change."""
         where = f"{host}:{port}"
         client = cls(where, options or LinkOptions())
+        loop, link = asyncio.get_running_loop(), client.link
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                await client._shake_hands(host, port, cluster, tls)
+                await loop.create_connection(lambda: link, host, port, ssl=tls)
+                client._connected = True
+                link.send(client_hello(cluster))
+                link.accepted(await client._welcome)
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):
@@ -115,7 +119,7 @@ class Client:
                     f"cannot connect to the draft node at {where}: {_reason(error)}"
                 ) from None
             # A node with [security] closes plain connections without a message.
-            mute = isinstance(error, ClusterError) and not client.link.bytes_received
+            mute = isinstance(error, ClusterError) and not link.bytes_received
             if mute and tls is None and await _wants_tls(host, port):
                 raise UserError(
                     f"the draft node at {where} wants TLS: its cluster has keys ([security]); give "
@@ -124,15 +128,6 @@ class Client:
                 ) from None
             raise
         return client
-
-    async def _shake_hands(
-        self, host: str, port: int, cluster: str, tls: ssl.SSLContext | None
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self.link, host, port, ssl=tls)
-        self._connected = True
-        self.link.send(client_hello(cluster))
-        self.link.accepted(await self._welcome)
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """The answer's events; the last is ``Finished``. ``submit.request`` is assigned here.

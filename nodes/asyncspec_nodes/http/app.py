@@ -71,12 +71,7 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "asyncspec",
-        }
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "asyncspec"}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[make_middleware(self.options, self.metrics)])

@@ -79,8 +79,7 @@ def api_error(error: Exception, request: web.Request | None = None) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """A 500 for the exception being handled. Its traceback goes to stderr; a traceback has no text
-    of a request."""
+    """A 500 for the exception being handled. Its traceback, which quotes no request, is printed."""
     sys.stderr.write(traceback.format_exc())
     return ApiError(500, "this service has made a mistake", code="internal")
 

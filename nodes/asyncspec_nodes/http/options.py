@@ -108,8 +108,7 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
 
 
 def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """TLS context for a certificate chain and private key (PEM); None where neither is given.
-    Raises ``UserError``."""
+    """TLS context of a certificate chain and key (PEM); None without. Raises ``UserError``."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

@@ -171,8 +171,7 @@ class HttpServer:
         await self._server.wait_closed()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Refuse new requests and wait for running ones, for ``Limits.drain_seconds`` or until
-        ``hurry``."""
+        """Refuse new requests and wait for running ones: ``drain_seconds``, or until ``hurry``."""
         shutdown = self.service.shutdown
         shutdown.stopping = True
         waits = [asyncio.create_task(event.wait()) for event in (shutdown.idle, hurry)]

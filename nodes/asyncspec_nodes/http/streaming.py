@@ -92,11 +92,7 @@ class Responder:
         return response
 
     async def _write_events(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        events: Events,
-        index: int | None,
+        self, request: web.Request, response: web.StreamResponse, events: Events, index: int | None
     ) -> None:
         pause, clock = self._limits.alive_seconds, asyncio.get_running_loop().time
         due = clock() if index is None else clock() + pause

@@ -42,10 +42,7 @@ class Completion:
     last_choice: ClassVar[Json]
 
     def __init__(
-        self,
-        request: CompletionParameters,
-        submits: Sequence[Submit],
-        context: RequestContext,
+        self, request: CompletionParameters, submits: Sequence[Submit], context: RequestContext
     ) -> None:
         self._seed = context.seed if request.seed is None else request.seed
         self._choices = request.choices

@@ -18,7 +18,7 @@ from asyncspec.core.errors import InputProblem
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.serving.requests import stop_problem
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import MinP, NewTokens, Penalty, RepetitionPenalty, TopK
@@ -178,7 +178,10 @@ def parse(body: bytes, kind: type[T]) -> T:
         fields = msgspec.json.decode(body)
     # ValueError: also text that is not UTF-8; RecursionError: deeply nested lists.
     except (ValueError, RecursionError) as error:
-        raise _no_json(body, error) from None
+        what: object = error
+        if _LONE_SURROGATE.search(body):  # some of which msgspec reports as "truncated"
+            what = "an unpaired surrogate escape, which is no character"
+        raise invalid(f"the body is not valid JSON: {what}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
     try:
@@ -203,9 +206,3 @@ _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F])"
 )
-
-
-def _no_json(body: bytes, error: Exception) -> ApiError:
-    if _LONE_SURROGATE.search(body):  # some of which msgspec reports as "truncated"
-        error = ValueError("an unpaired surrogate escape, which is no character")
-    return invalid(f"the body is not valid JSON: {error}", code="invalid_json")
