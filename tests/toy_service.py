@@ -123,7 +123,8 @@ class Toy:
             host, port = self.cluster.ports[0]  # type: ignore[index]
             connect = partial(Client.connect, host, port, "toy", options=QUICK)
             self.engine = await self._stack.enter_async_context(ReconnectingEngine(connect))
-        self.service = Service(self._options, self.engine, "toy")
+        self.service = Service(self._options, pending=str)
+        self.service.serve(self.engine, "toy")
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # soon full
         sock.setblocking(False)

@@ -14,7 +14,7 @@ from asyncspec.trace.analysis.log import Log, LogStep, NodeLog, read_log
 from asyncspec.trace.analysis.segments import Name, Path, StageView, read_segments
 from asyncspec.trace.analysis.spans import read_instants, read_spans
 from asyncspec.trace.analysis.timeline import RequestTimes, Round, SegmentLifetime, Timeline, Token
-from asyncspec.trace.records import Dropped, Reported, Sent, Text, Trace
+from asyncspec.trace.records import Dropped, Text, Trace
 
 
 def build(trace: Trace) -> Timeline:
@@ -44,7 +44,6 @@ def build(trace: Trace) -> Timeline:
         tokens=tokens,
         rounds=tuple(sorted(rounds, key=lambda r: r.at)),
         instants=tuple(instants),
-        traffic=_traffic(log),
         dropped=_dropped(log),
         log=log,
         emissions=tuple(chain.from_iterable(part.steps for part in answers)),
@@ -58,19 +57,6 @@ def _first_seen(log: Log, lifetimes: Sequence[SegmentLifetime]) -> dict[int, flo
     for session, at in (*jobs, *((one.session, one.sent) for one in lifetimes)):
         seen[session] = min(at, seen.get(session, at))
     return seen
-
-
-def _traffic(log: Log) -> tuple[tuple[int, int, str, int, int], ...]:
-    frames: Counter[tuple[int, int, str]] = Counter()
-    nbytes: Counter[tuple[int, int, str]] = Counter()
-    for node in log.nodes:
-        for effect in (effect for step in node.steps for effect in step.effects):
-            if isinstance(effect, Sent | Reported) and effect.nbytes:
-                kind = effect.kind if isinstance(effect, Sent) else "closed"
-                hop = node.info.rank, effect.to, kind
-                frames[hop] += 1
-                nbytes[hop] += effect.nbytes
-    return tuple((*hop, frames[hop], nbytes[hop]) for hop in sorted(frames))
 
 
 def _dropped(log: Log) -> tuple[tuple[int, int], ...]:

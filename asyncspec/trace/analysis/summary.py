@@ -16,6 +16,7 @@ from asyncspec.trace.analysis.critical_path import (
 )
 from asyncspec.trace.analysis.log import ClockFit
 from asyncspec.trace.analysis.timeline import SegmentLifetime, Span, Timeline
+from asyncspec.trace.records import Reported, Sent
 
 Interval = tuple[float, float]
 
@@ -223,9 +224,11 @@ def _row_seconds(lifetime: SegmentLifetime) -> float:
 def _hops(timeline: Timeline) -> tuple[HopBytes, ...]:
     frames: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
-    for source, target, _, number, size in timeline.traffic:
-        hop = link_name(source, target, timeline.stages)
-        frames[hop] += number
-        nbytes[hop] += size
+    for node in timeline.log.nodes:
+        for effect in (effect for step in node.steps for effect in step.effects):
+            if isinstance(effect, Sent | Reported) and effect.nbytes:
+                hop = link_name(node.info.rank, effect.to, timeline.stages)
+                frames[hop] += 1
+                nbytes[hop] += effect.nbytes
     tokens = len(timeline.tokens) or 1
     return tuple(HopBytes(h, frames[h], nbytes[h], nbytes[h] / tokens) for h in sorted(frames))

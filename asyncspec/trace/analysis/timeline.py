@@ -143,8 +143,6 @@ class Timeline(Struct, frozen=True):
     tokens: tuple[Token, ...]
     rounds: tuple[Round, ...]
     instants: tuple[Instant, ...]
-    # By (sender, receiver, kind of message): frames and bytes.
-    traffic: tuple[tuple[int, int, str, int, int], ...] = ()
     # Lines lost, by rank.
     dropped: tuple[tuple[int, int], ...] = ()
     # What it was built from; and the step that emitted each token.

@@ -30,20 +30,13 @@ class Service:
     """One HTTP service over one cluster, which serves one model under its public name. Make it
     inside a running event loop.
 
-    Without an ``engine`` it is loading: ``/health`` answers, and everything else is a 503 that
-    includes ``pending()``, until ``serve`` is called."""
+    Until ``serve`` is called it is loading: ``/health`` answers, everything else is a 503 that
+    includes ``pending()``."""
 
-    def __init__(
-        self,
-        options: ServiceOptions,
-        engine: EngineClient | None = None,
-        model: str = "",
-        *,
-        pending: Callable[[], str] = lambda: "",
-    ) -> None:
+    def __init__(self, options: ServiceOptions, pending: Callable[[], str]) -> None:
         self.options = options
         self._pending = pending
-        self.serve(engine, model)
+        self._engine: EngineClient | None = None
         self.metrics = Metrics()
         self.concurrency = ConcurrencyLimit(options.limits.concurrent)
         self.shutdown = GracefulShutdown()
@@ -56,7 +49,7 @@ class Service:
             raise ApiError(503, text, code="loading", retry_after=LOADING_RETRY_SECONDS)
         return self._engine
 
-    def serve(self, engine: EngineClient | None, model: str) -> None:
+    def serve(self, engine: EngineClient, model: str) -> None:
         """End loading: ``engine`` serves requests for the model named ``model``."""
         self._engine = engine
         self.model = model
