@@ -10,8 +10,6 @@ from typing import cast
 import torch
 from msgspec import Struct
 
-_PLAIN_HALF = ("fbgemm_pack_gemm_matrix_fp16", "fbgemm_linear_fp16_weight_fp32_activation")
-
 
 @cache
 def can_pack() -> bool:
@@ -58,7 +56,8 @@ def reads_half() -> bool:
 def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """FBGEMM's product of float32 rows [..., K] with float32 ``weight`` [N, K], which it packs as
     float16. Requires ``reads_half``."""
-    pack, multiply = (getattr(torch, name, None) for name in _PLAIN_HALF)
+    pack = getattr(torch, "fbgemm_pack_gemm_matrix_fp16", None)
+    multiply = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
     # The operators share a product among threads, the plain functions do not; same bits.
     if pack is None or multiply is None or torch.get_num_threads() > 1:
         packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
@@ -83,8 +82,6 @@ def _capabilities() -> dict[str, object]:
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return known
 
-
-# --- Settings of exact mode, chosen by the self-test (``self_test.py``).
 
 BLOCK = 64
 """Attention sums positions in blocks of this many, each block by one matrix product."""
@@ -119,7 +116,7 @@ class RowTiles(Struct, frozen=True):
 
 
 class KernelSettings(Struct, frozen=True):
-    """How exact mode uses this CPU's kernels."""
+    """How exact mode uses this CPU's kernels, chosen by the self-test (``self_test.py``)."""
 
     # Longest speculative region of the cache whose masked slots are summed as zeros; a multiple of
     # BLOCK. 0: never; each row's slots are gathered in order of position.

@@ -57,33 +57,17 @@ def dense_linear(
 ) -> RowwiseLinear:
     """A linear layer for rows of ``dtype`` of ``weight`` [N, K], which is of that type or of its
     ``weight_dtype``; in memory of its own unless ``shared``."""
-    if weight.dtype == dtype == product_type(dtype):
-        return _native(weight, bias, settings, shared=shared)
-    # FBGEMM would turn infinities and NaN into numbers.
-    if reads_half() and not shared and math.isfinite(max_abs(weight)):
-        return HalfLinear(weight, bias, dtype, settings)
-    if weight.dtype == dtype:
-        return UpcastLinear(weight, bias, settings, shared=shared)
-    return _native(weight.to(dtype), bias, settings)
-
-
-def _native(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    settings: KernelSettings,
-    *,
-    shared: bool = False,
-) -> RowwiseLinear:
-    """Of weights that are multiplied in the type they are kept in."""
+    if not weight.dtype == dtype == product_type(dtype):
+        # FBGEMM would turn infinities and NaN into numbers.
+        if reads_half() and not shared and math.isfinite(max_abs(weight)):
+            return HalfLinear(weight, bias, dtype, settings)
+        if weight.dtype == dtype:
+            return UpcastLinear(weight, bias, settings, shared=shared)
+        weight, shared = weight.to(dtype), False
     if weight.dtype == torch.float32 and not shared and prefers_mlas():
         return MlasLinear(weight, bias)
     return PackedLinear(weight, bias, settings, shared=shared)
 
-
-# --- Tuning of min_rows on the loaded weights. A product of few rows takes as long as reading its
-# weights, and a kernel may read them slower for one or two rows than for four: oneDNN's in float32
-# on an EPYC of 2022 by a quarter, while on one of 2021 it is faster. Results are bitwise unchanged
-# in exact mode: the self-test has passed with fewer rows already.
 
 TUNED_MIN_ROWS = 4
 """Tried in place of a layer's own ``min_rows``."""
@@ -101,8 +85,19 @@ _REPEATS = 3
 
 
 def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:
-    """Raise ``min_rows`` of packed float32 layers to ``TUNED_MIN_ROWS`` where that is faster."""
-    packed = [linear for linear in linears if _is_tunable(linear)]
+    """Raise ``min_rows`` of packed float32 layers to ``TUNED_MIN_ROWS`` where that is faster on the
+    loaded weights.
+
+    A product of few rows takes as long as reading its weights, and a kernel may read them slower
+    for one or two rows than for four: oneDNN's in float32 on an EPYC of 2022 by a quarter, while on
+    one of 2021 it is faster. Results are bitwise unchanged in exact mode: the self-test has passed
+    with fewer rows already.
+    """
+    packed = [
+        linear
+        for linear in linears
+        if type(linear) is PackedLinear and linear.packed and linear.dtype == torch.float32
+    ]
     ends = list(accumulate(linear.weight_bytes for linear in packed))
     if not packed or ends[-1] < MIN_BYTES:
         return
@@ -116,20 +111,15 @@ def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:
 def is_faster(linears: Sequence[RowwiseLinear], min_rows: int) -> bool:
     """Whether products of ``TUNED_MIN_ROWS`` rows take less time than those of ``min_rows``, all
     layers together, measured alternately."""
-    least = {min_rows: float("inf"), TUNED_MIN_ROWS: float("inf")}
+    own = tuned = float("inf")
     for _ in range(_REPEATS):
-        for rows in least:
-            least[rows] = min(least[rows], _seconds(linears, rows))
-    return least[TUNED_MIN_ROWS] < MAX_TIME_SHARE * least[min_rows]
-
-
-def _is_tunable(linear: RowwiseLinear) -> bool:
-    return type(linear) is PackedLinear and linear.packed and linear.dtype == torch.float32
+        own = min(own, _seconds(linears, min_rows))
+        tuned = min(tuned, _seconds(linears, TUNED_MIN_ROWS))
+    return tuned < MAX_TIME_SHARE * own
 
 
 def _seconds(linears: Sequence[RowwiseLinear], rows: int) -> float:
-    widths = {linear.in_features for linear in linears}
-    inputs = {width: noise(rows, width) for width in widths}
+    inputs = {width: noise(rows, width) for width in {x.in_features for x in linears}}
     start = time.perf_counter()
     for linear in linears:
         linear.product(inputs[linear.in_features])

@@ -12,6 +12,7 @@ float32, and rounded to the rows' type once, as in oneDNN.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -70,10 +71,13 @@ class HalfLinear(RowwiseLinear):
         dtype: torch.dtype,
         settings: KernelSettings,
     ) -> None:
-        super().__init__(tuple(weight.shape), dtype, bias, self.min_tested_rows)
+        super().__init__(tuple(weight.shape), dtype, bias)
         self._row_invariant = settings.row_invariant
         self._weight_dtype = weight.dtype
-        self._slices = _pack_slices(_split(weight, _PACK_SLICE))
+        parts = _split(weight, _PACK_SLICE)
+        # FBGEMM takes 5 s for a GB and one thread per slice: most of a stage's start.
+        with ThreadPoolExecutor(min(torch.get_num_threads(), _PACK_THREADS)) as pool:
+            self._slices = list(pool.map(_scaled_product, parts))
 
     def computed_rows(self, rows: int) -> int:
         """See ``RowwiseLinear``. FBGEMM has no code per row count."""
@@ -86,11 +90,11 @@ class HalfLinear(RowwiseLinear):
         return self._sums(pad_rows(flat, self.computed_rows(rows)))[:rows]
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        return _finish(self._sums(x), self._bias, x.dtype)
+        return _finish(self._sums(x), self.bias, x.dtype)
 
     def _sums(self, x: torch.Tensor) -> torch.Tensor:
-        wide = _to_float32(x)
-        return _concatenate([part.product(wide) for part in self._slices])
+        wide = x.float()
+        return _concatenate([multiply(wide) for multiply in self._slices])
 
     @property
     def description(self) -> str:
@@ -98,22 +102,18 @@ class HalfLinear(RowwiseLinear):
 
     @property
     def weight_bytes(self) -> int:
-        return self.out_features * self.in_features * self._weight_dtype.itemsize
+        return self.weight_count * self._weight_dtype.itemsize
 
 
-class _HalfSlice:
-    """Some output channels of a ``HalfLinear``."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        is_half = weight.dtype == torch.float16
-        exponent = 0 if is_half else _scale_exponent(max_abs(weight))
-        self._scale = 2.0**-exponent
-        self._multiply = half_product(weight.float().mul_(2.0**exponent))
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] float32 -> [..., N] float32."""
-        y = self._multiply(x)
-        return y if self._scale == 1 else y.mul_(self._scale)
+def _scaled_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """x [..., K] float32 -> [..., N] float32, for some rows of the weights of a ``HalfLinear``."""
+    if weight.dtype == torch.float16:
+        return half_product(weight.float())
+    # The power of two that brings the largest just below 2^16.
+    exponent = _TOP_EXPONENT - math.frexp(max_abs(weight))[1]
+    exponent = max(-_MAX_EXPONENT, min(exponent, _MAX_EXPONENT))
+    multiply, scale = half_product(weight.float().mul_(2.0**exponent)), 2.0**-exponent
+    return lambda x: multiply(x).mul_(scale)
 
 
 class UpcastLinear(PackedLinear):
@@ -123,12 +123,12 @@ class UpcastLinear(PackedLinear):
         return weight
 
     def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
-        rows = _to_float32(x)
+        rows = x.float()
         parts = (part.float() for part in _split(self._weight, _UPCAST_SLICE))
         return _concatenate([product_of(rows, wide, None, onednn=self.packed) for wide in parts])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        return _finish(self.unrounded_product(x), self._bias, x.dtype)
+        return _finish(self.unrounded_product(x), self.bias, x.dtype)
 
 
 def max_abs(weight: torch.Tensor) -> float:
@@ -149,14 +149,11 @@ def fbgemm_rows(rows: int) -> int:
     return rows
 
 
-# --- Attention scores.
-
-
 def query_key_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
     kind = scores_type(query)
     if kind != torch.float32:
-        return _to_float32(torch.bmm(query, keys.transpose(1, 2)))
+        return torch.bmm(query, keys.transpose(1, 2)).float()
     if kind == query.dtype:
         return _one_chain(query, keys)
     wide = query.to(kind)
@@ -182,29 +179,10 @@ def _one_chain(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _pack_slices(parts: list[torch.Tensor]) -> list[_HalfSlice]:
-    """FBGEMM takes 5 s for a GB and one thread per slice: most of a stage's start."""
-    count = min(torch.get_num_threads(), _PACK_THREADS)
-    if count == 1:
-        return list(map(_HalfSlice, parts))
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(_HalfSlice, parts))
-
-
 def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:
     """Rows of a matrix in slices of about so many numbers."""
     step = max(1, numbers // weight.shape[1])
     return [weight[first : first + step] for first in range(0, weight.shape[0], step)]
-
-
-def _scale_exponent(largest: float) -> int:
-    """The power of two that brings ``largest`` just below 2^16."""
-    exponent = _TOP_EXPONENT - math.frexp(largest)[1]
-    return max(-_MAX_EXPONENT, min(exponent, _MAX_EXPONENT))
-
-
-def _to_float32(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.float32 else x.float()
 
 
 def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -213,6 +191,4 @@ def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
 
 def _finish(sums: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """float32 sums [..., N] plus bias, rounded to ``dtype``."""
-    if bias is not None:
-        sums = sums + bias
-    return sums if sums.dtype == dtype else sums.to(dtype)
+    return (sums if bias is None else sums + bias).to(dtype)

@@ -55,14 +55,18 @@ class RowwiseLinear(nn.Module):
     """Whether the product needs no code per row count."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, bias: torch.Tensor | None, min_rows: int
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+        min_rows: int = 1,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = shape
         self.min_rows = min_rows
         # Of inputs and results; some model code reads it (Gemma).
         self.dtype = dtype
-        self._bias = bias
+        self.bias = bias
 
     @property
     def kind(self) -> type[RowwiseLinear]:
@@ -99,12 +103,12 @@ class RowwiseLinear(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights, without the bias; 0 where another layer owns them."""
-        raise NotImplementedError
+        return self.weight_count * self.dtype.itemsize
 
     @property
     def bytes_held(self) -> int:
         """Memory of weights and bias."""
-        bias = self._bias
+        bias = self.bias
         return self.weight_bytes + (0 if bias is None else bias.numel() * bias.element_size())
 
 
@@ -134,7 +138,10 @@ class PackedLinear(RowwiseLinear):
 
     def stored(self, weight: torch.Tensor) -> torch.Tensor:
         """Weights [N, K] as they are kept."""
-        return _pack(weight) if self.packed else weight
+        if not self.packed:
+            return weight
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_HINT)
+        return cast("torch.Tensor", packed)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.numel() // self.in_features
@@ -145,11 +152,11 @@ class PackedLinear(RowwiseLinear):
         return torch.cat([self._product(part) for part in parts]).view(*x.shape[:-1], -1)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        return product_of(x, self._weight, self._bias, onednn=self.packed)
+        return product_of(x, self._weight, self.bias, onednn=self.packed)
 
     @property
     def weight_bytes(self) -> int:
-        return 0 if self.shared else self.out_features * self.in_features * self.dtype.itemsize
+        return 0 if self.shared else super().weight_bytes
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -165,8 +172,3 @@ def product_of(
         return torch.nn.functional.linear(x, weight, bias)
     y = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return cast("torch.Tensor", y)
-
-
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_HINT)
-    return cast("torch.Tensor", packed)

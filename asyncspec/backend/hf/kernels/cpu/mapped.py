@@ -29,7 +29,7 @@ class MmapLinear(RowwiseLinear):
     """Dense weights [N, K] in a file, multiplied as float32 by torch's own product."""
 
     def __init__(self, info: TensorInfo, bias: torch.Tensor | None) -> None:
-        super().__init__((info.shape[0], info.shape[1]), torch.float32, bias, 1)
+        super().__init__((info.shape[0], info.shape[1]), torch.float32, bias)
         self._info = info
 
     @property
@@ -42,13 +42,8 @@ class MmapLinear(RowwiseLinear):
         mapped = np.memmap(info.file, np.float32, "c", info.offset, info.shape)
         return torch.from_numpy(mapped)
 
-    @property
-    def bias(self) -> torch.Tensor | None:
-        """[N]"""
-        return self._bias
-
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, self.weight, self._bias)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
     @property
     def weight_bytes(self) -> int:

@@ -203,15 +203,11 @@ class MlasLinear(RowwiseLinear):
     any_rows = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(tuple(weight.shape), torch.float32, bias, self.min_tested_rows)
+        super().__init__(tuple(weight.shape), torch.float32, bias)
         graph = Graph()
         self._run = graph.compile([graph.product(_IN, weight)], [_IN])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         (y,) = self._run({_IN: x.numpy()})
         out = torch.from_numpy(y)
-        return out if self._bias is None else out.add_(self._bias)
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.out_features * self.in_features * self.dtype.itemsize
+        return out if self.bias is None else out.add_(self.bias)

@@ -34,8 +34,8 @@ _HEIGHT, _PACK_ROWS = 16, 64
 ReadRows = Callable[[int, int], torch.Tensor]
 
 
-class Int8Linear(RowwiseLinear):
-    """Symmetric int8, a scale for each output channel."""
+class _QuantizedLinear(RowwiseLinear):
+    """Weights that are read and quantised some rows at a time."""
 
     def __init__(
         self,
@@ -44,48 +44,64 @@ class Int8Linear(RowwiseLinear):
         dtype: torch.dtype,
         bias: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(shape, dtype, bias, self.min_tested_rows)
-        height, width = shape
-        self._padding = -width % _WIDTH
+        super().__init__(shape, dtype, bias)
+        self._padding = -self.in_features % _WIDTH
+        self.load(read)
+
+    def load(self, read: ReadRows) -> None:
+        """Read and quantise the weights."""
+        raise NotImplementedError
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, padded K] bfloat16 -> [n, N] bfloat16."""
+        raise NotImplementedError
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        if self._padding:
+            flat = torch.nn.functional.pad(flat, (0, self._padding))
+        y = self.multiply(flat.contiguous()).to(x.dtype)
+        return (y if self.bias is None else y + self.bias).reshape(*x.shape[:-1], -1)
+
+    def slices(self, multiple: int) -> list[tuple[int, int]]:
+        """Ranges of rows of about ``SLICE`` weights; their starts are multiples of ``multiple``."""
+        step = max(1, SLICE // self.in_features // multiple) * multiple
+        height = self.out_features
+        return [(first, min(first + step, height)) for first in range(0, height, step)]
+
+
+class Int8Linear(_QuantizedLinear):
+    """Symmetric int8, a scale for each output channel."""
+
+    description = "int8"
+
+    def load(self, read: ReadRows) -> None:
+        height, width = self.out_features, self.in_features
         self._weight = torch.zeros(height, width + self._padding, dtype=torch.int8)
         self._scales = torch.empty(height, dtype=torch.bfloat16)
-        for first, end in _slices(height, width, 1):
+        for first, end in self.slices(1):
             levels, scales = quantize_int8(read(first, end).float())
             self._weight[first:end, :width] = levels
             self._scales[first:end] = scales
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        flat = _activations(x, self.in_features, self._padding)
-        y = torch._weight_int8pack_mm(flat, self._weight, self._scales)
-        return _results(x, y, self._bias)
-
-    @property
-    def description(self) -> str:
-        return "int8"
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._weight_int8pack_mm(x, self._weight, self._scales)
 
     @property
     def weight_bytes(self) -> int:
         return int8_bytes(self.out_features, self.in_features)
 
 
-class Int4Linear(RowwiseLinear):
+class Int4Linear(_QuantizedLinear):
     """Asymmetric int4, rounded to nearest, a scale and an offset for each group of a row."""
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        read: ReadRows,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(shape, dtype, bias, self.min_tested_rows)
-        height, width = shape
-        self._padding = -width % _WIDTH
-        self._group = group_of(width)
-        rows, columns = height + -height % _HEIGHT, width + self._padding
+    def load(self, read: ReadRows) -> None:
+        self._group = group_of(self.in_features)
+        rows = self.out_features + -self.out_features % _HEIGHT
+        columns = self.in_features + self._padding
         self._weight = torch.empty(rows, columns // 2, dtype=torch.uint8)
         self._steps = torch.empty(columns // self._group, rows, 2, dtype=torch.bfloat16)
-        for first, end in _slices(height, width, _PACK_ROWS):
+        for first, end in self.slices(_PACK_ROWS):
             dense = read(first, end).float()
             # Missing rows only follow the last one.
             dense = torch.nn.functional.pad(dense, (0, self._padding, 0, -len(dense) % _HEIGHT))
@@ -94,10 +110,9 @@ class Int4Linear(RowwiseLinear):
             self._weight[first : first + len(dense)] = packed
             self._steps[:, first : first + len(dense)] = steps
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        flat = _activations(x, self.in_features, self._padding)
-        y = torch._weight_int4pack_mm_for_cpu(flat, self._weight, self._group, self._steps)
-        return _results(x, y[:, : self.out_features], self._bias)
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch._weight_int4pack_mm_for_cpu(x, self._weight, self._group, self._steps)
+        return y[:, : self.out_features]
 
     @property
     def description(self) -> str:
@@ -148,30 +163,11 @@ def int4_bytes(height: int, width: int) -> int:
 
 def check_quantize(quantize: Quantize) -> None:
     """Raise ``UserError`` where this torch lacks the products."""
-    needs = {
-        "none": (),
-        "int8": ("_weight_int8pack_mm",),
-        "int4": ("_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu"),
-    }
-    for name in needs[quantize]:
+    # int4 needs both: the head is int8 then.
+    products = ("_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu")
+    for name in products[: ("none", "int8", "int4").index(quantize)]:
         if not hasattr(torch, name):
             raise UserError(
                 f"torch {torch.__version__} has no {name}: leave quantize = {quantize!r} out, "
                 "or install a newer torch"
             )
-
-
-def _slices(height: int, width: int, multiple: int) -> list[tuple[int, int]]:
-    """Ranges of rows of about ``SLICE`` weights; their starts are multiples of ``multiple``."""
-    step = max(1, SLICE // width // multiple) * multiple
-    return [(first, min(first + step, height)) for first in range(0, height, step)]
-
-
-def _activations(x: torch.Tensor, width: int, padding: int) -> torch.Tensor:
-    flat = x.reshape(-1, width).to(torch.bfloat16)
-    return torch.nn.functional.pad(flat, (0, padding)) if padding else flat.contiguous()
-
-
-def _results(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = y.to(x.dtype)
-    return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
