@@ -12,10 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.backend.tree_stage import C
-from asyncspec.core.jobs import FeatureJob, Row
+from asyncspec.core.jobs import FeatureJob, Row, draft_jobs
 from asyncspec.source.base import TokenSource
-from asyncspec.source.batch import AbandonedJobs, Coroutine
-from asyncspec.source.expand import Proposal
+from asyncspec.source.expand import Coroutine, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
@@ -84,7 +83,9 @@ class CachedSource(TokenSource, Generic[S]):
         self.rows_computed = 0
         self._context = context
         self._sessions: dict[SessionId, S] = {}
-        self._given_up = AbandonedJobs()
+        # The last abandoned tree of each session. Written by one thread while another reads: every
+        # step is a single operation on the dictionary.
+        self._abandoned: dict[SessionId, Expand] = {}
 
     @abstractmethod
     def open_session(self) -> S:
@@ -120,7 +121,7 @@ class CachedSource(TokenSource, Generic[S]):
             self._context - session.length,
             self.vocab,
             lambda wanted: self.tree_pass(session, wanted),
-            lambda: self._given_up.has(job),
+            lambda: self._abandoned.get(job.session) is job,
         )
 
     def tree_pass(self, session: S, wanted: Wanted) -> DraftPass[S]:
@@ -132,10 +133,11 @@ class CachedSource(TokenSource, Generic[S]):
     def release(self, session: SessionId) -> None:
         if (known := self._sessions.pop(session, None)) is not None:
             known.cache.close()
-        self._given_up.forget(session)
+        self._abandoned.pop(session, None)
 
     def abandon(self, job: FeatureJob) -> None:
-        self._given_up.note(job)
+        for tree in draft_jobs(job):
+            self._abandoned[tree.session] = tree
 
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""

@@ -142,7 +142,8 @@ def _join(data: Bytes, start: int, count: int, windows: tuple[int, ...]) -> tupl
 
 
 def _places(marks: Marks, many: int) -> Marks | npt.NDArray[np.intp]:
-    """What picks ``many`` marked values: their places, which is faster, but for eight bytes each."""
+    """What picks ``many`` marked values: their places, or the marks themselves: places are faster,
+    but take eight bytes each."""
     return marks if 4 * many > marks.size else np.flatnonzero(marks)
 
 

@@ -1,15 +1,16 @@
-"""What a token source is, whatever proposes."""
+"""What a token source is, whatever proposes, and which trees it grows together."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.growth import TIP, Shape, Start
-from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release
-from asyncspec.source.batch import Coroutine, run_cobatched
-from asyncspec.source.expand import Grower, growing
+from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release, draft_jobs
+from asyncspec.source.expand import Coroutine, Grower, growing, run_cobatched
+from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -97,3 +98,43 @@ class StateSource(TokenSource, Generic[S]):
 
     def release(self, session: SessionId) -> None:
         self._sessions.pop(session, None)
+
+
+def draft_rows(job: Expand) -> int:
+    """What a job takes of a batch: the tokens it commits and one level of its tree."""
+    level = max(len(job.frontier), job.beam or job.width) if job.count else 0
+    return len(job.committed) + level
+
+
+def admitted(jobs: Iterable[Expand]) -> tuple[Expand, ...]:
+    """As many of the first ``jobs`` as make a batch: always one, and no more than
+    ``max_draft_rows`` rows. Takes nothing more from ``jobs`` once one does not fit.
+
+    A source works on one batch at a time, which lasts as long as its longest member; prompts are
+    read in chunks of ``max_draft_tokens``, between which other sessions are served.
+    """
+    batch: list[Expand] = []
+    total = 0
+    for job in jobs:
+        total += draft_rows(job)
+        if batch and total > PARAMETERS.max_draft_rows:
+            break
+        batch.append(job)
+    return tuple(batch)
+
+
+def batched(jobs: tuple[Expand, ...]) -> Expand | DraftBatch:
+    """The job for a device."""
+    return jobs[0] if len(jobs) == 1 else DraftBatch(jobs)
+
+
+DraftResults = tuple[tuple[Expand, Expanded], ...]
+
+
+def draft_results(job: Expand | DraftBatch, result: object) -> DraftResults:
+    """The trees of a job, each with what it has grown. Raises ``LocalProtocolError`` for a result
+    of another kind."""
+    jobs, grown = draft_jobs(job), result if isinstance(job, DraftBatch) else (result,)
+    if not isinstance(grown, tuple) or [*map(type, grown)] != [Expanded] * len(jobs):
+        raise LocalProtocolError(f"{type(result).__name__} is no result of {type(job).__name__}")
+    return tuple(zip(jobs, grown, strict=True))

@@ -7,11 +7,10 @@ Fixed width (PipeDec 3.3.3, SpecPipe 3.3.3): of each level only the best nodes s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from asyncspec.core.growth import FROM_TIP, TIP, Grown, Shape, Start
-from asyncspec.source.batch import Coroutine, run_cobatched
 
 Proposal = tuple[Sequence[int], Sequence[float]]
 """The likeliest next tokens of one node and their log-probabilities (nats), best first."""
@@ -19,6 +18,32 @@ Proposal = tuple[Sequence[int], Sequence[float]]
 NO_PROPOSAL: Proposal = ((), ())
 
 S = TypeVar("S")
+W = TypeVar("W")
+R = TypeVar("R")
+
+Coroutine = Generator[W, None, R]
+"""The work of one session: yields what must be computed before it goes on, ends with a result."""
+
+
+def run_cobatched(
+    coroutines: Sequence[Coroutine[W, R]], compute: Callable[[list[W]], None]
+) -> tuple[R, ...]:
+    """Run coroutines to their ends; their results in that order. ``compute`` is called once a step
+    with the next need of every coroutine that has one: as often as for the longest of them alone.
+    """
+    results: dict[int, R] = {}
+    going = dict(enumerate(coroutines))
+    while going:
+        needs: list[W] = []
+        for number, coroutine in tuple(going.items()):
+            try:
+                needs.append(next(coroutine))
+            except StopIteration as end:
+                results[number] = end.value
+                del going[number]
+        if needs:
+            compute(needs)
+    return tuple(results[number] for number in range(len(coroutines)))
 
 
 class Grower(Protocol):

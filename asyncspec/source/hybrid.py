@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from asyncspec.core.growth import TIP, Grown, Shape, Start
 from asyncspec.core.jobs import FeatureJob, Feed
 from asyncspec.source.base import TokenSource
-from asyncspec.source.batch import Coroutine, run_cobatched
-from asyncspec.source.expand import NO_PROPOSAL, Grower, Proposal, beam
+from asyncspec.source.expand import NO_PROPOSAL, Coroutine, Grower, Proposal, beam, run_cobatched
 from asyncspec.source.mixture import (
     MIN_SUCCESSORS,
     MixtureWeight,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import DraftModel, load_draft
 from asyncspec.core.growth import Shape
-from asyncspec.core.jobs import Release
+from asyncspec.core.jobs import DraftBatch, Release
 from asyncspec.source.expand import Proposal, beam, path_grower
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
@@ -117,6 +117,16 @@ def test_a_wider_question_than_before(draft: DraftModel, tiny: Callable[..., Pat
     assert paths(expanded.parents, expanded.tokens) == want
     everything = ask(draft, len(PROMPT), (), depth=1, width=10_000, count=10_000)
     assert sorted(everything.tokens) == list(range(VOCAB))
+
+
+def test_only_the_abandoned_job_stops(draft: DraftModel) -> None:
+    ask(draft, 0, PROMPT, count=0)
+    one, same = (Expand(ONE, Version(7), len(PROMPT), (), 4, 4, 12) for _ in range(2))
+    draft.abandon(DraftBatch((one, Expand(SessionId(2), Version(7), 0, (), 4, 4, 12))))
+    stopped, grown = draft.run(one), draft.run(same)
+    assert isinstance(stopped, Expanded)
+    assert isinstance(grown, Expanded)
+    assert (len(stopped.tokens), len(grown.tokens)) == (4, 12)
 
 
 def test_base_must_be_what_the_source_knows(draft: DraftModel) -> None:

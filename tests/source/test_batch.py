@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.growth import FROM_TIP, Shape
 from asyncspec.core.jobs import DraftBatch
-from asyncspec.source.batch import (
-    AbandonedJobs,
-    Coroutine,
+from asyncspec.source.base import (
     admitted,
-    answers,
     batched,
-    rows,
+    draft_results,
+    draft_rows,
+)
+from asyncspec.source.expand import (
+    Coroutine,
+    StateGrower,
+    beam,
+    growing,
+    path_grower,
     run_cobatched,
 )
-from asyncspec.source.expand import StateGrower, beam, growing, path_grower
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.messages import Expand, Expanded
@@ -52,10 +56,10 @@ jobs = st.lists(
 @given(jobs)
 def test_a_batch_takes_as_many_of_the_first_as_fit(waiting: list[Expand]) -> None:
     batch = admitted(waiting)
-    total = sum(map(rows, batch))
+    total = sum(map(draft_rows, batch))
     assert batch == tuple(waiting[: len(batch)])
     assert len(batch) == 1 or total <= MAX_ROWS
-    assert len(batch) == len(waiting) or total + rows(waiting[len(batch)]) > MAX_ROWS
+    assert len(batch) == len(waiting) or total + draft_rows(waiting[len(batch)]) > MAX_ROWS
 
 
 @given(st.lists(st.integers(1, MAX_ROWS), min_size=1, max_size=20))
@@ -69,24 +73,24 @@ def test_whoever_waits_has_a_turn_after_those_before_it(sizes: list[int]) -> Non
     assert [job.session for job in served] == list(range(len(sizes)))
 
 
-def test_nobody_wants_anything() -> None:
+def test_an_empty_queue() -> None:
     assert admitted(()) == ()
 
 
-def test_who_is_alone_is_asked_as_if_there_were_no_batches() -> None:
+def test_a_lone_job_is_no_batch() -> None:
     one, other = expand(1), expand(2)
     assert batched((one,)) is one
     assert batched((one, other)) == DraftBatch((one, other))
 
 
-def test_answers_belong_to_their_questions() -> None:
+def test_results_belong_to_their_jobs() -> None:
     one, other = expand(1), expand(2)
     trees = (Expanded(1, 0, 1, (), (), ()), Expanded(2, 0, 1, (), (), ()))
-    assert answers(one, trees[0]) == ((one, trees[0]),)
-    assert answers(DraftBatch((one, other)), trees) == ((one, trees[0]), (other, trees[1]))
+    assert draft_results(one, trees[0]) == ((one, trees[0]),)
+    assert draft_results(DraftBatch((one, other)), trees) == ((one, trees[0]), (other, trees[1]))
     for job, result in ((one, trees), (DraftBatch((one, other)), trees[:1]), (one, None)):
-        with pytest.raises(LocalProtocolError, match="is no answer to"):
-            answers(job, result)
+        with pytest.raises(LocalProtocolError, match="is no result of"):
+            draft_results(job, result)
 
 
 @given(st.lists(st.integers(0, 9), max_size=12))
@@ -150,16 +154,3 @@ def test_a_source_without_passes_answers_one_by_one() -> None:
     alone, both = NGramSource(), NGramSource()
     trees = [alone.run(expand(session, text)) for session in (1, 2)]
     assert both.run(DraftBatch((expand(1, text), expand(2, text)))) == tuple(trees)
-
-
-def test_what_was_given_up_is_one_tree_of_a_session() -> None:
-    given_up = AbandonedJobs()
-    one, same, other = expand(1), expand(1), expand(2)
-    given_up.note(one)
-    assert given_up.has(one)
-    assert not given_up.has(same)
-    assert not given_up.has(other)
-    given_up.note(DraftBatch((same, other)))
-    assert [given_up.has(job) for job in (one, same, other)] == [False, True, True]
-    given_up.forget(other.session)
-    assert not given_up.has(other)

@@ -11,8 +11,7 @@ from asyncspec.backend.toy.model import ToyModel, ToyState, feature, pack, unpac
 from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.rng import uniform, uniforms
 from asyncspec.source.base import StateSource
-from asyncspec.source.batch import Coroutine
-from asyncspec.source.expand import Grower, Proposal, StateGrower
+from asyncspec.source.expand import Coroutine, Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
 

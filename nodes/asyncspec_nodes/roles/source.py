@@ -3,7 +3,7 @@
 Each request continues the committed path of its session; one that does not is its draft node's
 fault. Several draft nodes may ask; none can speak of another's sessions, or end them by its own
 end. Requests that come while the device is busy are one batch when it is free
-(``asyncspec.source.batch``).
+(``asyncspec.source.base``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncspec.core.machine import (
     TaskDone,
     TimerFired,
 )
-from asyncspec.source.batch import Answers, admitted, answers, batched
+from asyncspec.source.base import DraftResults, admitted, batched, draft_results
 from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, first_session, is_draft, owner
@@ -93,7 +93,7 @@ class SourceMachine:
             case Received(peer, message):
                 raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
             case Computed(Expand() | DraftBatch() as job, result, seconds):
-                return _dispatch(*_computed(state, answers(job, result), seconds))
+                return _dispatch(*_computed(state, draft_results(job, result), seconds))
             case LinkDown(peer) if is_draft(peer):
                 return _release(state, _of(state, peer))
             case LinkUp(peer) if is_draft(peer) and self.config.slots:
@@ -181,7 +181,9 @@ def _dispatch(state: SourceState, effects: Effects) -> tuple[SourceState, Effect
     return state, (*effects, Compute(batched(batch)))
 
 
-def _computed(state: SourceState, batch: Answers, seconds: float) -> tuple[SourceState, Effects]:
+def _computed(
+    state: SourceState, batch: DraftResults, seconds: float
+) -> tuple[SourceState, Effects]:
     """The device is free again. A batch's time counts in equal parts."""
     effects: list[Effect] = []
     sessions = dict(state.sessions)

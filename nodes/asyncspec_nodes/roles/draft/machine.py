@@ -26,7 +26,7 @@ from asyncspec.core.machine import (
     TaskDone,
     TimerFired,
 )
-from asyncspec.source.batch import answers
+from asyncspec.source.base import draft_results
 from asyncspec_nodes.roles.draft import lifecycle, planning, speculation
 from asyncspec_nodes.roles.draft.scheduler import schedule
 from asyncspec_nodes.roles.draft.session import (
@@ -68,7 +68,7 @@ class DraftMachine:
             case Received():
                 state, effects = _received(state, event, now)
             case Computed(Expand() | DraftBatch() as job, result, seconds):
-                state = speculation.drafted(state, answers(job, result), seconds)
+                state = speculation.drafted(state, draft_results(job, result), seconds)
                 effects = ()
             case Submitted(request):
                 state, effects = _submitted(state, request, now)

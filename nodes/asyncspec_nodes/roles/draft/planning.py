@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Send
 from asyncspec.dipsd.measured import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
-from asyncspec.source.batch import Answers
+from asyncspec.source.base import DraftResults
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState, Effects
 from asyncspec_protocol.messages import PassTimes, Rates, Schedule, Verdict
 
@@ -42,7 +42,7 @@ def count_round(state: DraftState, session: DraftSession, hits: int) -> DraftSta
     return replace(state, measured=state.measured.with_round(session.session, drafted, hits))
 
 
-def count_draft(state: DraftState, batch: Answers, seconds: float) -> DraftState:
+def count_draft(state: DraftState, batch: DraftResults, seconds: float) -> DraftState:
     """The source has drafted for some sessions together: as long as for the longest of them."""
     lengths = [_draft_length(state.sessions.get(answer.session)) for _, answer in batch]
     if not lengths or not all(lengths):

@@ -17,7 +17,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Received, Send
 from asyncspec.policy.base import Growth, max_tree_nodes
-from asyncspec.source.batch import Answers, admitted, batched
+from asyncspec.source.base import DraftResults, admitted, batched
 from asyncspec_nodes.roles.draft import planning
 from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState, Effects
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -140,7 +140,7 @@ def release_source(state: DraftState, session: DraftSession) -> Effects:
     return _stop_source(state, request.job), release
 
 
-def drafted(state: DraftState, batch: Answers, seconds: float) -> DraftState:
+def drafted(state: DraftState, batch: DraftResults, seconds: float) -> DraftState:
     """The source of this device is free again. A batch's time counts in equal parts."""
     state = planning.count_draft(replace(state, source_busy=False), batch, seconds)
     for _, answer in batch:
