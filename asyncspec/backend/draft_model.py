@@ -52,7 +52,7 @@ class DraftPass(Generic[S]):
     tokens: Sequence[int]
     # The last rows are these nodes, whose successors are wanted.
     nodes: Sequence[NodeId]
-    # Of an EAGLE head, a tensor [n, H]: true features as its layer takes them, or guesses.
+    # Of an EAGLE head, a tensor [n, H]: true features as its layer takes them, or predicted ones.
     features: Any = None
 
 

@@ -281,14 +281,16 @@ def _layout(geometry: Geometry) -> tuple[dict[str, tuple[int, ...]], dict[str, t
     vocab, proposed = geometry.vocab_size, geometry.draft_vocab_size
     third, layer = geometry.kind == "EAGLE-3", LAYER[geometry.kind]
     # EAGLE fuses before its layer, EAGLE-3 lets attention see both halves.
-    entrance, into_fc = (2 * hidden, geometry.features.width) if third else (hidden, 2 * hidden)
+    into_attention, into_fc = (
+        (2 * hidden, geometry.features.width) if third else (hidden, 2 * hidden)
+    )
     heads = geometry.num_attention_heads, geometry.num_key_value_heads
     queries, keys = (count * geometry.head_dim for count in heads)
     required: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, into_fc),
-        f"{layer}self_attn.q_proj.weight": (queries, entrance),
-        f"{layer}self_attn.k_proj.weight": (keys, entrance),
-        f"{layer}self_attn.v_proj.weight": (keys, entrance),
+        f"{layer}self_attn.q_proj.weight": (queries, into_attention),
+        f"{layer}self_attn.k_proj.weight": (keys, into_attention),
+        f"{layer}self_attn.v_proj.weight": (keys, into_attention),
         f"{layer}self_attn.o_proj.weight": (hidden, queries),
         f"{layer}mlp.gate_proj.weight": (ffn, hidden),
         f"{layer}mlp.up_proj.weight": (ffn, hidden),

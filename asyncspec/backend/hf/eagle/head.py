@@ -91,7 +91,7 @@ class Weights:
         return read_tensor(info, weight_dtype(stored_type(info), self.dtype))
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
-        # The bits of guesses may depend on the number of rows.
+        # The bits of predictions may depend on the number of rows.
         return dense_linear(weight, bias, FAST, self.dtype)
 
 
@@ -169,11 +169,11 @@ def _activation(geometry: Geometry) -> Any:
 
 
 class EagleHead:
-    """EAGLE-1/2: from a feature and the token after it to a guess of the next feature.
+    """EAGLE-1/2: from a feature and the token after it to a prediction of the next feature.
 
-    Row i reads the feature f_i of position i and the token t_{i+1}, has position i and guesses
+    Row i reads the feature f_i of position i and the token t_{i+1}, has position i and predicts
     f_{i+1}, from which come the candidates for t_{i+2} (EAGLE, section 4; EAGLE-3, section 3). In a
-    tree a node's row reads its parent's guess in place of the unknown feature.
+    tree a node's row reads its parent's prediction in place of the unknown feature.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -187,11 +187,11 @@ class EagleHead:
         self._lm_head = weights.lm_head()
         self._ids = weights.ids
 
-    def known(self, features: torch.Tensor) -> torch.Tensor:
+    def layer_features(self, features: torch.Tensor) -> torch.Tensor:
         """True features [n, ``features.width``] as the layer takes them: [n, H]."""
         return features
 
-    def guess(
+    def predict(
         self,
         features: torch.Tensor,
         tokens: torch.Tensor,
@@ -199,51 +199,51 @@ class EagleHead:
         tree: TreeMask,
     ) -> torch.Tensor:
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
-        guesses, ``tokens`` [n] what follows them."""
-        x, residual = self.entrance(self._embedding(tokens), features)
+        predictions, ``tokens`` [n] what follows them."""
+        x, residual = self.layer_inputs(self._embedding(tokens), features)
         return self._layer.forward(x, residual, positions, tree)
 
-    def successors(self, guesses: torch.Tensor, most: int) -> list[Proposal]:
-        """The target's tokens that come next, by guesses [n, H]. A reduced vocabulary's
+    def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
+        """The target's tokens that come next, by predictions [n, H]. A reduced vocabulary's
         log-probabilities count only the tokens that are in it."""
-        return best_successors(self._lm_head(self.normed(guesses)), most, self._ids)
+        return best_successors(self._lm_head(self.normed(predicted)), most, self._ids)
 
-    def entrance(
+    def layer_inputs(
         self, embedded: torch.Tensor, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the layer's attention takes, and its residual, of tokens and features [n, H]."""
         fused = self._fuse(torch.cat([embedded, features], dim=-1))
         return fused, fused
 
-    def normed(self, guesses: torch.Tensor) -> torch.Tensor:
-        """What ``lm_head`` reads: a guessed feature is normed already."""
-        return guesses
+    def normed(self, predicted: torch.Tensor) -> torch.Tensor:
+        """What ``lm_head`` reads: a predicted feature is normed already."""
+        return predicted
 
 
 class Eagle3Head(EagleHead):
     """EAGLE-3: three depths of the target become one feature, and attention reads token and
-    feature side by side. A guess is fed back as it is, without ``fc`` and without a norm."""
+    feature side by side. A prediction is fed back as it is, without ``fc`` and without a norm."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         layer = LAYER[self.geometry.kind]
         self._norm_token = weights.norm(f"{layer}input_layernorm")
         self._norm_feature = weights.norm(f"{layer}hidden_norm")
-        self._norm_guess = weights.norm("norm")
+        self._final_norm = weights.norm("norm")
 
-    def known(self, features: torch.Tensor) -> torch.Tensor:
+    def layer_features(self, features: torch.Tensor) -> torch.Tensor:
         fused: torch.Tensor = self._fuse(features)
         return fused
 
-    def entrance(
+    def layer_inputs(
         self, embedded: torch.Tensor, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self._norm_feature(features)
         x = torch.cat([self._norm_token(embedded), normed], dim=-1)
         return x, normed if self.geometry.norm_before_residual else features
 
-    def normed(self, guesses: torch.Tensor) -> torch.Tensor:
-        return self._norm_guess(guesses)
+    def normed(self, predicted: torch.Tensor) -> torch.Tensor:
+        return self._final_norm(predicted)
 
 
 def cache_shape(geometry: Geometry, dtype: torch.dtype) -> CacheShape:

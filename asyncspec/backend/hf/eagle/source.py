@@ -1,8 +1,8 @@
 """An EAGLE head as a token source: EAGLE-2's tree (its section 4) from the target's own features.
 
 The committed rows of a session's cache are made of true features and never computed again. Rows
-of the tree are made of guesses, and dropped when the next true features come: everything below
-them was built on a guess.
+of the tree are made of predictions, and dropped when the next true features come: everything below
+them was built on a prediction.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class _Session(DraftSession[TreeCache]):
     """Of its trie, a row per committed token but the first, which no feature precedes."""
 
     # [H] each: of the last committed row and of all rows of the tree.
-    guesses: dict[NodeId, torch.Tensor] = field(default_factory=dict)
+    predicted: dict[NodeId, torch.Tensor] = field(default_factory=dict)
 
 
 class EagleSource(CachedSource[_Session]):
     """An EAGLE head with a tree cache per session. One thread only; ``Tensors`` of its features."""
 
     def __init__(self, head: EagleHead, context: int) -> None:
-        # A head's own context is no limit: beyond it, it guesses worse.
+        # A head's own context is no limit: beyond it, its predictions are worse.
         super().__init__(context, head.geometry.draft_vocab_size)
         self.head = head
         self.features = head.features
@@ -82,11 +82,11 @@ class EagleSource(CachedSource[_Session]):
         if not tokens:
             return
         session.trie.forget_tree()
-        session.guesses.clear()
+        session.predicted.clear()
         chunks = torch.split(features.to(self.head.dtype), CHUNK)
         for one, chunk in zip(prompt_passes(session, tokens), chunks, strict=True):
             with torch.inference_mode():
-                known = self.head.known(chunk)
+                known = self.head.layer_features(chunk)
             yield replace(one, features=known)
 
     def _take(self, session: SessionId, count: int) -> torch.Tensor:
@@ -99,17 +99,17 @@ class EagleSource(CachedSource[_Session]):
 
     def grower(self, job: Expand) -> TrieGrower[DraftPass[_Session]]:
         session, width = self._sessions[job.session], min(job.width, self.vocab)
-        if width > session.remembered and session.guesses:
+        if width > session.remembered and session.predicted:
             session.remembered = width
             with torch.inference_mode():
-                guesses = torch.stack([*session.guesses.values()])
-                proposals = self.head.successors(guesses, width)
-            for node, proposal in zip(session.guesses, proposals, strict=True):
+                predicted = torch.stack([*session.predicted.values()])
+                proposals = self.head.successors(predicted, width)
+            for node, proposal in zip(session.predicted, proposals, strict=True):
                 session.trie.learn(node, proposal)
         return super().grower(job)
 
     def tree_pass(self, session: _Session, wanted: Wanted) -> DraftPass[_Session]:
-        features = torch.stack([session.guesses[parent] for parent, _ in wanted])
+        features = torch.stack([session.predicted[parent] for parent, _ in wanted])
         return replace(super().tree_pass(session, wanted), features=features)
 
     def compute(self, passes: Sequence[DraftPass[_Session]]) -> None:
@@ -118,16 +118,16 @@ class EagleSource(CachedSource[_Session]):
             self.rows_computed += shared.count
             features = torch.cat([one.features for one in passes])
             tokens = torch.tensor([token for one in passes for token in one.tokens])
-            guesses = self.head.guess(features, tokens, shared.positions, shared.tree)
+            predicted = self.head.predict(features, tokens, shared.positions, shared.tree)
             if not shared.wanted:
                 return
             # A copy: a view would keep the rows of other nodes in memory.
-            guesses = guesses[shared.wanted]
+            predicted = predicted[shared.wanted]
             most = max(one.session.remembered for one in passes)
-            learn(passes, self.head.successors(guesses, most))
+            learn(passes, self.head.successors(predicted, most))
         nodes = ((one.session, node) for one in passes for node in one.nodes)
-        for (session, node), guess in zip(nodes, guesses, strict=True):
-            session.guesses[node] = guess
+        for (session, node), feature in zip(nodes, predicted, strict=True):
+            session.predicted[node] = feature
 
     def pack(self, rows: TensorRows) -> WireTensor:
         return to_wire(rows)
@@ -141,7 +141,7 @@ class EagleSource(CachedSource[_Session]):
         for session in self._sessions.values():
             trie = session.trie
             nodes = {trie.tip, *trie.slots.speculative_nodes} if trie.length else set()
-            assert session.guesses.keys() == nodes
+            assert session.predicted.keys() == nodes
 
 
 def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
