@@ -74,10 +74,9 @@ class HalfLinear(RowwiseLinear):
         super().__init__(tuple(weight.shape), dtype, bias)
         self._row_invariant = settings.row_invariant
         self._weight_dtype = weight.dtype
-        parts = _split(weight, _PACK_SLICE)
         # FBGEMM takes 5 s for a GB and one thread per slice: most of a stage's start.
         with ThreadPoolExecutor(min(torch.get_num_threads(), _PACK_THREADS)) as pool:
-            self._slices = list(pool.map(_scaled_product, parts))
+            self._slices = list(pool.map(_scaled_product, _split(weight, _PACK_SLICE)))
 
     def computed_rows(self, rows: int) -> int:
         """See ``RowwiseLinear``. FBGEMM has no code per row count."""
@@ -157,7 +156,7 @@ def query_key_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     if kind == query.dtype:
         return _one_chain(query, keys)
     wide = query.to(kind)
-    parts = (keys[:, first : first + _KEY_SLICE] for first in range(0, keys.shape[1], _KEY_SLICE))
+    parts = torch.split(keys, _KEY_SLICE, 1)
     return _concatenate([_one_chain(wide, part.to(kind)) for part in parts])
 
 
@@ -168,21 +167,17 @@ def scores_type(query: torch.Tensor) -> torch.dtype:
 
 def _one_chain(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """``query_key_products`` of float32 numbers, each summed as one chain."""
-    width = query.shape[2]
-    keys = keys.transpose(1, 2)
-    if width <= _CHAIN_TERMS:
-        return torch.bmm(query, keys)
-    total = torch.bmm(query.narrow(2, 0, _CHAIN_TERMS), keys.narrow(1, 0, _CHAIN_TERMS))
-    for first in range(_CHAIN_TERMS, width, _CHAIN_TERMS):
-        terms = min(_CHAIN_TERMS, width - first)
-        total.baddbmm_(query.narrow(2, first, terms), keys.narrow(1, first, terms))
+    left = torch.split(query, _CHAIN_TERMS, 2)
+    right = torch.split(keys.transpose(1, 2), _CHAIN_TERMS, 1)
+    total = torch.bmm(left[0], right[0])
+    for part in zip(left[1:], right[1:], strict=True):
+        total.baddbmm_(*part)
     return total
 
 
-def _split(weight: torch.Tensor, numbers: int) -> list[torch.Tensor]:
+def _split(weight: torch.Tensor, numbers: int) -> tuple[torch.Tensor, ...]:
     """Rows of a matrix in slices of about so many numbers."""
-    step = max(1, numbers // weight.shape[1])
-    return [weight[first : first + step] for first in range(0, weight.shape[0], step)]
+    return torch.split(weight, max(1, numbers // weight.shape[1]))
 
 
 def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -136,42 +136,19 @@ class Graph:
         def ends(names: Sequence[str], kind: Any) -> list[Any]:
             return [helper.make_tensor_value_info(name, kind, None) for name in names]
 
+        constants = list(self._integers)
+        for name, x in self._weights.items():
+            # Passed to the session, not part of the serialized graph.
+            weight = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=tuple(x.shape))
+            weight.data_location = TensorProto.EXTERNAL
+            weight.external_data.add(key="location", value=name)
+            constants.append(weight)
         inputs = ends(floats, TensorProto.FLOAT) + ends(integers, TensorProto.INT64)
-        weights = [_external(name, x.shape) for name, x in self._weights.items()]
-        graph = helper.make_graph(
-            self._nodes,
-            "rows",
-            inputs,
-            ends(outputs, TensorProto.FLOAT),
-            weights + self._integers,
-        )
+        results = ends(outputs, TensorProto.FLOAT)
+        graph = helper.make_graph(self._nodes, "rows", inputs, results, constants)
         opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, 1)]
         made = helper.make_model(graph, opset_imports=opsets, ir_version=_FORMAT)
-        serialized: bytes = made.SerializeToString()
-        return serialized
-
-
-def _external(name: str, shape: Sequence[int]) -> Any:
-    """A weight that is passed to the session, not part of the serialized graph."""
-    from onnx import TensorProto
-
-    weight = TensorProto(
-        name=name,
-        data_type=TensorProto.FLOAT,
-        dims=tuple(shape),
-        data_location=TensorProto.EXTERNAL,
-    )
-    weight.external_data.add(key="location", value=name)
-    return weight
-
-
-# --- float32 products by onnxruntime's kernels (MLAS), on CPUs where they are the fastest. On x86
-# without AVX-512 they take 5 to 40 % less time than oneDNN's and 10 us less per call, and give the
-# same bits for any row count, so no row is doubled and no code generated per count. On Intel CPUs
-# with AVX-512 one row takes a tenth less, sixteen about as long; on AMD's sixteen take 15 % more,
-# so those use oneDNN.
-
-_IN = "x"
+        return bytes(made.SerializeToString())
 
 
 @cache
@@ -184,8 +161,14 @@ def prefers_mlas() -> bool:
 
 
 def is_available() -> bool:
-    """Import onnxruntime where this CPU is one of those (ARM was not tried). Not decided by timing:
-    two stages on machines of one kind must have the same bits."""
+    """Import onnxruntime where its products are the fastest. Not decided by timing: two stages on
+    machines of one kind must have the same bits.
+
+    On x86 without AVX-512 they take 5 to 40 % less time than oneDNN's and 10 us less per call, and
+    give the same bits for any row count, so no row is doubled and no code generated per count. On
+    Intel CPUs with AVX-512 one row takes a tenth less, sixteen about as long; on AMD's sixteen take
+    15 % more. ARM was not tried.
+    """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability != "AVX2" and not (capability == "AVX512" and is_intel()):
         return False
@@ -205,9 +188,9 @@ class MlasLinear(RowwiseLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(tuple(weight.shape), torch.float32, bias)
         graph = Graph()
-        self._run = graph.compile([graph.product(_IN, weight)], [_IN])
+        self._run = graph.compile([graph.product("x", weight)], ["x"])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        (y,) = self._run({_IN: x.numpy()})
+        (y,) = self._run({"x": x.numpy()})
         out = torch.from_numpy(y)
         return out if self.bias is None else out.add_(self.bias)
