@@ -1,6 +1,8 @@
 """What a backend provides: devices that run jobs (``asyncspec.core.jobs``), and their loading.
 
-A backend is found by its name in ``asyncspec.backend.registry``. Nothing here imports tensors.
+A backend is found by its name in ``asyncspec.backend.registry``. A device runs one job at a time,
+not always on the same thread (``asyncspec.actor.device``): no state of a device may be bound to a
+thread.
 """
 
 from __future__ import annotations
@@ -29,10 +31,6 @@ EAGLE = "eagle:"
 """Prefix of a token source that is an EAGLE head; the target's backend loads it."""
 
 
-# --- Devices. Jobs run one at a time, not always on the same thread (``asyncspec.actor.device``):
-# no state of a device may be bound to a thread.
-
-
 class WireTensor(Struct, frozen=True):
     """A tensor as it travels: raw bytes in C order, and what they mean."""
 
@@ -55,6 +53,14 @@ class Tensors(Protocol):
 class StageBackend(Tensors, Protocol):
     """A block of target layers with its tree cache."""
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the start-up self-test found."""
+
+    @property
+    def weights(self) -> str:
+        """How the weights are kept, for a log line."""
+
     def run(self, job: StageJob) -> object | None:
         """Perform a job. Only ``Forward`` and ``Batch`` have a result."""
 
@@ -65,8 +71,12 @@ class StageBackend(Tensors, Protocol):
     def check(self) -> None:
         """Raise ``AssertionError`` where the cache violates its invariants (tests, idle time)."""
 
+    def cache_bytes(self, slots: int) -> int:
+        """Memory of the cache of ``slots`` slots, in bytes."""
 
-# --- What is loaded.
+    def pass_seconds(self) -> dict[int, float]:
+        """Measured seconds of a pass by its number of rows, ascending. Leaves the stage as it
+        was."""
 
 
 class ModelInfo(Struct, frozen=True):
@@ -96,7 +106,7 @@ class OpenModel(Protocol):
         """Equal on all nodes with the same model."""
 
     def computed_dtype(self, dtype: DType) -> str:
-        """Name of the type that ``dtype`` stands for, as in ``Hello.dtype``."""
+        """Name of the type that ``dtype`` means, as in ``Hello.dtype``."""
 
 
 class StageSpec(Struct, frozen=True):
@@ -107,25 +117,6 @@ class StageSpec(Struct, frozen=True):
     dtype: DType = "auto"
     mode: Mode = "exact"
     quantize: Quantize = "none"
-
-
-class LoadedStage(StageBackend, Protocol):
-    """A stage with its weights in memory."""
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the start-up self-test found."""
-
-    @property
-    def weights(self) -> str:
-        """How the weights are kept, for a log line."""
-
-    def cache_bytes(self, slots: int) -> int:
-        """Memory of the cache of ``slots`` slots, in bytes."""
-
-    def pass_seconds(self) -> dict[int, float]:
-        """Measured seconds of a pass by its number of rows, ascending. Leaves the stage as it
-        was."""
 
 
 class SourceSpec(Struct, frozen=True):
@@ -170,7 +161,7 @@ class Tokenizer(Protocol):
         """The text of tokens, special ones left out."""
 
     def spell(self, token: int) -> bytes:
-        """The bytes a token stands for; of a special token its name."""
+        """The bytes of a token; of a special one its name."""
 
     def is_special(self, token: int) -> bool:
         """True for a special token, which ``decode`` skips."""
@@ -256,7 +247,7 @@ class Backend(Protocol):
     def open(self, name: str, *, tokenizer: bool = True) -> OpenModel:
         """Read through a model's files. ``tokenizer``: also fetch its tokenizer."""
 
-    def load(self, spec: StageSpec) -> LoadedStage:
+    def load(self, spec: StageSpec) -> StageBackend:
         """Load a stage and run its self-test."""
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:

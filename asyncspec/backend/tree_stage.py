@@ -112,7 +112,7 @@ class Session(Generic[C]):
 
 
 class TreeStage(ABC, Generic[C]):
-    """Layers [first, end) of a model, as a ``LoadedStage``. Not thread-safe."""
+    """Layers [first, end) of a model, as a ``StageBackend``. Not thread-safe."""
 
     def __init__(self, info: ModelInfo, layers: tuple[int, int], guarantee: Guarantee) -> None:
         self.info, self.layers, self.guarantee = info, layers, guarantee

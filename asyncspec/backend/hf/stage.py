@@ -1,4 +1,4 @@
-"""A pipeline stage on a Hugging Face checkpoint: ``LoadedStage`` for ``asyncspec.core.jobs``."""
+"""A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.core.jobs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline stage on llama.cpp: ``LoadedStage`` for ``asyncspec.core.jobs``."""
+"""A pipeline stage on llama.cpp: ``StageBackend`` for ``asyncspec.core.jobs``."""
 
 from __future__ import annotations
 

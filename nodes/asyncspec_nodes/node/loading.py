@@ -117,7 +117,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     tensors: Tensors | None = None
     # As in ``LinkOptions``.
     packing_seconds: float = NEVER_PACK
-    # As in ``LoadedStage``; empty on other nodes.
+    # As in ``StageBackend``; empty on other nodes.
     guarantee: str = ""
     weights: str = ""
     # Threads that share a product.
