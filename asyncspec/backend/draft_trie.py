@@ -1,13 +1,14 @@
-"""What a draft model has computed for a session and need not compute again. No torch.
+"""The nodes that a draft model has computed for a session: their keys and values are in its cache,
+and their most likely successors are remembered.
 
-A node of the trie is a token whose keys and values are in the draft model's cache and whose most
-likely successors are remembered. When the target confirms a path through computed nodes, the tree
-below its end stays; what the path leaves behind is forgotten. Node ids here are the source's own.
+When the target confirms a path through computed nodes, the tree below its end stays; what the path
+leaves behind is forgotten. Node ids here are the source's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from typing import Generic, TypeVar
 
 from asyncspec.core.growth import TIP
@@ -25,7 +26,7 @@ class Trie:
 
     def __init__(self) -> None:
         self.slots = SlotTable()
-        self._issued = 0
+        self._ids = count()
         self._children: dict[tuple[NodeId, int], NodeId] = {}
         self._memo: dict[NodeId, Proposal] = {}
 
@@ -43,12 +44,11 @@ class Trie:
         """The computed child of ``parent`` with this token."""
         return self._children.get((parent, token))
 
-    def proposal(self, node: NodeId, width: int) -> Proposal | None:
-        """The remembered ``width`` best successors of a node, None where fewer are known."""
-        known = self._memo.get(node)
-        if known is None or len(known[0]) < width:
-            return None
-        return known[0][:width], known[1][:width]
+    def proposal(self, node: NodeId, width: int) -> Proposal:
+        """The ``width`` best successors of a computed node."""
+        tokens, log_probs = self._memo[node]
+        assert len(tokens) >= width, "fewer successors were learned"
+        return tokens[:width], log_probs[:width]
 
     def learn(self, node: NodeId, proposal: Proposal) -> None:
         """Remember the successors of a computed node, best first."""
@@ -68,7 +68,11 @@ class Trie:
                 break
             path.append(child)
             node = child
-        below = self._below(node) if len(path) == len(tokens) else set()
+        below: set[NodeId] = set()
+        if len(path) == len(tokens):
+            for child, entry in self.slots.speculative.items():  # parents come first
+                if entry.parent in below or entry.parent == node:
+                    below.add(child)
         return len(path), self._keep(set(path), below)
 
     def append(self, tokens: Sequence[int]) -> tuple[Row, ...]:
@@ -100,17 +104,8 @@ class Trie:
         assert self._memo.keys() <= tail | {self.tip}
         assert all(parent in tail | {self.tip} for parent, _ in self._children)
 
-    def _issue(self, count: int) -> tuple[NodeId, ...]:
-        first = self._issued
-        self._issued += count
-        return tuple(NodeId(i) for i in range(first, first + count))
-
-    def _below(self, top: NodeId) -> set[NodeId]:
-        below: set[NodeId] = set()
-        for node, entry in self.slots.speculative.items():  # parents come first
-            if entry.parent in below or entry.parent == top:
-                below.add(node)
-        return below
+    def _issue(self, many: int) -> tuple[NodeId, ...]:
+        return tuple(NodeId(number) for number in islice(self._ids, many))
 
     def _keep(self, path: set[NodeId], below: set[NodeId]) -> tuple[int, ...] | None:
         alive = path | below
@@ -151,37 +146,39 @@ class TrieGrower(Generic[P]):
         self._candidates.append((parent, token, self._level(parent) + 1))
 
     def prepare(self, nodes: Sequence[int]) -> Iterator[P]:
-        while (missing := self._missing(self._fitting(nodes))) and not self._stop():
+        while (missing := self._missing(nodes)) and not self._stop():
             candidates = [self._candidates[candidate] for candidate in missing]
             yield self._tree_pass([(self._nodes[parent], token) for parent, token, _ in candidates])
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        known = self._fitting(nodes)
-        if self._missing(known):
+        if self._missing(nodes):
             return [NO_PROPOSAL] * len(nodes)  # stopped before it was computed
-        fitting = set(known)
-        return [self._proposal(node, width) if node in fitting else NO_PROPOSAL for node in nodes]
-
-    def _fitting(self, nodes: Sequence[int]) -> list[int]:
-        return [node for node in nodes if self._level(node) < self._room]
+        width = min(width, self._most)
+        return [
+            self._trie.proposal(self._nodes[node], width) if self._fits(node) else NO_PROPOSAL
+            for node in nodes
+        ]
 
     def _level(self, node: int) -> int:
         return 0 if node == TIP else self._candidates[node][2]
 
+    def _fits(self, node: int) -> bool:
+        return self._level(node) < self._room
+
     def _missing(self, nodes: Sequence[int]) -> list[int]:
-        """What one pass can compute of ``nodes`` and what is above them: first what is highest."""
+        """What one pass can compute of ``nodes`` and their ancestors: the uppermost of each path,
+        of those that the context has place for."""
         missing: dict[int, None] = {}
-        for node in nodes:
+        for node in filter(self._fits, nodes):
+            top = None
             while self._node(node) is None:
-                parent = self._candidates[node][0]
-                if self._node(parent) is not None:
-                    missing[node] = None
-                    break
-                node = parent
+                top, node = node, self._candidates[node][0]
+            if top is not None:
+                missing[top] = None
         return list(missing)
 
     def _node(self, candidate: int) -> NodeId | None:
-        """Where a candidate is in the trie, if it is computed."""
+        """The node of a candidate, if it is computed."""
         found = self._nodes.get(candidate)
         if found is None:
             parent, token, _ = self._candidates[candidate]
@@ -190,8 +187,3 @@ class TrieGrower(Generic[P]):
             if found is not None:
                 self._nodes[candidate] = found
         return found
-
-    def _proposal(self, candidate: int, width: int) -> Proposal:
-        proposal = self._trie.proposal(self._nodes[candidate], min(width, self._most))
-        assert proposal is not None, "more successors are asked for than were learned"
-        return proposal
