@@ -33,10 +33,8 @@ Hidden = tuple[int, int]
 
 
 class PathStage:
-    """A stage of a simulated target; its cache holds the path that each slot's node ends.
-
-    Knows nothing of layers: the first stage hashes, all check, the last one draws.
-    """
+    """A stage of a simulated target, without layers: the first one hashes, all check, the last one
+    draws. Its cache holds the path that each slot's node ends."""
 
     def __init__(self, language: Language, *, last: bool) -> None:
         self._language = language
@@ -87,36 +85,22 @@ class PathStage:
             hidden.append((seen, own))
         return tuple(hidden)
 
-    def slots_held(self) -> dict[SessionId, int]:
-        """Number of slots in use, by session."""
-        return {session: len(cache) for session, cache in self._caches.items()}
 
-
-def _check(job: Forward, came: TensorRows, cache: list[int]) -> Sequence[Hidden]:
-    """A later stage: rows have their paths with them, and see whether their slots agree. A row for
-    which they do not has a path of its own from here on."""
-    hidden = cast("Sequence[Hidden]", came.handle)
-    if len(came.rows) < len(hidden):
-        hidden = [hidden[row] for row in came.rows]
-    committed, wrong = job.committed, dict[int, Hidden]()
-    for i, (row, (parent, own)) in enumerate(zip(job.rows, hidden, strict=True)):
-        visible, slot = row.visible, row.slot
-        above = len(visible) - 1
-        # As in ``_seen``, but for rows at the tip and mistakes: a call a row would cost as much.
-        if above and visible[above] == slot and row.position == committed + above:
-            seen = cache[visible[above - 1]]
-        else:
-            seen = _seen(row, committed, cache)
-        if seen == parent:
-            cache[slot] = own
-        else:
-            cache[slot] = mix((own + seen) & MASK)
-            wrong[i] = parent, cache[slot]
-    return [wrong.get(i, pair) for i, pair in enumerate(hidden)] if wrong else hidden
+def _check(job: Forward, received: TensorRows, cache: list[int]) -> Sequence[Hidden]:
+    """A later stage: rows bring their paths, and are checked against its slots. A row of other
+    slots has a path of its own from here on."""
+    handle = cast("Sequence[Hidden]", received.handle)
+    hidden: list[Hidden] = []
+    for row, number in zip(job.rows, received.rows, strict=True):
+        parent, own = handle[number]
+        seen = _seen(row, job.committed, cache)
+        cache[row.slot] = own if seen == parent else mix((own + seen) & MASK)
+        hidden.append((parent, cache[row.slot]))
+    return hidden
 
 
 def _seen(row: Row, committed: int, cache: list[int]) -> int:
-    """The path of the parent, as this row's slots tell it."""
+    """The path of the parent, by the slots that the row attends to."""
     visible = row.visible
     above = len(visible) - 1
     if row.position != committed + above or visible[above] != row.slot:

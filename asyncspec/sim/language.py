@@ -49,10 +49,6 @@ class Coverage(Struct, frozen=True):
         power = (1.0 - mean) / (mean - floor)
         return min(_SUREST, max(_LEAST, floor + (1.0 - floor) * math.pow(quantile, power)))
 
-    def candidates(self, first: float) -> int:
-        """How many there are at a node whose first candidate has the chance ``first``."""
-        return 1 if first >= 1.0 else 1 + len(self.logs)
-
     def rank(self, first: float, draw: float) -> int:
         """The truth's rank for a ``draw`` in [0, 1); past the last where no candidate is right."""
         if draw < first:
@@ -195,13 +191,11 @@ class Synthetic(Struct, frozen=True):
         if self.copying and uniform(self.seed ^ _COPY, position // SPAN) < self.copying:
             coverage, top = COPIED, COPIED.top
         first = coverage.confidence((bits & 0xFFFFFFFF) * 2.0**-32, top)
-        known = coverage.candidates(first)
+        known = 1 if first >= 1.0 else 1 + len(coverage.logs)
         rank, count = coverage.rank(first, (bits >> 32) * 2.0**-32), min(width, known)
         truth = self.truth(path)
         start = (truth + 1 + bits % (self.vocab - known)) % self.vocab
-        order = list(range(start, start + count))
-        if start + count > self.vocab:
-            order = [t - self.vocab if t >= self.vocab else t for t in order]
+        order = [token % self.vocab for token in range(start, start + count)]
         if rank < count:
             order[rank] = truth
         return order, coverage.scores(first, count)

@@ -80,13 +80,10 @@ class MixtureWeight(Struct, frozen=True):
         if not len(auxiliary[0]):
             first, chance = base[0][0], math.exp(base[1][0])
             return replace(self, base_alone=self.base_alone.counted(chance, true=first == token))
-        agreeing, differing = self.agreeing, self.differing
+        counts = {True: self.agreeing, False: self.differing}
         for proposed, chance, agrees in _chances(base, auxiliary):
-            if agrees:
-                agreeing = agreeing.counted(chance, true=proposed == token)
-            else:
-                differing = differing.counted(chance, true=proposed == token)
-        return replace(self, agreeing=agreeing, differing=differing)
+            counts[agrees] = counts[agrees].counted(chance, true=proposed == token)
+        return replace(self, agreeing=counts[True], differing=counts[False])
 
 
 def mix(base: Proposal, auxiliary: Proposal, weight: MixtureWeight, width: int) -> Proposal:
