@@ -148,7 +148,7 @@ class Tokenizer(Protocol):
 
     @property
     def decodes_as_whole(self) -> bool:
-        """True where later tokens may change the text of earlier ones at any distance."""
+        """Whether later tokens may change the text of earlier ones at any distance."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt, without chat template."""
@@ -164,10 +164,10 @@ class Tokenizer(Protocol):
         """The bytes of a token; of a special one its name."""
 
     def is_special(self, token: int) -> bool:
-        """True for a special token, which ``decode`` skips."""
+        """Whether it is a special token, which ``decode`` skips."""
 
     def is_byte(self, token: int) -> bool:
-        """True for a token that is a single raw byte."""
+        """Whether it is a single raw byte."""
 
 
 class Footprint(Struct, frozen=True):

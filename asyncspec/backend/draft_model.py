@@ -26,7 +26,7 @@ REMEMBER = 32
 
 
 @dataclass(slots=True)
-class DraftSession(Generic[C]):
+class CachedSession(Generic[C]):
     """The cache of a session, and what its slots hold."""
 
     cache: C
@@ -39,7 +39,7 @@ class DraftSession(Generic[C]):
     remembered: int = REMEMBER
 
 
-S = TypeVar("S", bound=DraftSession[Any])
+S = TypeVar("S", bound=CachedSession[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +146,19 @@ class CachedSource(TokenSource, Generic[S]):
             session.cache.check(session.trie.length)
 
 
-class CachedDraftModel(CachedSource[DraftSession[C]], Generic[C]):
+class CachedDraftModel(CachedSource[CachedSession[C]], Generic[C]):
     """A whole small model."""
 
     @abstractmethod
     def new_cache(self) -> C:
         """Of a session."""
 
-    def open_session(self) -> DraftSession[C]:
-        return DraftSession(self.new_cache())
+    def open_session(self) -> CachedSession[C]:
+        return CachedSession(self.new_cache())
 
     def advance(
-        self, session: DraftSession[C], job: Expand
-    ) -> Iterator[DraftPass[DraftSession[C]]]:
+        self, session: CachedSession[C], job: Expand
+    ) -> Iterator[DraftPass[CachedSession[C]]]:
         if session.length + len(job.committed) > self._context:
             # Nothing sensible comes from here on; the text goes on without a draft.
             session.cache.close()

@@ -14,12 +14,12 @@ from asyncspec.backend.base import (
     DType,
     Footprint,
     LoadedSource,
-    LoadedStage,
     Mode,
     ModelInfo,
     OpenModel,
     Quantize,
     SourceSpec,
+    StageBackend,
     StageSpec,
 )
 from asyncspec.backend.hf.checkpoint_files import list_tensors
@@ -113,7 +113,7 @@ class HFBackend:
 
         return open_checkpoint(name, tokenizer=tokenizer)
 
-    def load(self, spec: StageSpec) -> LoadedStage:
+    def load(self, spec: StageSpec) -> StageBackend:
         from asyncspec.backend.hf.stage import load_stage
 
         return load_stage(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, DraftSession, learn
+from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
@@ -16,7 +16,7 @@ from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
 
-S = TypeVar("S", bound=DraftSession[TreeCache])
+S = TypeVar("S", bound=CachedSession[TreeCache])
 
 
 class BatchedDraftPass:
@@ -47,7 +47,7 @@ class DraftModel(CachedDraftModel[TreeCache]):
     def new_cache(self) -> TreeCache:
         return TreeCache(self._shape, self._context)
 
-    def compute(self, passes: Sequence[DraftPass[DraftSession[TreeCache]]]) -> None:
+    def compute(self, passes: Sequence[DraftPass[CachedSession[TreeCache]]]) -> None:
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
         known = self.shard.info.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]

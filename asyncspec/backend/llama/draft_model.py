@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncspec.backend.draft_model import CachedDraftModel, DraftPass, DraftSession, learn
+from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.engine import Engine, Settings
 from asyncspec.backend.llama.footprint import footprint
@@ -26,7 +26,7 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
     def new_cache(self) -> TreeCache:
         return TreeCache(self.engine)
 
-    def compute(self, passes: Sequence[DraftPass[DraftSession[TreeCache]]]) -> None:
+    def compute(self, passes: Sequence[DraftPass[CachedSession[TreeCache]]]) -> None:
         known = self.engine.model.vocab_size
         rows, wanted = [], []
         for one in passes:

@@ -16,9 +16,9 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.draft_model import (
     CHUNK,
+    CachedSession,
     CachedSource,
     DraftPass,
-    DraftSession,
     learn,
     prompt_passes,
 )
@@ -35,7 +35,7 @@ from asyncspec_protocol.messages import Expand
 
 
 @dataclass(slots=True)
-class _Session(DraftSession[TreeCache]):
+class _Session(CachedSession[TreeCache]):
     """Of its trie, a row per committed token but the first, which no feature precedes."""
 
     # [H] each: of the last committed row and of all rows of the tree.

@@ -101,7 +101,7 @@ class HalfLinear(RowwiseLinear):
 
     @property
     def weight_bytes(self) -> int:
-        return self.weight_count * self._weight_dtype.itemsize
+        return self.out_features * self.in_features * self._weight_dtype.itemsize
 
 
 def _scaled_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

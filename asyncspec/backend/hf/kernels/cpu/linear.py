@@ -103,7 +103,7 @@ class RowwiseLinear(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights, without the bias; 0 where another layer owns them."""
-        return self.weight_count * self.dtype.itemsize
+        return self.out_features * self.in_features * self.dtype.itemsize
 
     @property
     def bytes_held(self) -> int:
