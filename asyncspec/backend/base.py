@@ -8,9 +8,9 @@ thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from asyncspec.core.jobs import StageJob, TensorRows
 from asyncspec.source.base import TokenSource
@@ -109,6 +109,29 @@ class OpenModel(Protocol):
         """Name of the type that ``dtype`` means, as in ``Hello.dtype``."""
 
 
+KVType = Literal["f16", "q8_0"]
+FlashAttention = Literal["auto", "on", "off"]
+
+
+class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[llama]``: how llama.cpp computes a GGUF target and its draft model."""
+
+    # "auto" (a GPU of the node's machine that llama.cpp is built for, else its CPU), "cpu", or a
+    # kind ("cuda", "metal", "vulkan", "rocm") or name ("CUDA1") of GPU.
+    device: str = "auto"
+    # A stage's last layers that the GPU computes; -1: all.
+    gpu_layers: Annotated[int, Meta(ge=-1)] = -1
+    # Of the cache; "q8_0" takes half the memory and rounds.
+    kv_type: KVType = "f16"
+    # "auto": where the device has it.
+    flash_attention: FlashAttention = "auto"
+    # Weights in the CPU's fastest layout, where a child process finds that to work.
+    repack: bool = False
+
+
+DEFAULT_OPTIONS = EngineOptions()
+
+
 class StageSpec(Struct, frozen=True):
     """Layers [first, end) of a target and how to run them."""
 
@@ -117,6 +140,7 @@ class StageSpec(Struct, frozen=True):
     dtype: DType = "auto"
     mode: Mode = "exact"
     quantize: Quantize = "none"
+    options: EngineOptions = EngineOptions()
 
 
 class SourceSpec(Struct, frozen=True):
@@ -126,6 +150,7 @@ class SourceSpec(Struct, frozen=True):
     name: str
     target: Any  # an OpenModel; of the same backend where the source is an EAGLE head
     dtype: DType = "auto"
+    options: EngineOptions = EngineOptions()
 
 
 class LoadedSource(Struct, frozen=True):
@@ -228,6 +253,7 @@ class Backend(Protocol):
         dtype: DType,
         mode: Mode,
         quantize: Quantize,
+        options: EngineOptions,
     ) -> list[Footprint]:
         """Of stages with the layers ``spans``."""
 

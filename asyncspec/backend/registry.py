@@ -6,11 +6,13 @@ A backend is a package with an object ``BACKEND`` (see ``base.Backend``), and a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import cast
 
 from asyncspec.backend.base import EAGLE, Backend
+from asyncspec.core.errors import UserError
 
 MODULES: Mapping[str, str] = {
     "hf": "asyncspec.backend.hf.backend",
@@ -18,11 +20,10 @@ MODULES: Mapping[str, str] = {
     "toy": "asyncspec.backend.toy.backend",
 }
 
-DEFAULT = "hf"
-"""Of models whose name says nothing else."""
+DEFAULT, LLAMA = "hf", "llama"
 
-GGUF = ".gguf"
-"""The end of names of files that are llama.cpp's."""
+_GGUF = re.compile(r"[.-]gguf([@:][^/]*)?", re.IGNORECASE)
+"""How names of GGUF files, and of repositories of such on the Hub, end."""
 
 
 def backend(name: str) -> Backend:
@@ -30,12 +31,28 @@ def backend(name: str) -> Backend:
     return cast("Backend", import_module(MODULES[name]).BACKEND)
 
 
-def backend_of(model: str) -> Backend:
-    """The backend of a model: its prefix ``BACKEND:`` says which, else what kind of file it is."""
+def backend_name(model: str) -> str:
+    """The name of a model's backend: its prefix ``BACKEND:``, else what kind of file it names."""
     prefix, colon, _ = model.partition(":")
     if colon and prefix in MODULES:
-        return backend(prefix)
-    return backend("llama" if model.endswith(GGUF) else DEFAULT)
+        return prefix
+    last = model.rpartition("/")[2]
+    return LLAMA if (end := _GGUF.search(last)) and end.end() == len(last) else DEFAULT
+
+
+def backend_of(model: str) -> Backend:
+    """A model's backend."""
+    return backend(backend_name(model))
+
+
+def with_backend(model: str, name: str) -> str:
+    """The name by which a model is the backend ``name``'s; "auto": whichever its name says. Raises
+    ``UserError``."""
+    if name in ("auto", backend_name(model)):
+        return model
+    if name == LLAMA:
+        return f"{LLAMA}:{model}"
+    raise UserError(f"{model} is not a model of the backend {name}; leave backend out")
 
 
 def backend_of_source(source: str, target: str) -> Backend:

@@ -16,7 +16,7 @@ class Chain(Policy, frozen=True):
     k: Positive = 4
     # Chunks ahead of the last committed token at most; 0: one per stage and one being drafted.
     ahead: Count = 0
-    # Draft below the prompt's last token, before the first token is known. An extension.
+    # Draft before the first token is known. An extension.
     speculate_during_prefill: bool = True
 
     def max_tree_nodes(self, stages: int) -> int:

@@ -27,8 +27,7 @@ class Chunked(Policy, frozen=True):
     segment: Positive = 16
     # Segments per tree, more where they would be too long; 0: one for each pipeline position.
     pieces: Count = 0
-    # Segments that wait at a stage may share a pass. An extension: the paper's stages compute one
-    # segment a turn.
+    # Segments that wait at a stage may share a pass. An extension.
     coalesce: bool = False
 
     def max_tree_nodes(self, stages: int) -> int:

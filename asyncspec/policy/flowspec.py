@@ -39,10 +39,9 @@ class FlowSpec(Policy, frozen=True):
     d_deep: Positive = 1
     # Levels of a tree at most: deeper nodes are not worth their draft passes.
     d_most: Positive = 12
-    # Segments that wait at a stage may share a pass. An extension: the paper's stages compute one
-    # segment a turn.
+    # Segments that wait at a stage may share a pass. An extension.
     coalesce: bool = True
-    # Draft below the prompt's last token, before the first token is known. An extension.
+    # Draft before the first token is known. An extension.
     speculate_during_prefill: bool = True
 
     @property

@@ -30,10 +30,9 @@ class LevelTree(Policy, frozen=True):
     # Segments a level is cut into, so that the stages of one group work side by side (SpecPipe
     # 3.4, "mini-batch").
     parts: Positive = 1
-    # Segments that wait at a stage may share a pass. An extension: a turn may then compute more
-    # than one level.
+    # Segments that wait at a stage may share a pass. An extension.
     coalesce: bool = False
-    # Draft below the prompt's last token, before the first token is known. An extension.
+    # Draft before the first token is known. An extension.
     speculate_during_prefill: bool = True
     # Rule by which tokens are accepted (SpecPipe 3.4, "lossy acceleration").
     lossy: Lossy = ""

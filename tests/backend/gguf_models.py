@@ -245,8 +245,8 @@ def _feed_forward(out: Writer, at: str, *, dense: bool) -> None:
 # --- The bundled models.
 
 
-def convert(source: Path, path: Path, kind: str = "F16") -> Path:
-    """A checkpoint of the Llama family with its byte-level tokenizer."""
+def convert(source: Path, path: Path, kind: str = "F16", template: str | None = None) -> Path:
+    """A checkpoint of the Llama family with its byte-level tokenizer. ``template``: for chats."""
     from safetensors import safe_open
 
     config = json.loads((source / "config.json").read_text())
@@ -266,6 +266,8 @@ def convert(source: Path, path: Path, kind: str = "F16") -> Path:
     file.add_layer_norm_rms_eps(config["rms_norm_eps"])
     file.add_vocab_size(config["vocab_size"])
     _add_vocabulary(file, json.loads((source / "tokenizer.json").read_text()), config)
+    if template is not None:
+        file.add_chat_template(template)
     weights: dict[str, Any] = {}
     for part in sorted(source.glob("model*.safetensors")):
         with safe_open(part, "pt") as tensors:

@@ -3,20 +3,24 @@ against llama.cpp's own text of the whole file."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from asyncspec.backend.base import StageBackend
+from asyncspec.backend.base import EngineOptions, StageBackend
+from asyncspec.backend.llama import devices
 from asyncspec.backend.llama.branches import Pool
 from asyncspec.backend.llama.cut import VirtualFile, cut
+from asyncspec.backend.llama.devices import Device
 from asyncspec.backend.llama.gguf_file import open_gguf
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import decode
-from asyncspec.core.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.sampling import Sampling
 from backend import conformance
 from backend.conformance import MakeStages
@@ -123,6 +127,32 @@ def test_a_cut_holds_its_own_tensors_only(tmp_path: Path) -> None:
         data[stored.offset : stored.offset + stored.size]
         == whole.read_bytes()[source.offset : source.offset + source.size]
     )
+
+
+def test_a_device_is_found_by_its_kind_or_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Device(i, "cuda", f"CUDA{i}", "a GPU") for i in range(2)]
+    monkeypatch.setattr(devices, "gpus", lambda: found)
+    wanted = {"cpu": None, "auto": found[0], "cuda": found[0], "cuda1": found[1]}
+    assert {name: devices.find(name) for name in wanted} == wanted
+    with pytest.raises(UserError, match=r"finds cpu, CUDA0 \(a GPU\), CUDA1"):
+        devices.find("metal")
+    found.clear()
+    assert devices.find("auto") is None
+
+
+def test_a_cache_in_blocks_needs_heads_of_blocks(tmp_path: Path) -> None:
+    target = open_target(save_random(tmp_path / "model.gguf"))
+    with pytest.raises(CheckpointError, match="kv_type q8_0 needs heads of a multiple of 32"):
+        load_stage(target, 0, 1, options=EngineOptions(kv_type="q8_0"))
+
+
+def test_repacking_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = open_target(save_random(tmp_path / "model.gguf"))
+    options = EngineOptions(repack=True)
+    assert load_stage(target, 0, 2, options=options).weights == "F16 repacked, llama.cpp on the CPU"
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    stage = load_stage(target, 0, 2, options=options)
+    assert stage.weights == "F16, which cannot be repacked here, llama.cpp on the CPU"
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:

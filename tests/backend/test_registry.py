@@ -12,7 +12,7 @@ import pytest
 from asyncspec.backend import registry
 from asyncspec.backend.base import EAGLE, SourceSpec, StageSpec
 from asyncspec.backend.reference import decode
-from asyncspec.core.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec_nodes.cluster.checkpoints import check_draft, check_target
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
@@ -28,6 +28,30 @@ def test_a_prefix_names_the_backend() -> None:
     assert registry.backend_of("org/model@main").library == "torch"
     assert registry.backend_of_source(f"{EAGLE}toy", TARGET) is registry.backend("toy")
     assert registry.backend_of_source("org/draft", TARGET).library == "torch"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("dir/m.gguf", "llama"),
+        ("M.GGUF", "llama"),
+        ("llama:m.bin", "llama"),
+        ("org/m-GGUF:Q8_0", "llama"),
+        ("org/m-gguf@main", "llama"),
+        ("org/m/sub/m-Q8_0-00001-of-00002.gguf", "llama"),
+        ("org/m-gguf-old", "hf"),
+        ("org/x.gguf/model", "hf"),
+        ("toy:", "toy"),
+    ],
+)
+def test_names_of_gguf_models(model: str, name: str) -> None:
+    assert registry.backend_name(model) == name
+    assert registry.with_backend(model, "auto") == registry.with_backend(model, name) == model
+    if name == "hf":
+        assert registry.with_backend(model, "llama") == f"llama:{model}"
+    else:
+        with pytest.raises(UserError, match="not a model of the backend hf"):
+            registry.with_backend(model, "hf")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ import re
 import signal
 import sys
 import termios
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node import listen
 from commands import reset_hangup
+from http_process import post, process
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
 
@@ -38,44 +37,6 @@ PROMPT = "Once upon a time there was a little fox"
 SAMPLED = ["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--max-new-tokens", "24"]
 ASK: dict[str, Any] = {"model": "demo-target", "prompt": PROMPT, "max_tokens": 24}
 HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
-
-
-@asynccontextmanager
-async def process(
-    module: str, *argv: str, said: list[bytes] | None = None, **how: Any
-) -> AsyncIterator[tuple[Any, str]]:
-    """A command that serves HTTP, and where; it leaves nothing behind. ``said``: takes the lines on
-    stderr until it serves; ``how``: as for ``subprocess``."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", module, *argv), stderr=asyncio.subprocess.PIPE, **how
-    )
-    before = psutil.Process(child.pid)
-    try:
-        port = await _port(child.stderr, [] if said is None else said)
-        family = [before, *before.children(recursive=True)]
-        yield child, f"http://127.0.0.1:{port}"
-        await child.wait()
-        assert not [p for p in family if p.is_running() and p.status() != "zombie"]
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.communicate()
-
-
-async def _port(lines: asyncio.StreamReader | None, said: list[bytes]) -> int:
-    assert lines is not None
-    async for line in lines:
-        said.append(line)
-        if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
-            return int(found[1])
-    raise AssertionError("it has ended")
-
-
-async def post(web: aiohttp.ClientSession, path: str, **fields: Any) -> dict[str, Any]:
-    async with web.post(path, json=fields) as reply:
-        assert reply.status == 200, await reply.text()
-        answer: dict[str, Any] = await reply.json()
-        return answer
 
 
 @pytest.fixture

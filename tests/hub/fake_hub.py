@@ -114,11 +114,11 @@ class FakeHub:
         elif what[0] == "revision":
             self._json(request, {"id": name, "sha": commit_of(directory), "siblings": []})
         elif what[0] == "tree":
-            self._json(request, [described(file) for file in sorted(directory.iterdir())])
-        elif not (directory / what[2]).is_file():
+            self._json(request, [described(directory, file) for file in files_of(directory)])
+        elif not (file := directory.joinpath(*what[2:])).is_file():
             self._refuse(request, 404, "EntryNotFound")
         else:
-            self._file(request, directory / what[2])
+            self._file(request, directory, file)
 
     def _refuse(self, request: BaseHTTPRequestHandler, status: int, code: str) -> None:
         self.log.append(Request(str(request.command), "", 0))
@@ -137,7 +137,7 @@ class FakeHub:
         request.end_headers()
         request.wfile.write(body)
 
-    def _file(self, request: BaseHTTPRequestHandler, file: Path) -> None:
+    def _file(self, request: BaseHTTPRequestHandler, directory: Path, file: Path) -> None:
         content, whole = file.read_bytes(), file.stat().st_size
         asked = request.headers.get("Range")
         first = 0
@@ -146,9 +146,10 @@ class FakeHub:
             first = int(first)
             content = content[first : int(last) + 1 if last else None]
         size = 0 if request.command == "HEAD" else len(content)
-        self.log.append(Request(str(request.command), file.name, size, asked is not None))
+        name = str(file.relative_to(directory))
+        self.log.append(Request(str(request.command), name, size, asked is not None))
         request.send_response(200 if asked is None else 206)
-        request.send_header("X-Repo-Commit", commit_of(file.parent))
+        request.send_header("X-Repo-Commit", commit_of(directory))
         request.send_header("ETag", f'"{digest(file)}"')
         request.send_header("Accept-Ranges", "bytes")
         if asked is not None:
@@ -160,10 +161,19 @@ class FakeHub:
             request.wfile.write(content)
 
 
-def described(file: Path) -> dict[str, Any]:
+def files_of(directory: Path) -> list[Path]:
+    return sorted(file for file in directory.rglob("*") if file.is_file())
+
+
+def described(directory: Path, file: Path) -> dict[str, Any]:
     """A file as the tree of a repository has it."""
     size = file.stat().st_size
-    entry = {"type": "file", "path": file.name, "size": size, "oid": git_digest(file)}
+    entry = {
+        "type": "file",
+        "path": str(file.relative_to(directory)),
+        "size": size,
+        "oid": git_digest(file),
+    }
     if file.suffix == ".safetensors":
         entry["lfs"] = {"oid": digest(file), "size": size, "pointerSize": 134}
     return entry
@@ -183,5 +193,5 @@ def git_digest(file: Path) -> str:
 
 def commit_of(directory: Path) -> str:
     """Stands for the commit: another one where any file is another one."""
-    names = sorted(directory.iterdir())
+    names = files_of(directory)
     return hashlib.sha1("".join(f"{f.name} {digest(f)}\n" for f in names).encode()).hexdigest()

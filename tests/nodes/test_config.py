@@ -212,6 +212,39 @@ def test_an_eagle_heads_path_is_relative_too(tmp_path: Path, source: str, found:
     assert load(tmp_path / "c.toml").draft.source == found.format(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("model.gguf", "{}/model.gguf"),
+        ("llama:model.bin", "llama:{}/model.bin"),
+        ("org/model-GGUF:Q8_0", "org/model-GGUF:Q8_0"),
+    ],
+)
+def test_a_gguf_files_path_is_relative_too(tmp_path: Path, path: str, found: str) -> None:
+    for name in ("model.gguf", "model.bin"):
+        (tmp_path / name).touch()
+    (tmp_path / "c.toml").write_text(GOOD.replace('"model"', f'"{path}"'))
+    assert load(tmp_path / "c.toml").target.path == found.format(tmp_path)
+    # The key says what a name does not.
+    file = GOOD.replace('"model"', '"model.bin"\nbackend = "llama"')
+    (tmp_path / "c.toml").write_text(file + '[llama]\nkv_type = "q8_0"\n')
+    assert load(tmp_path / "c.toml").target.path == f"llama:{tmp_path}/model.bin"
+
+
+@pytest.mark.parametrize(
+    ("target", "table", "says"),
+    [
+        ("model", 'device = "cpu"', r"\[llama\] is for GGUF targets, and model is none"),
+        ("m.gguf", 'kv_type = "q8_0"\nflash_attention = "off"', "q8_0 needs flash attention"),
+        ("m.gguf", "gpu_layers = -2", "gpu_layers"),
+        ('m.gguf"\nbackend = "hf', "", "m.gguf is not a model of the backend hf"),
+    ],
+)
+def test_options_of_llama_cpp_that_cannot_be(target: str, table: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse(f"{GOOD.replace('model', target)}[llama]\n{table}\n")
+
+
 def test_a_hub_id_stays_one(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(GOOD.replace('"model"', '"org/model"'))
     assert load(tmp_path / "c.toml").target.path == "org/model"

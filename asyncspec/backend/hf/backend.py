@@ -12,6 +12,7 @@ from asyncspec.backend.base import (
     EAGLE,
     Backend,
     DType,
+    EngineOptions,
     Footprint,
     LoadedSource,
     Mode,
@@ -75,6 +76,7 @@ class HFBackend:
         dtype: DType,
         mode: Mode,
         quantize: Quantize,
+        options: EngineOptions,
     ) -> list[Footprint]:
         from asyncspec.backend.hf.footprint import footprint, stored_info
 

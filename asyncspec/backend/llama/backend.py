@@ -4,13 +4,13 @@ the functions that need it; what a file says of its model needs none."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from asyncspec.backend.base import (
     EAGLE,
     Backend,
     DType,
+    EngineOptions,
     Footprint,
     LoadedSource,
     Mode,
@@ -20,10 +20,10 @@ from asyncspec.backend.base import (
     StageSpec,
 )
 from asyncspec.backend.llama.footprint import footprint
+from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
 from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
+from asyncspec.backend.registry import LLAMA, backend_name
 from asyncspec.core.errors import CheckpointError, UserError
-
-PREFIX = "llama:"
 
 _SAMPLING = {
     "temperature": "temp",
@@ -44,15 +44,16 @@ class LlamaBackend:
 
     def model_name(self, name: str) -> str:
         """See ``Backend``."""
-        return _path(name).stem
+        return short_name(name)
 
     def locate(self, name: str) -> str:
         """See ``Backend``."""
-        return str(_existing(name).absolute())
+        path = str(locate(name).absolute())
+        return path if backend_name(path) == LLAMA else f"{PREFIX}{path}"
 
     def inspect(self, name: str) -> ModelInfo:
         """See ``Backend``."""
-        return open_target(_existing(name)).info
+        return self.open(name).info
 
     def check_target(self, name: str) -> ModelInfo:
         """See ``Backend``."""
@@ -65,14 +66,14 @@ class LlamaBackend:
         """See ``Backend``."""
         if name.startswith(EAGLE):
             raise CheckpointError(f"{name}: EAGLE heads do not work on GGUF targets yet")
-        if not _is_gguf(target):
+        if backend_name(target) != LLAMA:
             raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
         check_vocab(self.open(target), self.open(name))
         return self.locate(name)
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         """See ``Backend``."""
-        model = open_target(_existing(name)).model
+        model = self.open(name).model
         said = {ours: model.get(f"general.sampling.{key}") for ours, key in _SAMPLING.items()}
         return {name: value for name, value in said.items() if value is not None}
 
@@ -83,11 +84,12 @@ class LlamaBackend:
         dtype: DType,
         mode: Mode,
         quantize: Quantize,
+        options: EngineOptions,
     ) -> list[Footprint]:
         """See ``Backend``."""
         target = self.open(name)
         _check(target, dtype, quantize)
-        return [footprint(target, span) for span in spans]
+        return [footprint(target, span, options.kv_type) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         """See ``Backend``."""
@@ -97,10 +99,11 @@ class LlamaBackend:
     def preload(self, name: str | None) -> None:
         """See ``Backend``."""
         from asyncspec.backend.llama import draft_model, stage, tokenizer
-        from asyncspec.backend.llama.library import bindings
+        from asyncspec.backend.llama.library import import_bindings
 
         del draft_model, stage, tokenizer
-        bindings()
+        # Not initialised: a process that is forked of one with a GPU cannot use it.
+        import_bindings()
 
     def threads(self) -> int:
         """See ``Backend``."""
@@ -110,14 +113,14 @@ class LlamaBackend:
 
     def open(self, name: str, *, tokenizer: bool = True) -> OpenTarget:
         """See ``Backend``."""
-        return open_target(_existing(name))
+        return open_target(locate(name))
 
     def load(self, spec: StageSpec) -> Any:
         """See ``Backend``."""
         from asyncspec.backend.llama.stage import load_stage
 
         _check(spec.model, spec.dtype, spec.quantize)
-        return load_stage(spec.model, *spec.layers, mode=spec.mode)
+        return load_stage(spec.model, *spec.layers, mode=spec.mode, options=spec.options)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         """See ``Backend``."""
@@ -127,7 +130,7 @@ class LlamaBackend:
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
         check_vocab(spec.target, draft)
-        loaded = load_draft(draft, spec.target.info.vocab_size)
+        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options.device)
         return LoadedSource(loaded, loaded.token_bytes)
 
     def load_tokenizer(self, model: OpenTarget, template: str | None = None) -> Any:
@@ -141,21 +144,6 @@ def _check(target: OpenTarget, dtype: DType, quantize: Quantize) -> None:
     target.computed_dtype(dtype)
     if quantize != "none":
         raise UserError(f"a GGUF file is quantised as it is; leave quantize {quantize} out")
-
-
-def _is_gguf(name: str) -> bool:
-    return name.startswith(PREFIX) or name.endswith(".gguf")
-
-
-def _path(name: str) -> Path:
-    return Path(name.removeprefix(PREFIX)).expanduser()
-
-
-def _existing(name: str) -> Path:
-    path = _path(name)
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}; give a GGUF file")
-    return path
 
 
 BACKEND: Backend = LlamaBackend()

@@ -105,14 +105,14 @@ def check_family(model: GGUF, layers: int) -> None:
     family, whole = model.architecture, layer_count(model)
     if family not in FAMILIES:
         raise CheckpointError(
-            f"{model.files[0]}: a model of the family {family} cannot be cut into stages; use one "
-            f"stage, or a model of {', '.join(sorted(FAMILIES))}"
+            f"{model.files[0]}: a {family} model cannot be cut into stages; use one stage, or "
+            f"{', '.join(sorted(FAMILIES))}"
         )
     depths = BY_DEPTH.get(family, frozenset())
     if whole in depths or layers in depths:
         raise CheckpointError(
-            f"{model.files[0]}: llama.cpp tells variants of {family} by their number of layers, "
-            f"and cannot compute {layers} of {whole}; use other stages, or one"
+            f"{model.files[0]}: llama.cpp cannot compute {layers} of {whole} layers of {family} by "
+            "themselves; use other stages"
         )
 
 
@@ -139,8 +139,8 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
             found[pattern] = value(7, listed[first:last])
         if not any(listed[first:last]):
             raise CheckpointError(
-                f"{model.files[0]}: llama.cpp cannot compute layers {first} to {last - 1} by "
-                "themselves, of which none has a sliding window; use other stages"
+                f"{model.files[0]}: of layers {first} to {last - 1} none has a sliding window, "
+                "which llama.cpp cannot compute; use other stages"
             )
     if f"{family}.leading_dense_block_count" in found:
         dense = int(model.get("{arch}.leading_dense_block_count"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.llama.cut import VirtualFile, cut
+from asyncspec.backend.llama.devices import find
 from asyncspec.backend.llama.engine import Engine, Settings
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
@@ -44,9 +45,11 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
             learn(passes, best_successors(logits, most))
 
 
-def load_draft(draft: OpenTarget, vocab: int) -> LlamaDraft:
-    """Load a whole model as a draft of a target with so many tokens. Raises ``CheckpointError``."""
+def load_draft(draft: OpenTarget, vocab: int, device: str = "auto") -> LlamaDraft:
+    """Load a whole model as a draft of a target with so many tokens. Raises ``UserError``."""
     span = (0, draft.info.layers)
-    model = load_model(VirtualFile(*cut(draft.model, *span)), str(draft.path))
-    engine = Engine(model, Settings(exact=False))
+    gpu = find(device)
+    file = VirtualFile(*cut(draft.model, *span))
+    model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0)
+    engine = Engine(model, Settings(exact=False, device=gpu.name if gpu else ""))
     return LlamaDraft(engine, draft.info.context_length, vocab, footprint(draft, span).slot)

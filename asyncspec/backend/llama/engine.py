@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from asyncspec.backend.llama.batch import PADDING, Batch
 from asyncspec.backend.llama.branches import Branches, Node, Pool
 from asyncspec.backend.llama.library import Model, last_error, threads
 from asyncspec.core.errors import ClusterError
@@ -25,8 +26,8 @@ from asyncspec.core.errors import ClusterError
 Floats = npt.NDArray[np.float32]
 
 _SEQUENCES = 254
-_DEAD, _PADDING = 254, 255
-"""Sequences of no session."""
+_DEAD = 254
+"""The sequence of dead rows."""
 
 EXACT_ROWS, FAST_ROWS = 62, 512
 """Most rows of a pass. llama.cpp computes attention in another way from 64 rows on."""
@@ -46,8 +47,10 @@ class Settings(Struct, frozen=True):
     min_rows: int = 1
     # Types of keys and values, as in ``enum ggml_type``: 1 is F16, 8 is Q8_0.
     kv_type: int = 1
-    flash: bool = True
-    on_gpu: bool = False
+    # As in ``enum llama_flash_attn_type``: -1 is what the device has, 0 off, 1 on.
+    flash: int = -1
+    # The GPU's name; "": the CPU.
+    device: str = ""
     # Fewest cells of the cache, where the model's RoPE depends on them.
     least_cells: int = FIRST_CELLS
 
@@ -74,7 +77,7 @@ class Engine:
         self._captured: dict[str, Floats] = {}
         self._listens = bool(last)
         bound = self._bound = model.bound
-        self._batch = _Batch(bound, self.most_rows + 16, model.width)
+        self._batch = Batch(bound, self.most_rows + 16, model.width)
         self._name = bound._lib.ggml_get_name
         self._name.argtypes, self._name.restype = [ctypes.c_void_p], ctypes.c_char_p
         self._bytes = bound._lib.ggml_nbytes
@@ -105,8 +108,8 @@ class Engine:
         """Of a new session. Raises ``ClusterError`` where there are too many."""
         if len(self.branches) >= _SEQUENCES // self._twins - 1:
             raise ClusterError(
-                f"llama.cpp's cache holds {len(self.branches)} sessions at most, those kept for "
-                "their prompts included; lower [limits] sessions"
+                f"llama.cpp's cache holds {len(self.branches)} sessions at most; lower [limits] "
+                "sessions"
             )
         branches = Branches(self, self.pool)
         self.branches.append(branches)
@@ -157,17 +160,17 @@ class Engine:
         parameters.n_seq_max = _SEQUENCES + 2
         parameters.n_batch = max(parameters.n_ubatch, parameters.n_seq_max)
         parameters.n_threads = parameters.n_threads_batch = threads()
-        parameters.flash_attn_type = int(settings.flash)
+        parameters.flash_attn_type = settings.flash
         parameters.type_k = parameters.type_v = settings.kv_type
         parameters.kv_unified = parameters.swa_full = parameters.no_perf = True
-        parameters.offload_kqv = parameters.op_offload = settings.on_gpu
+        parameters.offload_kqv = parameters.op_offload = bool(settings.device)
         if self._listens:
             parameters.cb_eval = self._on_tensor
         parameters.abort_callback = self._stops
         parameters.abort_callback_data = ctypes.cast(self._stop, ctypes.c_void_p)
         self._context = bound.llama_init_from_model(self.model.handle, parameters)
         if not self._context:
-            raise ClusterError(f"llama.cpp cannot make a cache of {cells} tokens: {last_error()}")
+            raise _failure(f"make a cache of {cells} tokens")
         self._memory = bound.llama_get_memory(self._context)
         self.cells = bound.llama_n_ctx(self._context)
 
@@ -191,7 +194,7 @@ class Engine:
             self._context = None
             self._open(cells)
         if not bound.llama_state_set_data(self._context, data, size):
-            raise ClusterError(f"llama.cpp cannot pack its cache: {last_error()}")
+            raise _failure("pack its cache")
 
     # --- Passes.
 
@@ -289,11 +292,11 @@ class Engine:
             self._make_room(total)
             code = self._decode()
         if padding:
-            self._bound.llama_memory_seq_rm(self._memory, _PADDING, -1, -1)
+            self._bound.llama_memory_seq_rm(self._memory, PADDING, -1, -1)
         if code == 2:
             raise Abandoned
         if code:
-            raise ClusterError(f"llama.cpp cannot compute a pass: {last_error()}")
+            raise _failure("compute a pass")
         if self.settings.exact:
             self._used += len(rows)
         places = {int(row): i for i, row in enumerate(np.flatnonzero(outputs))}
@@ -333,6 +336,10 @@ class Engine:
         return own != self.last
 
 
+def _failure(what: str) -> ClusterError:
+    return ClusterError(f"llama.cpp cannot {what}: {last_error()}")
+
+
 def _joined(parts: list[Floats]) -> Floats:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -352,61 +359,3 @@ def _with_ancestors(
         known.update(node for _, node in lost)
         again += reversed(lost)
     return [*again, *rows], len(again)
-
-
-class _Batch:
-    """``llama_batch`` over arrays that are filled anew for each pass."""
-
-    def __init__(self, bound: Any, most: int, width: int) -> None:
-        self.batch = bound.llama_batch()
-        self._bound = bound
-        self._tokens = np.zeros(most, np.int32)
-        self._hidden = np.zeros((most, width), np.float32)
-        self._positions = np.zeros(most, np.int32)
-        self._counts = np.zeros(most, np.int32)
-        self._where = np.zeros(most, np.uint64)
-        self._outputs = np.zeros(most, np.int8)
-        self._sequences = np.zeros(0, np.int32)
-        for name, array in (
-            ("pos", self._positions),
-            ("n_seq_id", self._counts),
-            ("seq_id", self._where),
-            ("logits", self._outputs),
-        ):
-            self._set(name, array)
-
-    def _set(self, name: str, array: Any) -> None:
-        kind = dict(self._bound.llama_batch._fields_)[name]
-        setattr(self.batch, name, ctypes.cast(array.ctypes.data if array is not None else 0, kind))
-
-    def fill(
-        self,
-        rows: Sequence[Node],
-        members: dict[Node, list[int]],
-        twins: int,
-        padding: int,
-        outputs: npt.NDArray[np.int8],
-    ) -> None:
-        """``rows``, and then ``padding`` rows of a sequence of their own."""
-        count, total = len(rows), len(rows) + padding
-        by_token = isinstance(rows[0].given, int)
-        if by_token:
-            self._tokens[:total] = [row.given for row in rows] + [0] * padding
-        else:
-            for i, row in enumerate(rows):
-                self._hidden[i] = row.given
-            self._hidden[count:total] = 1.0
-        self._positions[:total] = [row.position for row in rows] + [*range(padding)]
-        listed = [members[row] for row in rows]
-        if twins == 2:
-            listed = [[s for one in own for s in (2 * one, 2 * one + 1)] for own in listed]
-        listed += [[_PADDING]] * padding
-        counts = [len(own) for own in listed]
-        self._counts[:total] = counts
-        self._sequences = np.array([s for own in listed for s in own], np.int32)
-        starts = np.cumsum([0, *counts[:-1]], dtype=np.uint64)
-        self._where[:total] = self._sequences.ctypes.data + 4 * starts
-        self._outputs[:total] = outputs
-        self.batch.n_tokens = total
-        self._set("token", self._tokens if by_token else None)
-        self._set("embd", None if by_token else self._hidden)

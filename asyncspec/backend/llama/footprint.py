@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncspec.backend.base import Footprint
+from asyncspec.backend.base import Footprint, KVType
 from asyncspec.backend.llama.cut import cut
 from asyncspec.backend.llama.target import OpenTarget
+from asyncspec.core.errors import CheckpointError
 
-_ITEM = 2
-"""Bytes of a number of the cache: F16."""
+_ITEM = {"f16": 2.0, "q8_0": 34 / 32}
+"""Bytes of a number of the cache."""
+
+_BLOCK = 32
+"""Numbers that Q8_0 rounds together."""
 
 _SPARE = 2
 """Cells per slot: those of dead rows stay until the cache is packed."""
@@ -18,15 +22,15 @@ _MASK = 6 * 78
 """Bytes of attention masks for each slot that a pass of the most rows sees: F32 and F16."""
 
 
-def footprint(target: OpenTarget, span: tuple[int, int]) -> Footprint:
+def footprint(target: OpenTarget, span: tuple[int, int], kv_type: KVType = "f16") -> Footprint:
     """Weights and cache of layers [first, last). Raises ``CheckpointError``."""
     _, tensors = cut(target.model, *span)
     weights = sum(tensor.size for tensor in tensors.values() if tensor.file is not None)
-    return Footprint(span, weights, _SPARE * slot_bytes(target, span), _MASK)
+    return Footprint(span, weights, _SPARE * slot_bytes(target, span, kv_type), _MASK)
 
 
-def slot_bytes(target: OpenTarget, span: tuple[int, int]) -> int:
-    """Keys and values of a token."""
+def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> int:
+    """Keys and values of a token. Raises ``CheckpointError`` where they do not fit ``kv_type``."""
     model = target.model
     heads = _by_layer(target, "attention.head_count")
     kv_heads = _by_layer(target, "attention.head_count_kv") or heads
@@ -38,8 +42,13 @@ def slot_bytes(target: OpenTarget, span: tuple[int, int]) -> int:
         values = int(model.get("{arch}.attention.value_length", head))
         if model.get("{arch}.attention.key_length_mla"):
             values = 0  # part of the keys
-        total += kv_heads[layer] * (keys + values) * _ITEM
-    return total
+        if kv_type == "q8_0" and (keys % _BLOCK or values % _BLOCK):
+            raise CheckpointError(
+                f"{target.path}: kv_type q8_0 needs heads of a multiple of {_BLOCK} numbers, and "
+                f"these have {keys} and {values}; use f16"
+            )
+        total += kv_heads[layer] * (keys + values)
+    return round(total * _ITEM[kv_type])
 
 
 def _by_layer(target: OpenTarget, key: str) -> list[int]:

@@ -16,7 +16,7 @@ _log: list[str] = []
 """What llama.cpp said last, for errors."""
 
 
-def bindings() -> Any:
+def import_bindings() -> Any:
     """The module of the low-level bindings. Raises ``UserError`` where it is not installed."""
     try:
         import llama_cpp.llama_cpp as bound
@@ -24,6 +24,12 @@ def bindings() -> Any:
         raise UserError(MISSING) from None
     except (OSError, RuntimeError) as error:
         raise UserError(f"llama.cpp cannot be loaded ({error}); install it anew") from None
+    return bound
+
+
+def bindings() -> Any:
+    """The same, ready for use."""
+    bound = import_bindings()
     if not _log:
         _log.append("")
         bound.llama_log_set(_KEPT_LOG, None)
@@ -134,16 +140,20 @@ def load_model(
     file: VirtualFile,
     name: str,
     *,
-    gpu_layers: int = 0,
+    device: int = 0,
+    gpu_layers: int = -1,
     repack: bool = False,
     vocab_only: bool = False,
 ) -> Model:
-    """Load a model of a virtual file. ``name``: for errors. ``repack``: keep weights in the layout
-    that this CPU multiplies fastest. Raises ``CheckpointError``."""
+    """Load a model of a virtual file. ``name``: for errors. ``device``: the handle of a GPU, and
+    ``gpu_layers`` as in ``EngineOptions``; 0: the CPU. ``repack``: keep weights in the layout that
+    this CPU multiplies fastest. Raises ``CheckpointError``."""
     bound = bindings()
     parameters = bound.llama_model_default_params()
     parameters.load_mode = 0  # neither mapped nor locked: the file is nowhere
-    parameters.n_gpu_layers = gpu_layers
+    devices = (ctypes.c_void_p * 2)(device or None, None)
+    parameters.devices = ctypes.cast(devices, ctypes.c_void_p)
+    parameters.n_gpu_layers = gpu_layers if device else 0
     parameters.use_extra_bufts = repack
     parameters.vocab_only = vocab_only
     stream = Stream(file)

@@ -7,17 +7,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncspec.backend import sampling
-from asyncspec.backend.base import Guarantee, Mode, ModelInfo, WireTensor
+from asyncspec.backend.base import (
+    DEFAULT_OPTIONS,
+    EngineOptions,
+    Guarantee,
+    Mode,
+    ModelInfo,
+    WireTensor,
+)
 from asyncspec.backend.llama.cut import SCALED_INPUT, VirtualFile, cut
+from asyncspec.backend.llama.devices import find
 from asyncspec.backend.llama.engine import FIRST_CELLS, Abandoned, Engine, Floats, Settings
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
+from asyncspec.backend.llama.repack_trial import repacking_works
 from asyncspec.backend.llama.self_test import confirm
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec_protocol.messages import FINAL
+
+_KV_TYPES = {"f16": 1, "q8_0": 8}
+"""As in ``enum ggml_type``."""
+
+_FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
 class LlamaStage(TreeStage[TreeCache]):
@@ -133,26 +147,55 @@ def _chosen(rows: TensorRows) -> Floats:
     )
 
 
-def load_stage(target: OpenTarget, first: int, last: int, *, mode: Mode = "exact") -> LlamaStage:
-    """Read layers [first, last) as a stage; in exact mode it is tested. Raises
-    ``CheckpointError``."""
+def load_stage(
+    target: OpenTarget,
+    first: int,
+    last: int,
+    *,
+    mode: Mode = "exact",
+    options: EngineOptions = DEFAULT_OPTIONS,
+) -> LlamaStage:
+    """Read layers [first, last) as a stage; in exact mode it is tested. Raises ``UserError``."""
     info = target.info
-    model = load_model(VirtualFile(*cut(target.model, first, last)), str(target.path))
-    output = "" if last == info.layers else f"l_out-{last - first - 1}"
-    settings = Settings(exact=mode == "exact", least_cells=_least_cells(target))
-    engine = Engine(model, settings, output)
-    guarantee: Guarantee = "tolerance"
-    if mode == "exact":
-        guarantee = confirm(engine, info.vocab_size, embeds=first == 0)
+    slot = footprint(target, (first, last), options.kv_type).slot
+    repack = options.repack and repacking_works(target.path, first, last, options)
+    engine, guarantee = load_engine(target, first, last, mode, options, repack=repack)
+    layout = " repacked" if repack else ", which cannot be repacked here" if options.repack else ""
     return LlamaStage(
         engine,
         info,
         (first, last),
-        weights=f"{target.weights}, llama.cpp",
-        slot_bytes=footprint(target, (first, last)).slot,
+        weights=f"{target.weights}{layout}, llama.cpp on {engine.settings.device or 'the CPU'}",
+        slot_bytes=slot,
         guarantee=guarantee,
         input_scale=info.hidden_size**-0.5 if first and info.architecture in SCALED_INPUT else 1.0,
     )
+
+
+def load_engine(
+    target: OpenTarget, first: int, last: int, mode: Mode, options: EngineOptions, *, repack: bool
+) -> tuple[Engine, Guarantee]:
+    """The engine of a stage, tested in exact mode. Raises ``UserError``."""
+    device = find(options.device)
+    model = load_model(
+        VirtualFile(*cut(target.model, first, last)),
+        str(target.path),
+        device=device.handle if device else 0,
+        gpu_layers=options.gpu_layers,
+        repack=repack,
+    )
+    settings = Settings(
+        exact=mode == "exact",
+        kv_type=_KV_TYPES[options.kv_type],
+        flash=_FLASH[options.flash_attention],
+        device=device.name if device else "",
+        least_cells=_least_cells(target),
+    )
+    info = target.info
+    engine = Engine(model, settings, "" if last == info.layers else f"l_out-{last - first - 1}")
+    if mode == "fast":
+        return engine, "tolerance"
+    return engine, confirm(engine, info.vocab_size, embeds=first == 0)
 
 
 def _least_cells(target: OpenTarget) -> int:

@@ -18,6 +18,7 @@ from asyncspec.backend.base import (
     EAGLE,
     Backend,
     DType,
+    EngineOptions,
     Footprint,
     LoadedSource,
     Mode,
@@ -132,6 +133,7 @@ class ToyBackend(Backend):
         dtype: DType,
         mode: Mode,
         quantize: Quantize,
+        options: EngineOptions,
     ) -> list[Footprint]:
         return [Footprint(span, 0, ITEM_BYTES[DTYPE] * (span[1] - span[0]), 0) for span in spans]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
-from asyncspec.backend.base import EAGLE
-from asyncspec.backend.registry import backend_of
+from asyncspec.backend.base import EAGLE, EngineOptions, FlashAttention, KVType
+from asyncspec.backend.registry import backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import checkpoints
 from asyncspec_nodes.cluster.config import (
+    BACKENDS,
     DRAFTING,
     DTYPES,
     MODES,
@@ -24,12 +26,14 @@ from asyncspec_nodes.cluster.config import (
     DraftTable,
     PaceTable,
     TargetTable,
+    check_options,
     load,
     parts,
 )
 from asyncspec_nodes.cluster.layout import check_stages
 from asyncspec_nodes.console.arguments import (
     COUNT,
+    GPU_LAYERS,
     SECONDS,
     THREADS,
     Parser,
@@ -44,7 +48,8 @@ from asyncspec_protocol.ids import DRAFT
 DEFAULT_STAGES = 3
 CLUSTERS_CHOICE = (
     *("target", "draft", "stages", "dtype", "mode", "quantize", "threads"),
-    *("source_apart", "chat_template", "generation_config"),
+    *("source_apart", "chat_template", "generation_config", "backend"),
+    *EngineOptions.__struct_fields__,
 )
 """Arguments that a running cluster has already fixed."""
 
@@ -55,10 +60,10 @@ TIMES = {"seconds": "stage-seconds", "level_seconds": "draft-seconds"}
 def add_arguments(parser: Parser) -> None:
     """Model, policy and devices of a local cluster; or which cluster to connect to."""
     add = parser.add_argument
-    add("--target", metavar="DIR|HF_ID", help="default: the bundled demo model")
+    add("--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled demo model")
     add(
         "--draft",
-        metavar="DIR|HF_ID|eagle:DIR|ngram|none",
+        metavar="DIR|GGUF|HF_ID|eagle:DIR|ngram|none",
         help="default: the demo draft, else ngram; + joins several; the demo target also has "
         "eagle: and hybrid (docs/reference/sources.md)",
     )
@@ -84,9 +89,25 @@ def add_arguments(parser: Parser) -> None:
 
 def add_model_arguments(parser: Parser, quantize: str) -> None:
     """How the target is computed. ``quantize``: that option's help."""
+    parser.add_argument("--backend", choices=BACKENDS, help="default: what the target's name says")
     parser.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     parser.add_argument("--mode", choices=MODES, help="default: exact")
     parser.add_argument("--quantize", choices=QUANTIZE, help=quantize)
+    group = parser.add_argument_group("GGUF targets", "[llama] in the cluster file explains them")
+    add = group.add_argument
+    add("--device", metavar="NAME", help="auto, cpu, cuda, metal, ... (default: auto)")
+    GPU_LAYERS.add_to(group, "--gpu-layers", "N", "default: all")
+    add("--kv-type", choices=get_args(KVType), help="default: f16")
+    add("--flash-attention", choices=get_args(FlashAttention), help="default: auto")
+    add("--repack", action="store_true")
+
+
+def read_engine_options(arguments: argparse.Namespace, target: str) -> EngineOptions:
+    """Raises ``UserError`` for options that ``target`` does not have."""
+    names = given(arguments, EngineOptions.__struct_fields__)
+    options = EngineOptions(**names)
+    check_options(target, options, " and ".join(map(option, names)))
+    return options
 
 
 def add_device_arguments(group: argparse._ArgumentGroup, plateau: str) -> None:
@@ -157,6 +178,7 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
     bundled = arguments.target is None
+    backend_name = arguments.backend or "auto"
     source = arguments.draft or (str(checkpoints.BUNDLED_DRAFT) if bundled else NGRAM)
     drafts = source != NONE
     policy = arguments.policy or (DraftTable().policy if drafts else "autoregressive")
@@ -165,10 +187,13 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     stages = arguments.stages or DEFAULT_STAGES
     target = str(checkpoints.BUNDLED_TARGET)
     if not bundled:
-        backend = backend_of(arguments.target)
+        target = with_backend(arguments.target, backend_name)
+        backend = backend_of(target)
         # Before weights are downloaded.
-        check_stages(stages, backend.inspect(arguments.target).layers)
-        target = backend.locate(arguments.target)
+        check_stages(stages, backend.inspect(target).layers)
+        target = backend.locate(target)
+    target = with_backend(target, backend_name)
+    options = read_engine_options(arguments, target)
     checkpoints.check_target(target, stages)
     source = checkpoints.check_draft(source, target)
     if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
@@ -187,6 +212,7 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
         separate_source=arguments.source_apart and uses_draft,
         stage_pace=PaceTable(**stage_pace) if stage_pace else None,
         draft_pace=PaceTable(**draft_pace) if draft_pace else None,
+        llama=options,
     )
 
 

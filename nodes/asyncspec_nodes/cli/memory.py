@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncspec.backend.base import Footprint
-from asyncspec.backend.registry import backend_of, backend_of_source
+from asyncspec.backend.registry import backend_of, backend_of_source, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.cli.cluster_options import add_model_arguments
+from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
 from asyncspec_nodes.cluster.checkpoints import spelled_out
 from asyncspec_nodes.cluster.config import WITHOUT_MODEL, TargetTable, parts
 from asyncspec_nodes.cluster.layout import check_stages, even_split
@@ -32,12 +32,13 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--target",
         required=True,
-        metavar="DIR|HF_ID",
-        help="its config.json is enough; of a model on the Hub no weights are fetched",
+        metavar="DIR|GGUF|HF_ID",
+        help="its config.json is enough; of a model on the Hub no weights are fetched, but GGUF "
+        "files are",
     )
     add(
         "--draft",
-        metavar="DIR|HF_ID|eagle:DIR|ngram|none",
+        metavar="DIR|GGUF|HF_ID|eagle:DIR|ngram|none",
         help="what the draft node takes as well",
     )
     add("--policy", default="flowspec", metavar="NAME", help="theirs (default: flowspec)")
@@ -53,7 +54,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    target = arguments.target
+    target = with_backend(arguments.target, arguments.backend or "auto")
+    options = read_engine_options(arguments, target)
     table = TargetTable(target, **given(arguments, TargetTable.__struct_fields__[1:]))
     backend = backend_of(target)
     model_info = backend.inspect(target)
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         tree = arguments.sessions * most
     with exit_on_interrupt():
         spans = even_split(model_info.layers, arguments.stages)
-        found = backend.footprints(target, spans, table.dtype, table.mode, table.quantize)
+        found = backend.footprints(target, spans, table.dtype, table.mode, table.quantize, options)
     process = backend.runtime_bytes
     stages = [
         _node_memory(rank, one.layers, [one], slots, tree, process)

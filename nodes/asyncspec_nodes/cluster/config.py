@@ -10,7 +10,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct, to_builtins
 
-from asyncspec.backend.base import EAGLE, DType, Mode, Quantize
+from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, DType, EngineOptions, Mode, Quantize
+from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
@@ -22,10 +23,12 @@ from asyncspec_protocol.messages import Role
 
 GenerationConfig = Literal["auto", "none"]
 Wire = Literal["auto", "plain", "packed"]
+BackendName = Literal["auto", "hf", "llama"]
 DTYPES: tuple[str, ...] = get_args(DType)
 MODES: tuple[str, ...] = get_args(Mode)
 GENERATION_CONFIGS: tuple[str, ...] = get_args(GenerationConfig)
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
+BACKENDS: tuple[str, ...] = get_args(BackendName)
 MAX_STAGES = 64
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -53,7 +56,8 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[target]``"""
 
     # Directory of the checkpoint (relative to this file), or a Hugging Face id; ID@REVISION names a
-    # branch, tag or commit of it. A directory on all nodes, or the id on all.
+    # branch, tag or commit of it. A directory on all nodes, or the id on all. Or a GGUF file
+    # (docs/guide/own-models.md).
     path: Annotated[str, Meta(min_length=1)]
     # Type of weights and hidden states; "auto" is the checkpoint's own.
     dtype: DType = "auto"
@@ -68,6 +72,8 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # What requests get that leave sampling settings out: "auto", what the checkpoint's
     # generation_config.json recommends; "none", the API's own defaults (docs/reference/http.md).
     generation_config: GenerationConfig = "auto"
+    # "hf" reads safetensors, "llama" GGUF files; "auto": what path names.
+    backend: BackendName = "auto"
 
 
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,6 +199,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     trace: TraceTable = TraceTable()
     security: SecurityTable | None = None
     source: SourceTable | None = None
+    llama: EngineOptions = DEFAULT_OPTIONS
     # By rank; of draft node d > 0 that is 1000 + d.
     pace: dict[int, PaceTable] = {}
 
@@ -259,6 +266,8 @@ def check(config: Config) -> None:
     _check_addresses(config)
     _check_layers(config)
     _check_pace(config)
+    target = with_backend(config.target.path, config.target.backend)
+    check_options(target, config.llama, "[llama]")
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
@@ -268,6 +277,14 @@ def check(config: Config) -> None:
             raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')
         if part == HYBRID:
             raise UserError(f'[draft] source: "{HYBRID}" names no model; use "DIR+ngram"')
+
+
+def check_options(target: str, options: EngineOptions, whose: str) -> None:
+    """``whose`` as the user writes it. Raises ``UserError``."""
+    if options != DEFAULT_OPTIONS and backend_name(target) != LLAMA:
+        raise UserError(f"{whose} is for GGUF targets, and {target} is none; leave it out")
+    if options.kv_type == "q8_0" and options.flash_attention == "off":
+        raise UserError(f"{whose}: kv_type q8_0 needs flash attention; leave one of them out")
 
 
 def _check_ranks(config: Config) -> None:
@@ -385,7 +402,7 @@ def _absolute(config: Config, base: Path) -> Config:
     template = config.target.chat_template
     if template is not None and template != PLAIN:
         template = str(base / Path(template).expanduser())
-    target = _beside(base, config.target.path)
+    target = with_backend(_beside(base, config.target.path), config.target.backend)
     return replace(
         config,
         target=replace(config.target, path=target, chat_template=template),
@@ -401,9 +418,11 @@ def _source(base: Path, name: str) -> str:
 
 
 def _beside(base: Path, name: str) -> str:
+    if name.startswith(prefix := f"{LLAMA}:"):
+        return prefix + _beside(base, name.removeprefix(prefix))
     path = base / Path(name).expanduser()
     written_as_path = name.startswith((".", "/", "~"))
-    return str(path) if written_as_path or path.is_dir() else name
+    return str(path) if written_as_path or path.exists() else name
 
 
 def to_toml(config: Config) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.cluster.config import (
     ClusterTable,
@@ -60,6 +61,7 @@ def local_config(
     separate_source: bool = False,
     stage_pace: PaceTable | None = None,
     draft_pace: PaceTable | None = None,
+    llama: EngineOptions = DEFAULT_OPTIONS,
 ) -> Config:
     """The configuration of a local cluster; ports are filled in at launch. ``separate_source``: the
     token source has its own process."""
@@ -70,6 +72,7 @@ def local_config(
         cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
         target=target,
         draft=draft,
+        llama=llama,
         limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
         trace=TRACED if traced else TraceTable(),
         source=SourceTable(host="127.0.0.1", port=1) if separate_source else None,

@@ -80,7 +80,7 @@ def load_source(config: Config, target: OpenModel) -> Source:
         return Source(_no_source, _no_source, drafts=False)
     models = [
         backend_of_source(name, config.target.path).load_source(
-            SourceSpec(name, target, config.target.dtype)
+            SourceSpec(name, target, config.target.dtype, config.llama)
         )
         for name in names
         if name != NGRAM
@@ -168,7 +168,8 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     layers = model.info.layers
     span = layout(config, layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
-    stage = backend.load(StageSpec(model, span, target.dtype, target.mode, target.quantize))
+    spec = StageSpec(model, span, target.dtype, target.mode, target.quantize, config.llama)
+    stage = backend.load(spec)
     pass_seconds = stage.pass_seconds()
     if rank in config.pace:
         cost = _stage_cost(config.pace[rank])

@@ -45,7 +45,9 @@ def _decode(task: Task) -> list[Comparison]:
     tokenizer = backend.load_tokenizer(model, read_template(target.chat_template))
     # The same layers per stage as in the cluster: the only difference is speculation.
     stages = [
-        backend.load(StageSpec(model, span, target.dtype, target.mode, target.quantize))
+        backend.load(
+            StageSpec(model, span, target.dtype, target.mode, target.quantize, config.llama)
+        )
         for span in layout(config, model.info.layers)
     ]
     rules = ServingConfig(

@@ -1,0 +1,97 @@
+"""From what a user calls a GGUF model to its file: a path, or a file of a repository on the Hub.
+
+``ORG/NAME/FILE.gguf`` names a file, ``ORG/NAME:QUANT`` one by its quantisation, as llama.cpp's
+``-hf`` does; both with ``@REVISION`` after ``NAME``.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncspec.backend.hub import HubName, download
+from asyncspec.core.errors import CheckpointError
+
+PREFIX = "llama:"
+DEFAULT_QUANT = "Q4_K_M"
+"""llama.cpp's own, of a repository without more."""
+
+_HUB = re.compile(
+    r"(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:/]+))?(:(?P<quant>\w+)|/(?P<file>.+\.gguf))?"
+)
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+class HubFile(Struct, frozen=True):
+    """A GGUF file of a repository."""
+
+    repository: HubName
+    # Path in the repository; "": the file of ``quant``.
+    file: str
+    quant: str = DEFAULT_QUANT
+
+
+def path_of(name: str) -> Path:
+    """The path that a name stands for where it is local."""
+    return Path(name.removeprefix(PREFIX)).expanduser()
+
+
+def short_name(name: str) -> str:
+    """A model's name as users write it."""
+    found = parse(name)
+    if isinstance(found, Path):
+        return _SHARD.sub("", found.name).removesuffix(".gguf")
+    return Path(found.file or found.repository.id).name.removesuffix(".gguf")
+
+
+def parse(name: str) -> Path | HubFile:
+    """A local file, or one on the Hub. Raises ``CheckpointError`` for what is neither."""
+    path, text = path_of(name), name.removeprefix(PREFIX)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return _only(path, sorted(path.glob("*.gguf")), path)
+    hub = None if text.startswith((".", "/", "~")) else _HUB.fullmatch(text)
+    if hub is None or (hub["id"].endswith(".gguf") and not hub["file"]):
+        raise CheckpointError(f"there is no file {path}; give a GGUF file")
+    repository = HubName(hub["id"], hub["revision"])
+    return HubFile(repository, hub["file"] or "", hub["quant"] or DEFAULT_QUANT)
+
+
+def locate(name: str) -> Path:
+    """The file of a model, the first where it is split; fetched where it is on the Hub. Raises as
+    ``parse`` and ``download``."""
+    found = parse(name)
+    if isinstance(found, Path):
+        return found
+    if found.file:
+        shard = _SHARD.search(found.file)
+        pattern = glob.escape(found.file)
+        if shard is not None:
+            pattern = f"{glob.escape(found.file[: shard.start()])}-*-of-{shard[2]}.gguf"
+        file = download(found.repository, [pattern]) / found.file
+        if not file.is_file():
+            raise CheckpointError(f"{found.repository} has no {found.file}; correct the name")
+        return file
+    cases = (found.quant.upper(), found.quant.lower())
+    patterns = [f"*[-.]{quant}{end}" for quant in cases for end in (".gguf", "-*-of-*.gguf")]
+    snapshot = download(found.repository, patterns)
+    files = {file for pattern in patterns for file in snapshot.rglob(pattern)}
+    return _only(f"{found.repository} with {found.quant}", sorted(files), found.repository)
+
+
+def _only(whose: object, files: list[Path], where: object) -> Path:
+    """The one model among ``files``."""
+    firsts = [
+        file
+        for file in files
+        if not file.name.startswith("mmproj")  # encoders of images
+        and ((shard := _SHARD.search(file.name)) is None or int(shard[1]) == 1)
+    ]
+    if len(firsts) == 1:
+        return firsts[0]
+    count = len(firsts) or "no"
+    raise CheckpointError(f"{whose} has {count} GGUF models; name the file: {where}/FILE.gguf")

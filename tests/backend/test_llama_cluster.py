@@ -1,0 +1,119 @@
+"""GGUF models in clusters of real processes: ``run``, a cluster file, ``serve``, ``memory``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from asyncspec.backend.base import EngineOptions
+from asyncspec.backend.llama.target import open_target
+from asyncspec.backend.llama.tokenizer import LlamaTokenizer
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
+from backend.gguf_models import convert, own_greedy
+from commands import json_output, usage_error
+from http_process import post, process
+from nodes.background import Background, no_process_left
+
+pytestmark = [pytest.mark.processes, pytest.mark.torch]
+
+PROMPT = "Once upon a time there was a little fox"
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "target-Q8_0.gguf"
+    return convert(BUNDLED_TARGET, path, "Q8_0", TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(BUNDLED_DRAFT, tmp_path_factory.mktemp("gguf") / "draft-F16.gguf")
+
+
+@pytest.fixture(scope="module")
+def cluster(target: Path, draft: Path) -> Iterator[Background]:
+    """By a cluster file, with options and a name that does not say what the file is."""
+    other = target.with_suffix(".bin")
+    other.symlink_to(target)
+    table = TargetTable(str(other), backend="llama")
+    options = EngineOptions(device="cpu", kv_type="q8_0", repack=True)
+    with no_process_left():
+        background = Background(
+            local_config(table, DraftTable(f"{draft}+ngram"), 2, 2, llama=options)
+        )
+        yield background
+        background.close()
+
+
+def test_run_and_check(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["run", "--target", str(target), "--draft", str(draft), "--stages", "2"]
+    argv += ["--no-chat", "--prompt", PROMPT, "--max-new-tokens", "32", "--check", "--json"]
+    got = json_output(capsys, *argv)
+    assert got["check"]["equal"]
+    assert got["stats"]["hits"] > 0
+    prompt = LlamaTokenizer(open_target(target)).encode(PROMPT)
+    want, _ = own_greedy(target, prompt, 32)
+    assert got["token_ids"] == want
+
+
+def test_a_cluster_file(cluster: Background, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = cluster.ask(capsys, "--prompt", PROMPT, "--max-new-tokens", "16", "--json")
+    assert (code, err) == (0, "")
+    assert len(json.loads(out)["token_ids"]) == 16
+    assert cluster.cluster.guarantee == "bitwise"
+
+
+@pytest.mark.asyncio
+async def test_serve(target: Path, draft: Path) -> None:
+    argv = ("serve", "--port", "0", "--stages", "2", "--target", str(target), "--draft", str(draft))
+    async with (
+        process("asyncspec_nodes.cli.main", *argv) as (child, url),
+        aiohttp.ClientSession(url) as web,
+    ):
+        ask: dict[str, Any] = {"model": "target-Q8_0", "max_tokens": 8, "temperature": 0}
+        chat = [{"role": "user", "content": PROMPT}]
+        said = await post(web, "/v1/chat/completions", **ask, messages=chat)
+        plain = await post(web, "/v1/completions", **ask, prompt=f"user: {PROMPT}\n")
+        assert said["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
+        assert said["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+        child.terminate()
+
+
+def test_memory(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("memory", "--target", str(target), "--draft", str(draft), "--stages", "2", "--json")
+    plain, rounded = json_output(capsys, *argv), json_output(capsys, *argv, "--kv-type", "q8_0")
+    for wide, narrow in zip(plain["stages"], rounded["stages"], strict=True):
+        assert wide["weights_bytes"] == narrow["weights_bytes"] > 0
+        assert narrow["cache_bytes"] == wide["cache_bytes"] * 17 // 32
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--device", "cuda"), "device cuda: llama.cpp finds cpu"),
+        (("--backend", "hf"), "is not a model of the backend hf"),
+        (("--quantize", "int8"), "a GGUF file is quantised as it is"),
+        (("--dtype", "bfloat16"), "llama.cpp's stages exchange float32"),
+        (("--kv-type", "q8_0", "--flash-attention", "off"), "q8_0 needs flash attention"),
+        (("--draft", "eagle:head"), "EAGLE heads do not work on GGUF targets"),
+        (("--stages", "9"), "9 stages are more than the target's 8 layers"),
+    ],
+)
+def test_options_that_do_not_go(
+    target: Path, options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in usage_error(capsys, "run", "--target", str(target), "--prompt", "a", *options)
+
+
+def test_options_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("run",), ("memory", "--target", str(BUNDLED_TARGET))):
+        said = usage_error(capsys, *command, "--device", "cpu", "--repack")
+        assert "--device and --repack is for GGUF targets" in said

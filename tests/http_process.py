@@ -1,0 +1,51 @@
+"""Commands that serve HTTP, as processes, and requests to them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import psutil
+
+
+@asynccontextmanager
+async def process(
+    module: str, *argv: str, said: list[bytes] | None = None, **how: Any
+) -> AsyncIterator[tuple[Any, str]]:
+    """A command that serves HTTP, and where; it leaves nothing behind. ``said``: takes the lines on
+    stderr until it serves; ``how``: as for ``subprocess``."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *argv), stderr=asyncio.subprocess.PIPE, **how
+    )
+    before = psutil.Process(child.pid)
+    try:
+        port = await _port(child.stderr, [] if said is None else said)
+        family = [before, *before.children(recursive=True)]
+        yield child, f"http://127.0.0.1:{port}"
+        await child.wait()
+        assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def _port(lines: asyncio.StreamReader | None, said: list[bytes]) -> int:
+    assert lines is not None
+    async for line in lines:
+        said.append(line)
+        if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
+            return int(found[1])
+    raise AssertionError("it has ended")
+
+
+async def post(web: aiohttp.ClientSession, path: str, **fields: Any) -> dict[str, Any]:
+    async with web.post(path, json=fields) as reply:
+        assert reply.status == 200, await reply.text()
+        answer: dict[str, Any] = await reply.json()
+        return answer

@@ -1,0 +1,94 @@
+"""GGUF models on the Hub: by file, by quantisation, whole and in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncspec.backend.llama.model_file import locate, short_name
+from asyncspec.core.errors import CheckpointError
+from hub.fake_hub import FakeHub
+from hub.test_hub import Machine, machine
+
+__all__ = ["machine"]
+pytestmark = [pytest.mark.processes, pytest.mark.torch]
+
+FILES = (
+    "m-Q4_K_M.gguf",
+    "m-f16.gguf",
+    "m-BF16.gguf",
+    "mmproj-m-Q8_0.gguf",
+    "Q8_0/m-Q8_0-00001-of-00002.gguf",
+    "Q8_0/m-Q8_0-00002-of-00002.gguf",
+    "a.Q2_K.gguf",
+    "b.Q2_K.gguf",
+    "README.md",
+)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, machine: Machine) -> Iterator[FakeHub]:
+    folder = tmp_path / "repository"
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    with FakeHub({"org/m-GGUF": folder}) as hub:
+        machine.use(hub)
+        yield hub
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("org/m-GGUF", {"m-Q4_K_M.gguf"}),
+        ("llama:org/m-GGUF@main", {"m-Q4_K_M.gguf"}),
+        ("org/m-GGUF:F16", {"m-f16.gguf"}),
+        ("org/m-GGUF/m-BF16.gguf", {"m-BF16.gguf"}),
+        ("org/m-GGUF@main/Q8_0/m-Q8_0-00001-of-00002.gguf", set(FILES[4:6])),
+    ],
+)
+def test_what_is_fetched(hub: FakeHub, machine: Machine, name: str, wanted: set[str]) -> None:
+    first = locate(name)
+    assert first.read_text() == min(wanted)
+    assert hub.downloads() == wanted
+    machine.use(hub, offline=True)
+    assert locate(name) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("org/m-GGUF:Q5_K", "org/m-GGUF with Q5_K has no GGUF models; name the file: org/m-GGUF/"),
+        ("org/m-GGUF:Q2_K", "has 2 GGUF models; name the file"),
+        ("org/m-GGUF/n.gguf", "org/m-GGUF has no n.gguf; correct the name"),
+        ("org/none/n.gguf", "org/none is neither a local"),
+        ("./n.gguf", "there is no file n.gguf"),
+        ("n.gguf", "there is no file n.gguf"),
+        ("folder/n.gguf", "there is no file folder/n.gguf"),
+    ],
+)
+def test_files_there_are_not(hub: FakeHub, name: str, says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        locate(name)
+
+
+def test_a_folder_with_one_model(tmp_path: Path) -> None:
+    (tmp_path / "m-00001-of-00002.gguf").touch()
+    (tmp_path / "m-00002-of-00002.gguf").touch()
+    assert locate(f"llama:{tmp_path}").name == "m-00001-of-00002.gguf"
+    (tmp_path / "n.gguf").touch()
+    with pytest.raises(CheckpointError, match="has 2 GGUF models"):
+        locate(f"llama:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("org/m-GGUF:Q8_0", "m-GGUF"),
+        ("org/m-GGUF/x/m-Q8_0.gguf", "m-Q8_0"),
+    ],
+)
+def test_what_users_call_it(name: str, short: str) -> None:
+    assert short_name(name) == short
