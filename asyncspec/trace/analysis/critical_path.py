@@ -25,11 +25,8 @@ _LOOK_AHEAD = 1024
 _KINDS = {"forward": "compute", "batch": "compute", "expand": "draft", "drafting": "draft"}
 
 
-class Cause(Struct, frozen=True):
-    """The step before, and the job between them where there is one."""
-
-    step: LogStep
-    run: Ran | None = None
+Cause = tuple[LogStep, Ran | None]
+"""The step before, and the job between them where there is one."""
 
 
 class PathSpan(Struct, frozen=True):
@@ -93,9 +90,9 @@ def causes(log: Log) -> dict[LogStep, Cause]:
                 case ReceivedMessage(peer, message):
                     sender = _take(sent[peer, node.info.rank], checksum(message))
                     if sender is not None:
-                        found[step] = Cause(sender)
+                        found[step] = sender, None
                 case JobResult(job) if job in node.issued:
-                    found[step] = Cause(node.issued[job], node.runs.get(job))
+                    found[step] = node.issued[job], node.runs.get(job)
                 case _:
                     pass
     return found
@@ -150,10 +147,9 @@ def _chain(step: LogStep, known: dict[LogStep, Cause], stages: int) -> Iterator[
         visited.add(step)
         here = device_name(step.rank, stages)
         yield PathSpan("step", here, step.at, step.until)
-        cause = known.get(step)
-        if cause is None or cause.step in visited:
+        if step not in known or known[step][0] in visited:
             return
-        before, run = cause.step, cause.run
+        before, run = known[step]
         if run is not None:
             yield PathSpan("step", here, run.until, step.at)
             yield PathSpan(_KINDS.get(run.kind, "cache"), here, run.at, run.until)
