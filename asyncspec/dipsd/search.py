@@ -2,8 +2,7 @@
 
 An association's exact lengths give a period. At that one, and at others between the shortest
 possible and the longest that could still win, moves and swaps fit the users to the batches
-(``BatchFit``), which get exact lengths again, until nothing improves. Then the best result is
-perturbed (some users change places, the period is another) and fitted once more, many times.
+(``BatchFit``), which get exact lengths again, until nothing improves.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncspec.core.rng import uniform
 from asyncspec.dipsd.association import starts
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import Groups, Plan, plan_of
@@ -176,9 +174,6 @@ CROWD = 16
 FIRST_TRIES = 2
 """Of both in an outline."""
 
-KICKS = 1000
-"""Kicks times the users: a fit's price grows with them."""
-
 
 class Search:
     """``plan`` is the best one found above the ``ratio`` given, in tokens a ms; ``ratio`` is then
@@ -201,14 +196,6 @@ class Search:
         if above > self.ratio:
             self.ratio, self.plan = above, None
         self._scan(TRIES if self.tables.users <= CROWD else TRIES // 2, work)
-        # Always the best is perturbed, so that what is found is a function of the tables.
-        for number in range(KICKS // self.tables.users):
-            if self.best is None or self.plan is None or work.left <= 0:
-                return
-            period = self.period * (0.8 + 0.4 * uniform(number, 0))
-            groups = _shuffled(self.best, 2 + number % 3, number)
-            if self.tables.all_fit(groups) and self._fit(groups, period, work):
-                self._settle(work)
 
     def _scan(self, tries: int, work: Budget) -> None:
         for groups in islice(starts(self.tables, self.batches), tries):
@@ -253,16 +240,3 @@ class Search:
         self.best, self.ratio, self.period = groups, found.ratio, found.period
         self.plan = plan_of(groups, found.by_user)
         return True
-
-
-def _shuffled(groups: Groups, swaps: int, number: int) -> Groups:
-    """Some users have changed places with some of other batches, by chance or not at all."""
-    owners = [n for n, group in enumerate(groups) for _ in group]
-    people = [m for group in groups for m in group]
-    for i in range(swaps):
-        one, other = (int(uniform(number, i + 1, side) * len(people)) for side in (0, 1))
-        people[one], people[other] = people[other], people[one]
-    batches: list[list[int]] = [[] for _ in groups]
-    for n, m in zip(owners, people, strict=True):
-        batches[n].append(m)
-    return tuple(tuple(sorted(batch)) for batch in batches)
