@@ -1,19 +1,153 @@
-"""What plans are compared with, in tokens a second; None where it does not fit."""
+"""The paper's Algorithm 1 and the baselines that plans are compared with.
+
+Algorithm 1 scans batch counts, and alternates an association step with a length step. The paper
+solves the association step as a mixed-integer program. Here it is a depth-first search with bounds,
+exact as far as its nodes reach (about ten users). Of equal periods the one with less work wins: the
+length step uses the slack that it leaves, and without that rule the alternation stops early.
+
+Baselines are in tokens a second; None where they do not fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
-from asyncspec.dipsd.algorithm1 import associate, first_count
-from asyncspec.dipsd.association import cut
+from asyncspec.dipsd.association import cut, dealt, fewest_batches, packed
 from asyncspec.dipsd.bound import Bound
-from asyncspec.dipsd.evaluate import exact_period
+from asyncspec.dipsd.evaluate import exact_period, in_best_order
 from asyncspec.dipsd.lengths import best_lengths, common_length
-from asyncspec.dipsd.model import FIRST_LENGTH
+from asyncspec.dipsd.model import FIRST_LENGTH, Groups, Plan, PlanResult, ScannedCount, plan_of
 from asyncspec.dipsd.tables import Tables
 
-NODES = 2000
-"""Nodes of each association step: a baseline is for comparison and may take no second."""
+NODES, BASELINE_NODES = 20_000, 2000
+"""Nodes of an association step's search, about a tenth of a second; and of a baseline's."""
+
+MAX_ALTERNATIONS = 30
+"""Far more than any alternation takes: its ratio only rises."""
+
+Cost = tuple[float, float]
+"""(period in ms, work in FLOPs), compared in this order."""
+
+
+def algorithm1(tables: Tables) -> PlanResult | None:
+    """The paper's plan; None if no association fits. A single user is a batch.
+
+    Its bound is one for plans with two batches or more: the paper's scan starts there.
+    """
+    bounds = Bound(tables)
+    best: tuple[float, Plan] | None = None
+    scanned = []
+    limit = 0.0
+    for batches in range(first_count(tables), tables.users + 1):
+        ratio = 0.0 if best is None else best[0]
+        bound = bounds.above(batches, ratio)
+        if best is not None and bound <= ratio:
+            break
+        found = alternate(tables, batches)
+        limit = max(limit, bound)
+        scanned.append(ScannedCount(batches, 1000 * found[0] if found else None, 1000 * bound))
+        if found is not None and (best is None or found[0] > best[0]):
+            best = found
+    if best is None:
+        return None
+    return PlanResult(in_best_order(best[1], tables), tuple(scanned), 1000 * limit)
+
+
+def first_count(tables: Tables) -> int:
+    """Where the paper's scan of batch counts starts: two, or as many as fit at least."""
+    return max(min(2, tables.users), fewest_batches(tables))
+
+
+def alternate(tables: Tables, batches: int) -> tuple[float, Plan] | None:
+    """(tokens a ms, plan) for a batch count; None if no association fits."""
+    lengths: Sequence[int] = [min(FIRST_LENGTH, tables.longest)] * tables.users
+    groups: Groups | None = None
+    best: tuple[float, Plan] | None = None
+    for _ in range(MAX_ALTERNATIONS):
+        associated = associate(tables, lengths, batches, groups)
+        if associated is None:
+            return None
+        groups = associated[1]
+        found = best_lengths(tables, groups)
+        if found is None:
+            return None
+        if best is None or found.ratio > best[0]:
+            best = (found.ratio, plan_of(groups, found.by_user))
+        before, lengths = lengths, [found.by_user[m] for m in range(tables.users)]
+        if lengths == before:
+            break
+    return best
+
+
+def associate(
+    tables: Tables,
+    lengths: Sequence[int],
+    batches: int,
+    first: Groups | None = None,
+    nodes: int = NODES,
+) -> tuple[Cost, Groups] | None:
+    """The association step: the association of least cost; None if none fits. The search starts
+    from ``first`` and from simple ones."""
+    # Users, the quickest with their draft first.
+    order = sorted(range(tables.users), key=lambda m: tables.draft[m][lengths[m]])
+    given = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
+    fitting = (g for g in given if g and len(g) == batches and tables.all_fit(g))
+    costs = ((cost(tables, lengths, g), g) for g in fitting)
+    best = min(costs, default=None, key=itemgetter(0))
+    return depth_first(tables, lengths, batches, order[::-1], nodes, best)
+
+
+def cost(tables: Tables, lengths: Sequence[int], groups: Groups) -> Cost:
+    """The period (its two terms) and the work of the batches."""
+    loop = total = 0.0
+    for group in groups:
+        work = tables.work(group)[max(lengths[m] for m in group)]
+        total += work
+        drafted = max(tables.draft[m][lengths[m]] for m in group)
+        loop = max(loop, drafted + tables.passing(work))
+    return max(loop, tables.server(total, len(groups))), total
+
+
+def depth_first(
+    tables: Tables,
+    lengths: Sequence[int],
+    batches: int,
+    order: Sequence[int],
+    nodes: int,
+    best: tuple[Cost, Groups] | None = None,
+) -> tuple[Cost, Groups] | None:
+    """What is better than ``best``, or that, within so many nodes: users join batches in ``order``
+    (the slowest first prunes most)."""
+    # FLOPs that the users from i on need at least, each with rows of their own.
+    rest = [0.0]
+    for m in reversed(order):
+        rest.append(rest[-1] + tables.rows[tables.prefix[m]][lengths[m]])
+    rest.reverse()
+
+    def descend(i: int, groups: Groups) -> None:
+        nonlocal nodes, best
+        nodes -= 1
+        if nodes <= 0 or len(order) - i < batches - len(groups):
+            return
+        if groups:
+            period, work = cost(tables, lengths, groups)
+            least = max(period, tables.server(work + rest[i], batches)), work + rest[i]
+            if best is not None and least >= best[0]:
+                return
+            if i == len(order):
+                best = (period, work), groups
+                return
+        m = order[i]
+        for n, group in enumerate(groups):
+            with_m = tuple(sorted((*group, m)))
+            if tables.fits(with_m):
+                descend(i + 1, (*groups[:n], with_m, *groups[n + 1 :]))
+        if len(groups) < batches and tables.fits((m,)):
+            descend(i + 1, (*groups, (m,)))
+
+    descend(0, ())
+    return best
 
 
 def autoregressive(tables: Tables) -> float:
@@ -59,7 +193,7 @@ def fixed_length(tables: Tables) -> float | None:
     for batches in range(first_count(tables), tables.users + 1):
         if tokens / tables.server(least, batches) <= best:
             break
-        found = associate(tables, [length] * tables.users, batches, nodes=NODES)
+        found = associate(tables, [length] * tables.users, batches, nodes=BASELINE_NODES)
         if found is not None:
             (period, _), _ = found
             best = max(best, tokens / period)

@@ -1,9 +1,9 @@
 """What plans bring, next to what greedy batching brings: measured while either is in use.
 
-A forecast may be wrong: it is made of estimates, and what else the verifier does is in none. Both
-are held against the same forecast, that of greedy batching, so its error is the same for both.
-Plans that bring less than greedy batching are not used for a while, which doubles with every
-further failure; from time to time greedy batching is used briefly to probe what it brings.
+Forecasts are made of estimates and know nothing of the verifier's other work. Both are compared
+with the same one, that of greedy batching, so its error is the same for both. Plans that bring less
+than greedy batching rest for a while, which doubles with every further failure; from time to time
+greedy batching is used briefly to probe what it brings.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-MEMORY_ROUNDS = 1024
-"""Rounds after which a round counts a third; at least ``MEMORY_CYCLES`` rounds of each user."""
-
-MEMORY_CYCLES = 64
+MEMORY_ROUNDS, MEMORY_CYCLES = 1024, 64
+"""Rounds after which a round counts a third; at least so many rounds of each user."""
 
 PRIOR_ROUNDS = 64.0
 """The weight of greedy batching's forecast next to what was measured of it, in rounds."""
+
+MIN_TRIAL_CYCLES = 4
+"""Cycles of all users before plans can fail."""
 
 ROUND_DEVIATION = 0.7
 """Relative deviation of the tokens of a round: rounds are close to geometric."""
 
 REST_FACTOR = 8.0
-"""A failed trial keeps plans out of use for so many times as long as it took."""
+"""Plans rest so many times as long as a failed trial took: it costs a ninth of the time at most."""
 
 MAX_DOUBLINGS = 12
 """The rest doubles so often at most."""
@@ -34,7 +35,7 @@ FIRST_PROBE = 64.0
 """Periods of plans until greedy batching is probed for the first time."""
 
 PROBE_SHARE = 1 / 16
-"""Of the time before a probe: how long it takes."""
+"""Duration of a probe, as a share of the time before it."""
 
 
 class Throughput(Struct, frozen=True):
@@ -69,8 +70,6 @@ class Throughput(Struct, frozen=True):
     @property
     def prior_share(self) -> float:
         """The share, with the forecast as a prior of ``PRIOR_ROUNDS`` rounds."""
-        if self.rounds <= 0 or self.forecast <= 0:
-            return 1.0
         weight = self.rounds / (self.rounds + PRIOR_ROUNDS)
         return weight * self.share + 1 - weight
 
@@ -110,7 +109,7 @@ class PlanComparison(Struct, frozen=True):
 
     def greedy_used(self) -> PlanComparison:
         """Greedy batching is in use, because it is forecast to be better."""
-        return self if self.tried is None else replace(self, tried=None)
+        return replace(self, tried=None)
 
     def retry_at(self, *, changed: bool) -> float:
         """From when on plans may be used. ``changed``: the planner's input differs noticeably from
@@ -119,42 +118,36 @@ class PlanComparison(Struct, frozen=True):
 
     def plans_failed(self, users: int) -> bool:
         """Whether plans surely bring less than greedy batching does or would."""
-        if self.tried is None or self.plans.rounds < 4 * users:
+        if self.tried is None or self.plans.rounds < MIN_TRIAL_CYCLES * users:
             return False
         return self.plans.share + self.plans.uncertainty(users) < self.greedy.prior_share
 
     def after_failure(self, now: float, users: int) -> PlanComparison:
-        """Plans are out of use for a while, and measured anew after it."""
+        """Plans rest, and are measured anew after it."""
         assert self.tried is not None
         rest = REST_FACTOR * max(now - self.tried, self.plans.seconds / max(1, users))
-        return replace(
-            self,
-            plans=Throughput(),
-            tried=None,
+        return PlanComparison(
+            greedy=self.greedy,
             rest_floor=now + rest,
             rest_until=now + rest * 2.0**self.failures,
             failures=min(MAX_DOUBLINGS, self.failures + 1),
-            probing=False,
-            probe_after=0.0,
         )
 
     def probe_due(self, now: float, period: float) -> bool:
         """Whether it is time to probe greedy batching; ``period`` of the plan in seconds."""
-        if self.tried is None:
-            return False
-        return now - self.tried >= max(self.probe_after, FIRST_PROBE * period)
+        return self.tried is not None and now - self.tried >= max(
+            self.probe_after, FIRST_PROBE * period
+        )
 
     def probe_started(self, now: float) -> PlanComparison:
         """Greedy batching is used for a probe. A trial as long as this has not failed."""
         assert self.tried is not None
         used = now - self.tried
         until = now + PROBE_SHARE * used
-        return replace(
-            self,
-            tried=None,
+        return PlanComparison(
+            *(self.plans, self.greedy),
             rest_floor=until,
             rest_until=until,
-            failures=0,
             probing=True,
             probe_after=2 * used,
         )

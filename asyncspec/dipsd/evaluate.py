@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 
 from asyncspec.dipsd.model import Plan, problem
 from asyncspec.dipsd.tables import Budget, Tables
-
-
-class LineMark(NamedTuple):
-    """When each stage of a line was free, and how long it had been busy, in ms."""
-
-    free: tuple[float, ...]
-    busy: tuple[float, ...]
 
 
 class VerifierLine:
@@ -34,15 +27,6 @@ class VerifierLine:
             done.append(self.free[p])
             ready = self.free[p] + self.hop
         return done
-
-    def mark(self) -> LineMark:
-        """The present, to measure from."""
-        return LineMark(tuple(self.free), tuple(self.busy))
-
-    def shares(self, since: LineMark) -> tuple[float, ...]:
-        """Each stage's busy share since then."""
-        stages = zip(self.free, self.busy, since.free, since.busy, strict=True)
-        return tuple((busy - was) / (free - start) for free, busy, start, was in stages)
 
 
 def exact_period(drafts: Sequence[float], passes: Sequence[Sequence[float]], hop: float) -> float:

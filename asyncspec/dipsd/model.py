@@ -16,12 +16,9 @@ from asyncspec.core.errors import UserError
 MemoryRule = Literal["batch", "all"]
 
 
-class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the FLOP and memory counts of a model need (the paper's J, h1 and h2).
-
-    The paper counts multi-head attention and a feed-forward block of two matrices. Models with
-    grouped heads have smaller caches than this says.
-    """
+class ModelShape(Struct, frozen=True):
+    """The paper's J, h1 and h2: multi-head attention and a feed-forward block of two matrices.
+    Models with grouped heads have smaller caches than this says."""
 
     layers: int
     hidden: int
@@ -42,16 +39,14 @@ class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class User(Struct, frozen=True):
-    """One user and the device that drafts for them.
-
-    ``token_ms`` is the time of one drafted token, ``link_ms`` what a round pays on the link
-    however long its draft is, ``link_token_ms`` what each drafted token adds to it. These are what
-    a running cluster can measure; a description by FLOPs is turned into them (``drafted_ms``).
-    """
+    """One user and the device that drafts for them."""
 
     name: str
+    # Acceptance of a drafted token, and positions before the draft.
     alpha: float
     prefix: int
+    # Of a drafted token (the paper's d, affine in FLOPs); a round's time on the link whatever its
+    # length, and what each drafted token adds.
     token_ms: float
     link_ms: float = 0.0
     link_token_ms: float = 0.0
@@ -67,34 +62,26 @@ class StageProfile(Struct, frozen=True):
 
 
 class Verifier(Struct, frozen=True):
-    """The target on one stage (the paper's server) or several in a row.
-
-    ``hop_ms`` lies between two stages and keeps neither of them busy. ``memory`` says whose caches
-    have to fit: of the batch being verified (the paper) or of all users (a real server).
-    """
+    """The target on one stage (the paper's server) or several in a row."""
 
     shape: ModelShape
     stages: tuple[StageProfile, ...]
+    # Between two stages; keeps neither of them busy.
     hop_ms: float = 0.0
+    # Whose caches have to fit: the current batch's (the paper) or all users' (a real server).
     memory: MemoryRule = "all"
 
 
 class Deployment(Struct, frozen=True):
-    """Users and verifier; ``longest`` is the longest draft allowed (the paper's L_ub).
-
-    ``batch_rows``: rows of a pass that users share at most, where everybody has one row for each
-    drafted token and one for the root, and all are padded to the longest draft; 0: any number.
-    """
+    """Users and verifier."""
 
     users: tuple[User, ...]
     verifier: Verifier
+    # Tokens of the longest draft allowed (the paper's L_ub).
     longest: int = 20
+    # Most rows of a pass that users share; 0: any number. Each user has a row for the root and one
+    # for each drafted token, padded to the longest draft of the batch.
     batch_rows: int = 0
-
-
-def drafted_ms(shape: ModelShape, ms_per_flop: float, fixed_ms: float, prefix: int) -> float:
-    """Milliseconds a drafted token takes on a device profiled as affine in FLOPs (d_m)."""
-    return ms_per_flop * shape.flops(1, prefix) + fixed_ms
 
 
 def even_stages(shape: ModelShape, whole: StageProfile, count: int) -> tuple[StageProfile, ...]:
@@ -154,26 +141,21 @@ def problem(plan: Plan, deployment: Deployment) -> str:
 
 
 class ScannedCount(Struct, frozen=True):
-    """One batch count of the scan; tokens a second.
-
-    ``throughput`` is None where nothing better than with fewer batches was found. No plan with this
-    many batches or more exceeds ``bound``.
-    """
+    """One batch count of the scan; tokens a second."""
 
     batches: int
+    # None: nothing better than with fewer batches was found.
     throughput: float | None
+    # No plan with this many batches or more exceeds it.
     bound: float
 
 
 class PlanResult(Struct, frozen=True):
-    """The plan, and what was looked at to find it.
-
-    No plan at all exceeds ``bound`` tokens a second; where it equals the plan's own throughput, the
-    plan is proved to be the best. PlanBatch counts that were not scanned are ruled out by it.
-    """
+    """The plan, and what was scanned to find it; other batch counts are ruled out."""
 
     plan: Plan
     scanned: tuple[ScannedCount, ...]
+    # Tokens a second that no plan exceeds; where the plan has as many, it is proved to be the best.
     bound: float
 
 
@@ -230,7 +212,7 @@ def paper(
     More than one stage is ours: the paper's server cut into equal parts, its fixed cost with it.
     """
     if token_ms is None:
-        token_ms = drafted_ms(DRAFT, DEVICE_MS_PER_FLOP, DEVICE_FIXED_MS, prefix)
+        token_ms = DEVICE_MS_PER_FLOP * DRAFT.flops(1, prefix) + DEVICE_FIXED_MS
     verifier = Verifier(TARGET, even_stages(TARGET, SERVER, stages), hop_ms, "batch")
     people = (User(f"user{m + 1}", alpha, prefix, token_ms, link_ms) for m in range(users))
     return Deployment(tuple(people), verifier, LONGEST)

@@ -29,6 +29,13 @@ worse than these."""
 OUTLINES = 0.5
 """Share of the work for a first impression of all batch counts."""
 
+OUTLINE_TRIES, TRIES, CROWD_TRIES = 2, 8, 4
+"""Starts of a search, and periods tried beside each one's own: in an outline, for up to ``CROWD``
+users, and for more."""
+
+CROWD = 16
+"""Users above which a start costs too much to try as many."""
+
 NEARLY = 0.9
 """Share of the best plan's throughput that an outline has to reach to count as one."""
 
@@ -87,7 +94,7 @@ class _Scan:
                     search = Search(self.tables, batches, NEARLY * self.ratio)
                     self.searches[batches] = search
                     if batches in outlined:
-                        search.outline(part)
+                        search.scan(OUTLINE_TRIES, part)
                         self._take(batches, search.plan, search.ratio)
 
     def deepen(self) -> None:
@@ -97,11 +104,12 @@ class _Scan:
         for batches, search in self.searches.items():
             last = search.ratio if search.plan is not None else last
             promise[batches] = -last
+        tries = TRIES if self.tables.users <= CROWD else CROWD_TRIES
         for batches in sorted(promise, key=promise.__getitem__):
             if not self._ruled_out(batches):
                 search = self.searches[batches]
                 with self.work.part(self.work.left / 2) as part:
-                    search.deepen(part, self.ratio)
+                    search.scan(tries, part, self.ratio)
                 self._take(batches, search.plan, search.ratio)
 
     def _ruled_out(self, batches: int) -> bool:

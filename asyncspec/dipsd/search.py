@@ -165,16 +165,6 @@ class BatchFit:
         return owner.tolist(), moves, swaps
 
 
-TRIES = 8
-"""Starts, and periods tried beside each start's own; half of each for a crowd."""
-
-CROWD = 16
-"""Users above which a start costs too much to try as many."""
-
-FIRST_TRIES = 2
-"""Of both in an outline."""
-
-
 class Search:
     """``plan`` is the best one found above the ``ratio`` given, in tokens a ms; ``ratio`` is then
     its own. Both by the two terms of the period."""
@@ -187,17 +177,11 @@ class Search:
         self.period = 0.0
         self.tried: set[frozenset[Group]] = set()
 
-    def outline(self, work: Budget) -> None:
-        """Few starts and periods."""
-        self._scan(FIRST_TRIES, work)
-
-    def deepen(self, work: Budget, above: float) -> None:
-        """All of it, for a plan above ``above``."""
+    def scan(self, tries: int, work: Budget, above: float = 0.0) -> None:
+        """From so many starts, at so many periods beside each one's own, for a plan above
+        ``above``."""
         if above > self.ratio:
             self.ratio, self.plan = above, None
-        self._scan(TRIES if self.tables.users <= CROWD else TRIES // 2, work)
-
-    def _scan(self, tries: int, work: Budget) -> None:
         for groups in islice(starts(self.tables, self.batches), tries):
             self._try(groups, work)
             for period in self._periods(tries):

@@ -92,11 +92,10 @@ class _Run:
         users = tables.deployment.users
         self.alphas = noise.alphas or tuple(user.alpha for user in users)
         self.line = VerifierLine(len(tables.fixed), tables.deployment.verifier.hop_ms)
-        # Rounds that were verified, when the next draft arrives, tokens since ``count``.
-        self.rounds, self.tokens = [0] * tables.users, [0.0] * tables.users
+        # Rounds that were verified, and when the next draft arrives; the last pass's verdict.
+        self.rounds, self.verdict = [0] * tables.users, 0.0
         self.ready = [self._drafting(m, 0) for m in range(tables.users)]
-        # Of the last pass; and when ``count`` was called, as the line was then.
-        self.verdict, self.start, self.before = 0.0, 0.0, self.line.mark()
+        self.count()
 
     def _drafting(self, m: int, round_: int) -> float:
         """Milliseconds from a verdict to the next draft's arrival."""
@@ -123,15 +122,17 @@ class _Run:
             self.ready[m] = self.verdict + self._drafting(m, round_ + 1)
 
     def count(self) -> None:
-        """End of the start-up."""
+        """Count tokens and the stages' busy time from now on."""
         self.tokens = [0.0] * self.tables.users
-        self.start, self.before = self.verdict, self.line.mark()
+        self.start, self.before = self.verdict, (self.line.free[:], self.line.busy[:])
 
     def averages(self, periods: int) -> Simulated:
         """Since ``count``, over so many cycles or passes."""
         took = self.verdict - self.start
         rates = tuple(1000 * count / took for count in self.tokens)
-        return Simulated(sum(rates), took / periods, self.line.shares(self.before), rates)
+        stages = zip(self.line.free, self.line.busy, *self.before, strict=True)
+        shares = tuple((busy - was) / (free - start) for free, busy, start, was in stages)
+        return Simulated(sum(rates), took / periods, shares, rates)
 
 
 def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET) -> Simulated:

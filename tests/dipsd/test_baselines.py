@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.baselines import BASELINES
+from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, PlanResult, paper
 from asyncspec.dipsd.planner import plan_best

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.association import associations
+from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, Plan, User, plan_of

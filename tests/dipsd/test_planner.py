@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.algorithm1 import NODES, algorithm1, associate, cost, depth_first
 from asyncspec.dipsd.association import associations, fewest_batches, packed
+from asyncspec.dipsd.baselines import NODES, algorithm1, associate, cost, depth_first
 from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths

@@ -11,8 +11,7 @@ import msgspec
 
 from asyncspec.core.errors import UserError
 from asyncspec.dipsd import model as preset
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.baselines import BASELINES
+from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, check_memory
 from asyncspec.dipsd.planner import plan_best

@@ -16,7 +16,6 @@ from asyncspec.dipsd.model import (
     StageProfile,
     User,
     Verifier,
-    drafted_ms,
 )
 from asyncspec.dipsd.request import measured_deployment
 from asyncspec_nodes.cluster import toml_file
@@ -179,7 +178,7 @@ def _token_ms(file: PlanFile, table: UserTable, i: int) -> float:
     if file.draft is None:
         raise UserError(f"tflops needs the draft model's shape: a [draft] table {where}")
     shape = ModelShape(file.draft.layers, file.draft.hidden, file.draft.ffn)
-    return drafted_ms(shape, 1e-9 / table.tflops, table.fixed_ms or 0.0, table.prefix)
+    return 1e-9 / table.tflops * shape.flops(1, table.prefix) + (table.fixed_ms or 0.0)
 
 
 def save(path: Path, deployment: Deployment) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from asyncspec.dipsd.algorithm1 import algorithm1
+from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import paper
 from asyncspec.dipsd.planner import plan_best

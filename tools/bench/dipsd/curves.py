@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.algorithm1 import algorithm1
-from asyncspec.dipsd.baselines import BASELINES
+from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, paper
 from asyncspec.dipsd.planner import plan_best

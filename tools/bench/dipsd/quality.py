@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from asyncspec.dipsd.algorithm1 import algorithm1
 from asyncspec.dipsd.association import associations
+from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import PlanResult
