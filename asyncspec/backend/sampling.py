@@ -1,11 +1,10 @@
 """Drawing the next token from a row of logits, as a function of the row, the request's settings
 and the position alone.
 
-The fast way to what ``asyncspec.core.sampling`` defines.
-Penalties, temperature, top-k, top-p and min-p mean
-what they mean in transformers and vLLM, and apply in their order. Then Gumbel-max over what is
-kept, with noise hashed from (seed, position, token): no cumulative sum whose rounding or order
-could move the result, and the draft can share the noise.
+Penalties, temperature, top-k, top-p and min-p mean what they mean in transformers and vLLM, and
+apply in their order (docs/reference/sampling.md). Then Gumbel-max over what is kept, with noise
+hashed from (seed, position, token): no cumulative sum whose rounding or order could move the
+result, and the draft can share the noise.
 """
 
 from __future__ import annotations
@@ -86,8 +85,11 @@ def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
 
 
 def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
-    """Tokens that may be drawn and their scaled logits, as
-    ``asyncspec.core.sampling.kept`` defines them."""
+    """Tokens that may be drawn, and their logits over the temperature, which is not 0.
+
+    top_k keeps all that tie with the k-th; top_p the shortest prefix, by (-logit, id), whose mass
+    reaches p, at least one token; min_p those at least ``min_p`` times as likely as the best.
+    """
     scores = logits / sampling.temperature
     tokens: Tokens = np.arange(len(scores), dtype=np.int64)
     if 0 < sampling.top_k < len(scores):

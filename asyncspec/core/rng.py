@@ -6,8 +6,6 @@ state and a state depends on what was speculated, batched or restarted (design, 
 
 from __future__ import annotations
 
-import math
-
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -46,8 +44,3 @@ def _inside(x: int) -> float:
     That of the last part is no double: rounding would make 1 of it.
     """
     return min((x >> 11) + 0.5, LARGEST) * 2.0**-53
-
-
-def gumbel(seed: int, position: int, token: int) -> float:
-    """Standard Gumbel noise; adding it to log-probabilities and taking the maximum samples."""
-    return -math.log(-math.log(uniform(seed, position, token)))

@@ -14,8 +14,9 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.reference import decode
 from asyncspec.backend.slot_tokens import SlotTokens
 from asyncspec.core.jobs import Row
-from asyncspec.core.sampling import Sampling, choose, seen
+from asyncspec.core.sampling import Sampling, seen
 from backend.probe import Probe, cut
+from sampling_reference import choose
 
 pytestmark = pytest.mark.torch
 

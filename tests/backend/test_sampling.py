@@ -21,11 +21,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+import sampling_reference as plain
 from asyncspec.backend.hf.sampling import draw
 from asyncspec.backend.sampling import draw_row, gumbels, kept, penalised, uniforms
 from asyncspec.core import rng
-from asyncspec.core import sampling as plain
-from asyncspec.core.sampling import MIN_TEMPERATURE, Sampling
+from asyncspec.core.sampling import MIN_TEMPERATURE, NOTHING, Sampling, seen
 
 pytestmark = pytest.mark.torch
 
@@ -58,7 +58,7 @@ def test_noise_is_that_of_rng_bit_for_bit(seed: int, position: int) -> None:
         rng.uniform(seed, position, int(token)) for token in tokens
     ]
     assert gumbels(seed, position, tokens) == pytest.approx(
-        [rng.gumbel(seed, position, int(token)) for token in tokens], rel=1e-14
+        [plain.gumbel(seed, position, int(token)) for token in tokens], rel=1e-14
     )
 
 
@@ -66,7 +66,7 @@ def test_noise_is_that_of_rng_bit_for_bit(seed: int, position: int) -> None:
 def test_the_winner_by_definition(logits: list[float], how: Sampling, position: int) -> None:
     tokens, scores = kept(np.array(logits), how)
     value = {
-        int(t): float(s) + rng.gumbel(how.seed, position, int(t))
+        int(t): float(s) + plain.gumbel(how.seed, position, int(t))
         for t, s in zip(tokens, scores, strict=True)
     }
     best = max(value, key=lambda t: value[t])
@@ -83,7 +83,7 @@ def test_no_temperature_is_too_low_or_too_high(
 ) -> None:
     how = replace(how, temperature=temperature)
     (token,) = draw(torch.tensor([logits]), [3], how)
-    assert token == plain.choose(logits, plain.NOTHING, 3, how)
+    assert token == plain.choose(logits, NOTHING, 3, how)
     if temperature < MIN_TEMPERATURE:
         assert token == logits.index(max(logits))
     else:
@@ -133,8 +133,8 @@ def test_the_fast_way_is_the_definition(
     prompt = data.draw(st.lists(st.integers(0, 39), max_size=6))
     answer = data.draw(st.lists(st.integers(0, 39), max_size=6))
     own = [data.draw(st.lists(st.integers(0, 39), max_size=4)) for _ in rows]
-    committed = plain.seen([*prompt, *answer], len(prompt))
-    texts = [plain.seen([*prompt, *answer, *line], len(prompt)) for line in own]
+    committed = seen([*prompt, *answer], len(prompt))
+    texts = [seen([*prompt, *answer, *line], len(prompt)) for line in own]
     lines = [{t: seen[t] for t in line} for seen, line in zip(texts, own, strict=True)]
     got = draw(torch.tensor(rows), range(7, 7 + len(rows)), how, committed, lines)
     assert list(got) == [
@@ -154,7 +154,7 @@ def test_penalties_are_those_of_transformers_and_vllm(
 ) -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)).double() * 2
     how = Sampling(**penalties)  # type: ignore[arg-type]
-    got = penalised(logits.numpy(), {}, [plain.seen(prompt + answer, len(prompt))], how)
+    got = penalised(logits.numpy(), {}, [seen(prompt + answer, len(prompt))], how)
     repeated = RepetitionPenaltyLogitsProcessor(how.repetition_penalty)
     want = repeated(torch.tensor([prompt + answer]), logits)
     times = torch.zeros(1, 50).double()

@@ -16,17 +16,18 @@ import pytest
 from msgspec.structs import replace
 
 import asyncspec_nodes.roles.draft.speculation as verdicts
+from asyncspec.backend import sampling
+from asyncspec.backend.sampling import Floats, Tokens, gumbels
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.core import sampling as draw
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, Walk
-from asyncspec.core.rng import gumbel
-from asyncspec.core.sampling import Sampling
+from asyncspec.core.sampling import Sampling, seen
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 from costs import UnitCosts
+from sampling_reference import kept, penalised
 
 # More tokens than most policies give a node children, so that there are hits and misses.
 MODEL = ToyModel(layers=2, vocab=16, seed=3)
@@ -57,9 +58,9 @@ def exact(how: Sampling, text: Text = PROMPT) -> dict[Text, float]:
     """The chance of every answer."""
     if len(text) == len(PROMPT) + TOKENS:
         return {text[len(PROMPT) :]: 1.0}
-    before = draw.seen(text, len(PROMPT))
-    logits = draw.penalised(MODEL.logits(MODEL.read(text).hidden), before, how)
-    weights = {token: math.exp(score) for token, score in draw.kept(logits, how).items()}
+    before = seen(text, len(PROMPT))
+    logits = penalised(MODEL.logits(MODEL.read(text).hidden), before, how)
+    weights = {token: math.exp(score) for token, score in kept(logits, how).items()}
     total = sum(weights.values())
     return {
         answer: chance * weight / total
@@ -141,22 +142,22 @@ def conditioned_on_acceptance(
     return Walk(tuple(accepted), None)
 
 
-def one_noise_for_all(seed: int, position: int, token: int) -> float:
+def one_noise_for_all(seed: int, position: int, tokens: Tokens) -> Floats:
     """Each token alone is right, but they are not independent."""
-    return gumbel(seed, 0, token)
+    return gumbels(seed, 0, tokens)
 
 
-def every_second_seed_greedy(seed: int, position: int, token: int) -> float:
+def every_second_seed_greedy(seed: int, position: int, tokens: Tokens) -> Floats:
     """Every answer is possible, and the likely ones are too likely."""
-    return gumbel(seed, position, token) if seed % 2 else 0.0
+    return gumbels(seed, position, tokens) * (seed % 2)
 
 
 @pytest.mark.parametrize(
     ("target", "name", "wrong"),
     [
         (verdicts, "walk", conditioned_on_acceptance),
-        (draw, "gumbel", one_noise_for_all),
-        (draw, "gumbel", every_second_seed_greedy),
+        (sampling, "gumbels", one_noise_for_all),
+        (sampling, "gumbels", every_second_seed_greedy),
     ],
 )
 def test_a_wrong_draw_is_noticed(

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 from typing import Literal, cast
 
+import numpy as np
 from msgspec import Struct
 
+from asyncspec.backend import sampling as sampler
 from asyncspec.backend.base import ModelInfo, WireTensor
 from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, TensorRows
 from asyncspec.core.rng import MASK, mix, uniforms
-from asyncspec.core.sampling import NOTHING, Sampling, Seen, choose, seen
+from asyncspec.core.sampling import NOTHING, Sampling, Seen, seen
 from asyncspec.source.expand import Proposal
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
@@ -88,27 +89,18 @@ class ToyModel(Struct, frozen=True):
         """See ``Sampler``, of hidden states."""
         if sampling.greedy and not sampling.penalises:
             return tuple(map(self.mode, hidden))
-        before: list[Seen] = [{**committed, **seen} for seen in own] or [NOTHING] * len(hidden)
-        logits = map(self.logits, hidden)
-        return tuple(map(choose, logits, before, positions, repeat(sampling)))
+        return sampler.draw(self._rows(hidden), positions, sampling, committed, own)
 
     def best_successors(self, hidden: Sequence[int], most: int) -> list[Proposal]:
         """See ``Sampler``, of hidden states."""
-        found: list[Proposal] = []
-        for logits in map(self.logits, hidden):
-            best = sorted(range(self.vocab), key=lambda t: (-logits[t], t))[:most]
-            found.append((best, self._log_probs(logits, best)))
-        return found
+        return sampler.best_successors(self._rows(hidden), most)
 
     def log_probs_of(self, hidden: Sequence[int], tokens: Sequence[int]) -> tuple[float, ...]:
         """See ``Sampler``, of hidden states."""
-        drawn = zip(hidden, tokens, strict=True)
-        return tuple(self._log_probs(self.logits(h), [token])[0] for h, token in drawn)
+        return sampler.log_probs_of(self._rows(hidden), tokens)
 
-    @staticmethod
-    def _log_probs(logits: Sequence[float], tokens: Sequence[int]) -> list[float]:
-        total = math.log(sum(map(math.exp, logits)))
-        return [min(0.0, logits[token] - total) for token in tokens]
+    def _rows(self, hidden: Sequence[int]) -> sampler.Logits:
+        return np.array(list(map(self.logits, hidden)), np.float32)
 
     def start(self) -> ToyState:
         """Before the first token."""
