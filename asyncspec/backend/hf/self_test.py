@@ -18,7 +18,7 @@ from asyncspec.backend.hf.cache import CacheShape, TreeCache
 from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, MAX_K, KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
-from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
@@ -47,7 +47,6 @@ def choose_settings(shard: Shard) -> KernelSettings:
         row_tiles=tiles,
         min_rows=max(linear.min_rows for linear in shard.linears),
         row_invariant=None not in min_rows.values() and found is not None,
-        packed=all(x.packed for x in shard.linears if isinstance(x, PackedLinear)),
     )
 
 

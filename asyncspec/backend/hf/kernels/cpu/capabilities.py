@@ -127,8 +127,6 @@ class KernelSettings(Struct, frozen=True):
     min_rows: int = 2
     # False: rows of linear layers or attention depend on their number, or may.
     row_invariant: bool = True
-    # False: the private oneDNN operators are not used.
-    packed: bool = True
 
 
 FAST = KernelSettings(min_rows=1, row_invariant=False)

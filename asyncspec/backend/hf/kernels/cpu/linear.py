@@ -130,7 +130,7 @@ class PackedLinear(RowwiseLinear):
         shared: bool = False,
     ) -> None:
         super().__init__(tuple(weight.shape), weight.dtype, bias, settings.min_rows)
-        self.packed = settings.packed and can_pack()
+        self.packed = can_pack()
         self.shared = shared
         tiled = settings.row_invariant and weight.dtype == torch.bfloat16 and has_tiles()
         self._max_rows = MAX_TILED_ROWS if tiled else None
