@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.reference import decode
-from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.backend.tree_stage import SlotTokens
 from asyncspec.core.jobs import Row
 from asyncspec.core.sampling import Sampling, seen
 from backend.probe import Probe, cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.backend.tree_stage import SlotTokens
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import seen

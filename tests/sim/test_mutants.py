@@ -17,7 +17,7 @@ import asyncspec_nodes.roles.verify.batching as batching
 import asyncspec_nodes.roles.verify.results as results
 import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
-from asyncspec.backend.slot_tokens import SlotTokens
+from asyncspec.backend.tree_stage import SlotTokens
 from asyncspec.core.accept import Walk, walk
 from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import Compact, TensorRows
