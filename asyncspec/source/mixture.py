@@ -1,14 +1,12 @@
 """Mixing what several sources propose for one node, with weights learned online.
 
 For one node a *base* (a draft model) gives a distribution, and an *auxiliary* source (n-gram
-lookup) a few tokens with chances. Initially the base weighs twice as much. Then it is counted how
-many of the auxiliary's tokens came true, and how many were expected to: once for those that repeat
-the base's first choice and once for the others, because a source that is right where both agree may
-be wrong wherever they differ. The odds of its tokens are corrected by these counts. So are those of
-the base's first choice where the auxiliary is silent, or a timid draft would lose its place to
-lookups that know how good they are; but upwards alone, since the base's order is its own business.
-Scores thus are chances, and may be compared over the whole tree: what a mixture pushes out was less
-likely than what it puts there.
+lookup) a few tokens with chances. Initially the base weighs twice as much. Then the auxiliary's
+tokens that came true are counted beside those expected to, for tokens that repeat the base's first
+choice and for the others, since a source may be right only where both agree. The odds of its tokens
+are corrected by these counts. So are those of the base's first choice where the auxiliary proposes
+nothing, or an underconfident draft would lose its place to calibrated lookups; but only upwards.
+Scores thus are chances, comparable over the whole tree.
 """
 
 from __future__ import annotations

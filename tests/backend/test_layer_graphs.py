@@ -17,8 +17,7 @@ from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu import capabilities, dense, ort
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedActivation
-from asyncspec.backend.hf.kernels.cpu.mapped import MmapLinear
-from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear, MmapLinear
 from asyncspec.backend.hf.optimized import graphs
 from asyncspec.backend.hf.optimized.graphs import FusedLayer, close, known_activation
 from asyncspec.backend.hf.optimized.layers import OptimizedLayer

@@ -21,7 +21,7 @@ from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
-from asyncspec.backend.hf.kernels.cpu.mapped import pack_mmapped
+from asyncspec.backend.hf.kernels.cpu.ort import pack_mmapped
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
 from asyncspec.backend.hf.optimized.model import optimize_model
 from asyncspec.backend.hf.probing import layers_with_all_kinds, noise

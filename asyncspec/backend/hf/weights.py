@@ -28,7 +28,7 @@ from asyncspec.backend.hf.experts import ROUTER, expected_shapes, split_experts,
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.mapped import MmapLinear
+from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.core.errors import CheckpointError
@@ -156,7 +156,7 @@ class MatrixFormat(Struct, frozen=True):
 
 def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> None:
     """Replace placeholders by matrices, and every ``nn.Linear``; matrices of layers that may be
-    fused stay in their file (``mapped.py``). Raises ``CheckpointError`` where a matrix is
+    fused stay in their file (``ort.py``). Raises ``CheckpointError`` where a matrix is
     missing."""
     linears = {n: module for n, module in model.named_modules() if type(module) is nn.Linear}
     sources, counts = dict(tensors.matrices), tensors.weight_counts()

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import TreeMask
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.mapped import MmapLinear
-from asyncspec.backend.hf.kernels.cpu.ort import CONTRIB, Graph, GraphError
+from asyncspec.backend.hf.kernels.cpu.ort import CONTRIB, Graph, GraphError, MmapLinear
 from asyncspec.backend.hf.optimized.layers import (
     CosSin,
     OptimizedAttention,

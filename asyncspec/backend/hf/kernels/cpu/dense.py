@@ -15,8 +15,7 @@ from asyncspec.backend.hf.checkpoint_files import TensorInfo
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, product_type, reads_half
 from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear, UpcastLinear, max_abs
 from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.mapped import can_mmap
-from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear, prefers_mlas
+from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear, can_mmap, prefers_mlas
 from asyncspec.backend.hf.probing import noise
 
 SMALL_LAYER = 2 << 20
@@ -39,7 +38,7 @@ def upcasts_half(count: int) -> bool:
 
 def can_defer(info: TensorInfo, dtype: torch.dtype, count: int) -> bool:
     """Whether a layer of ``count`` weights, for rows of ``dtype``, multiplies a matrix by
-    onnxruntime, so that it may stay in its file until the layer is built (``mapped.py``)."""
+    onnxruntime, so that it may stay in its file until the layer is built (``ort.py``)."""
     if dtype != torch.float32:
         return False
     if can_mmap(info):
