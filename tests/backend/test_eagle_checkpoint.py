@@ -87,6 +87,9 @@ def test_names_of_other_formats(opened: Opened, target: Checkpoint) -> None:
         renamed, speculators_model_type="eagle3", transformer_layer_config=nested, **REDUCED
     )
     assert checkpoint.geometry.kind == "EAGLE-3"
+    nested = {**nested, "rope_theta": 5e5}
+    inner = opened(eagle(), rope_theta=None, transformer_layer_config=nested).geometry
+    assert inner.rope_theta == 5e5
     prefixed = {f"model.{name}": tensor for name, tensor in eagle().items()}
     prefixed["lm_head.weight"] = torch.zeros(VOCAB, HIDDEN)
     prefixed["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
@@ -212,6 +215,7 @@ def test_wrong_tensors_of_eagle3(
         ({"rms_norm_eps": -1}, "rms_norm_eps: expected float > 0"),
         ({"rope_theta": "10000"}, "rope_theta: expected float, got str"),
         ({"rope_scaling": {"rope_theta": 0}}, "rope_theta: expected float > 0"),
+        ({"rope_scaling": None, "rope_theta": -1}, "rope_theta: expected float > 0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "RoPE scaling 'dynamic'"),
         ({"rope_scaling": 2}, "rope_scaling: expected object, got int"),
         ({"hidden_act": 3}, "hidden_act: expected str, got int"),

@@ -4,6 +4,7 @@ and whether it was made for a target. No torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,9 +150,9 @@ def read_settings(directory: Path) -> Geometry:
     values = read_config(directory)
     # The "speculators" format nests the layer's settings, vLLM's the depths.
     nested = [values.get(key) for key in ("transformer_layer_config", "eagle_config")]
-    layer, features = ({} if not isinstance(one, dict) else one for one in nested)
-    merged = {**layer, **values, **features}
-    settings = {key: value for key, value in merged.items() if value is not None}
+    layer, features = (one if isinstance(one, dict) else {} for one in nested)
+    given = chain.from_iterable(part.items() for part in (layer, values, features))
+    settings = {key: value for key, value in given if value is not None}
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     if isinstance(rope, dict) and rope.get("rope_theta") is not None:
         settings["rope_theta"] = rope["rope_theta"]
@@ -224,21 +225,20 @@ def _completed(settings: Geometry, shapes: Shapes, target: ModelInfo, where: Pat
 def _depths(settings: Geometry, layers: int, where: Path) -> tuple[int, ...]:
     """The depths an EAGLE-3 head for a target of so many layers was trained on. Raises
     ``CheckpointError`` where they do not exist in this target."""
-    ids = settings.eagle_aux_hidden_state_layer_ids
+    name, ids = "eagle_aux_hidden_state_layer_ids", settings.eagle_aux_hidden_state_layer_ids
+    if list(ids) != sorted(set(ids)):
+        raise _wrong(where, f"{name} is {[*ids]}, expected ascending layer numbers")
     depths = ids or (2, layers // 2, layers - 3)
-    if depths != tuple(sorted(set(depths))):
+    if list(depths) != sorted(set(depths)):
         raise _wrong(
             where,
-            f"eagle_aux_hidden_state_layer_ids is {[*ids]}, expected ascending layer numbers"
-            if ids
-            else f"EAGLE-3 reads a target after layers 2, n/2 and n-3; {layers} layers are too few",
+            f"EAGLE-3 reads a target after layers 2, n/2 and n-3; {layers} layers are too few",
         )
     # Heads give either the layers whose output is read, or those whose input is. No head reads the
     # embedding, so a list that starts with 1 is the former.
     if ids and ids[0] == 1:
         depths = tuple(depth + 1 for depth in depths)
     if not 0 <= depths[0] <= depths[-1] <= layers:
-        name = "eagle_aux_hidden_state_layer_ids"
         raise _wrong(where, f"{name} is {[*ids]}, but the target has {layers} layers")
     return depths
 
