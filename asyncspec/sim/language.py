@@ -34,13 +34,12 @@ class Coverage(Struct, frozen=True):
     cumulative: tuple[float, ...]
     logs: tuple[float, ...]
 
-    def confidence(self, quantile: float, top: float | None = None) -> float:
+    def confidence(self, quantile: float, mean: float) -> float:
         """The chance of the first candidate at one node, for a ``quantile`` in [0, 1).
 
-        Between ``floor`` and 1, with mean ``top`` over all quantiles (the mean of a power of the
-        quantile), so a draft that says it is right as often as it says.
+        Between ``floor`` and 1, with ``mean`` over all quantiles (the mean of a power of the
+        quantile), so that the draft is calibrated.
         """
-        mean = self.top if top is None else top
         if mean >= 1.0:
             return 1.0
         floor = self.floor

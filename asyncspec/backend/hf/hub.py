@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,10 @@ class HubFiles(CheckpointFiles):
         super().__init__(directory)
         # Snapshots are named by their commits.
         self._name = HubName(repository, directory.name)
-        self._known: dict[str, _WeightFile] | None = None
 
     def tensors(self) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
-        for name, file in self._weight_files().items():
+        for name, file in self._weight_files.items():
             # Nothing follows the tensors in a safetensors file.
             base = file.size - max((e.data_offsets[1] for e in file.tensors.values()), default=0)
             found |= locate_tensors(self.directory / name, file.size, base, file.tensors)
@@ -121,36 +121,35 @@ class HubFiles(CheckpointFiles):
         for file in missing:
             if not file.is_file():
                 raise CheckpointError(f"{self._name} has no {file.name} in the cache; download it")
-            if read_entries(file)[1] != self._weight_files()[file.name].tensors:
+            if read_entries(file)[1] != self._weight_files[file.name].tensors:
                 raise CheckpointError(f"{file} is not the file its header was read of; delete it")
 
     def fingerprint(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
         """Of the configuration and the Hub's digests of all weight files, for which nothing is
         downloaded. A local directory has no such digests, and another fingerprint."""
         digest = config_digest(config)
-        for name, file in sorted(self._weight_files().items()):
+        for name, file in sorted(self._weight_files.items()):
             digest.update(f"\n{name} {file.digest}".encode())
         return HUB + digest.hexdigest()
 
+    @cached_property
     def _weight_files(self) -> dict[str, _WeightFile]:
         """The files by name, from the record that earlier processes left of them, if any."""
-        if self._known is None:
-            from huggingface_hub import constants
+        from huggingface_hub import constants
 
-            folder = Path(self._name.id.replace("/", "--"), self.directory.name)
-            record = Path(constants.HF_ASSETS_CACHE, "asyncspec", folder, "weights.json")
-            try:
-                known = msgspec.json.decode(record.read_bytes(), type=dict[str, _WeightFile])
-            except (OSError, msgspec.MsgspecError):
-                known = self._describe()
-                # A cache that cannot be written to costs the next process the same requests.
-                with contextlib.suppress(OSError):
-                    record.parent.mkdir(parents=True, exist_ok=True)
-                    part = record.with_suffix(f".{os.getpid()}")
-                    part.write_bytes(msgspec.json.encode(known))
-                    part.replace(record)
-            self._known = known
-        return self._known
+        folder = Path(self._name.id.replace("/", "--"), self.directory.name)
+        record = Path(constants.HF_ASSETS_CACHE, "asyncspec", folder, "weights.json")
+        try:
+            return msgspec.json.decode(record.read_bytes(), type=dict[str, _WeightFile])
+        except (OSError, msgspec.MsgspecError):
+            known = self._describe()
+        # A cache that cannot be written to costs the next process the same requests.
+        with contextlib.suppress(OSError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            part = record.with_suffix(f".{os.getpid()}")
+            part.write_bytes(msgspec.json.encode(known))
+            part.replace(record)
+        return known
 
     def _describe(self) -> dict[str, _WeightFile]:
         index = self.directory / INDEX
