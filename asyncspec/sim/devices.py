@@ -114,14 +114,8 @@ class LanguageSource(StateSource[int]):
     """A simulated draft: a session's state is the path of its text."""
 
     def __init__(self, language: Language) -> None:
-        super().__init__()
+        super().__init__(lambda: EMPTY, follow)
         self._language = language
-
-    def start(self) -> int:
-        return EMPTY
-
-    def extend(self, state: int, token: int) -> int:
-        return follow(state, token)
 
     def grower(self, job: Expand) -> Grower:
         length, tip = self._sessions[job.session]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
@@ -73,17 +73,11 @@ class TokenSource(ABC):
 class StateSource(TokenSource, Generic[S]):
     """A source without passes: a session's state is a function of its tokens, one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[], S], extend: Callable[[S, int], S]) -> None:
+        """``start``: the state before the first token; ``extend``: that one token further on."""
+        self.start, self.extend = start, extend
         # Committed tokens and the state after them.
         self._sessions: dict[SessionId, tuple[int, S]] = {}
-
-    @abstractmethod
-    def start(self) -> S:
-        """Before the first token."""
-
-    @abstractmethod
-    def extend(self, state: S, token: int) -> S:
-        """The state one token further on."""
 
     def commit(self, job: Expand) -> Coroutine[Any, int]:
         yield from ()

@@ -52,7 +52,8 @@ class _Text:
         self._next: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         self._rates: defaultdict[int, MatchRate] = defaultdict(MatchRate)
 
-    def append(self, token: int) -> None:
+    def append(self, token: int) -> _Text:
+        """Itself, one token longer."""
         length, seen = self._match(())
         if length:
             self._rates[length] = self._rates[length].counted(right=token in seen)
@@ -60,6 +61,7 @@ class _Text:
             if length <= len(self._tokens):
                 self._next[tuple(self._tokens[-length:])][token] += 1
         self._tokens.append(token)
+        return self
 
     def propose(self, path: tuple[int, ...], width: int) -> Proposal:
         """What followed the longest known end of the text and ``path``, most frequent first."""
@@ -84,15 +86,8 @@ class NGramSource(StateSource[_Text]):
     """N-gram lookup in the session's own text (prompt and answer)."""
 
     def __init__(self, shortest: int = 2, longest: int = 6) -> None:
-        super().__init__()
-        self._lengths = range(longest, shortest - 1, -1)
-
-    def start(self) -> _Text:
-        return _Text(self._lengths)
-
-    def extend(self, state: _Text, token: int) -> _Text:
-        state.append(token)
-        return state
+        lengths = range(longest, shortest - 1, -1)
+        super().__init__(lambda: _Text(lengths), _Text.append)
 
     def grower(self, job: Expand) -> Grower:
         _, text = self._sessions[job.session]

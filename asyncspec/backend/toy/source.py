@@ -17,23 +17,17 @@ from asyncspec_protocol.messages import Expand
 
 
 class ToySource(StateSource[ToyState]):
-    """A token source of tunable quality: it knows the toy target and guesses with noise.
+    """A token source of tunable quality: it knows the toy target and proposes with noise.
 
     ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
     with the same chance, and so on: 0.65 gives the coverage of real draft models by rank.
     """
 
     def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
-        super().__init__()
+        super().__init__(model.start, model.extend)
         self._model = model
         self._top = top
         self._seed = seed
-
-    def start(self) -> ToyState:
-        return self._model.start()
-
-    def extend(self, state: ToyState, token: int) -> ToyState:
-        return self._model.extend(state, token)
 
     def grower(self, job: Expand) -> Grower:
         _, tip = self._sessions[job.session]
@@ -41,12 +35,11 @@ class ToySource(StateSource[ToyState]):
         return StateGrower(tip, self.extend, lambda state, w: self._propose(state, w, noise))
 
     def _noise(self, session: SessionId) -> int:
-        """What the guesses depend on beside the tokens."""
+        """What the proposals depend on beside the tokens."""
         return self._seed
 
     def _propose(self, state: ToyState, width: int, noise: int) -> Proposal:
-        """Guesses for one node. How sure the source is varies, and it is right as often as it
-        says."""
+        """For one node. The confidence varies, and is calibrated."""
         key = state.hidden ^ noise
         sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
         truth = self._model.mode(state.hidden)
@@ -60,7 +53,7 @@ class ToySource(StateSource[ToyState]):
 
 
 class ToyEagle(ToySource):
-    """Knows what the feature of every position must be, and guesses by the last one."""
+    """Checks the feature of every position, and proposes by the last one."""
 
     def __init__(
         self, model: ToyModel, features: tuple[int, ...], top: float = 0.65, seed: int = 1
