@@ -39,41 +39,38 @@ class PathStage:
     def __init__(self, language: Language, *, last: bool) -> None:
         self._language = language
         self._last = last
-        self._caches: dict[SessionId, list[int]] = {}
-        # Likeliest tokens wanted with every verdict, where some are.
-        self._tops: dict[SessionId, int] = {}
+        # Its cache, and how many likeliest tokens come with every sampled one.
+        self._sessions: dict[SessionId, tuple[list[int], int]] = {}
 
     def run(self, job: StageJob) -> object | None:
         match job:
             case Forward():
-                return self._forward(job, self._caches[job.session])
+                return self._forward(job)
             case Batch(passes):
-                return tuple([self._forward(one, self._caches[one.session]) for one in passes])
+                return tuple([self._forward(one) for one in passes])
             case Compact(session, start, keep):
-                cache = self._caches[session]
+                cache, _ = self._sessions[session]
                 cache[start:] = [cache[slot] for slot in keep]
-            case Admit(session, parent_session=like, common_prefix=shared):
-                self._caches[session] = self._caches[like][:shared] if shared else []
-                if job.top_logprobs:
-                    self._tops[session] = job.top_logprobs
+            case Admit(session, parent_session=parent, common_prefix=shared):
+                cache = self._sessions[parent][0][:shared] if shared else []
+                self._sessions[session] = cache, job.top_logprobs
             case Trim(session, slots):
-                del self._caches[session][slots:]
+                del self._sessions[session][0][slots:]
             case Release(session):
-                self._caches.pop(session, None)
-                self._tops.pop(session, None)
+                self._sessions.pop(session, None)
         return None
 
-    def _forward(self, job: Forward, cache: list[int]) -> object:
+    def _forward(self, job: Forward) -> object:
+        cache, most = self._sessions[job.session]
         cache.extend([EMPTY] * (max([row.slot for row in job.rows]) + 1 - len(cache)))
         hidden = self._read(job, cache) if job.hidden is None else _check(job, job.hidden, cache)
         if not self._last:
             return hidden
         tokens = tuple([self._language.truth(hidden[i][1]) for i in job.sampled_rows])
-        tops = self._tops.get(job.session)
-        if tops is None:
+        if not most:
             return tokens
-        verified = [(hidden[i][1], job.rows[i].position + 1) for i in job.sampled_rows]
-        best = [likely(self._language, path, length, tops) for path, length in verified]
+        sampled = [(hidden[i][1], job.rows[i].position + 1) for i in job.sampled_rows]
+        best = [likely(self._language, path, length, most) for path, length in sampled]
         return SamplerOutput(tokens, top_tokens=tuple((tuple(t), tuple(p)) for t, p in best))
 
     def _read(self, job: Forward, cache: list[int]) -> Sequence[Hidden]:

@@ -130,9 +130,9 @@ def likely(language: Language, path: int, position: int, count: int) -> Proposal
     with no chance, because every node of a verdict has as many.
     """
     truth = language.truth(path)
-    guesses, scores = language.propose(path, position, 0, count)
+    candidates, scores = language.propose(path, position, 0, count)
     chances = list(scores) or [0.0]
-    tokens = [truth, *(token for token in guesses if token != truth)][: len(chances)]
+    tokens = [truth, *(token for token in candidates if token != truth)][: len(chances)]
     missing = count - len(tokens)
     return tokens + tokens[-1:] * missing, chances[: len(tokens)] + [_NO_CHANCE] * missing
 
