@@ -3,20 +3,22 @@ against llama.cpp's own text of the whole file."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from asyncspec.backend.base import EngineOptions, StageBackend
+from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
 from asyncspec.backend.llama import devices
+from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.llama.branches import Pool
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.devices import Device
-from asyncspec.backend.llama.gguf_file import open_gguf
+from asyncspec.backend.llama.gguf_file import Tensor, Value, open_gguf, value
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import decode
@@ -38,6 +40,15 @@ def stages_of(path: Path, count: int) -> list[LlamaStage]:
     target = open_target(path)
     edges = [LAYERS * i // count for i in range(count + 1)]
     return [load_stage(target, *span) for span in pairwise(edges)]
+
+
+def write(path: Path, metadata: dict[str, Value], tensors: Mapping[str, Tensor]) -> None:
+    """A GGUF file with tensors of other files."""
+    file = VirtualFile(metadata, tensors)
+    data = bytearray(file.size)
+    file.read(0, memoryview(data))
+    file.close()
+    path.write_bytes(data)
 
 
 @pytest.fixture(scope="module", params=["F16", "Q8_0", "Q4_0"])
@@ -153,6 +164,51 @@ def test_repacking_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     stage = load_stage(target, 0, 2, options=options)
     assert stage.weights == "F16, which cannot be repacked here, llama.cpp on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "says"),
+    [
+        ("block_count", value(4, 9), "9 layers, and tensors of 5"),
+        ("block_count", value(4, 0), "0 layers"),
+        ("embedding_length", value(8, "x"), "embedding_length cannot be 'x'"),
+        ("attention.layer_norm_rms_epsilon", value(6, math.nan), "epsilon cannot be nan"),
+        ("attention.head_count", value(4, 3), "llama.cpp cannot load"),
+        ("expert_used_count", value(4, 9), r"cannot load this model \(GGML_ASSERT\(n_expert_used"),
+    ],
+)
+def test_a_file_that_contradicts_itself(
+    tmp_path: Path, key: str, content: Value, says: str
+) -> None:
+    model = open_gguf(save_random(tmp_path / "model.gguf", "mixtral"))
+    changed = tmp_path / "changed.gguf"
+    write(changed, {**model.metadata, f"llama.{key}": content}, model.tensors)
+
+    def load() -> None:
+        opened = BACKEND.open(str(changed))
+        BACKEND.load(StageSpec(opened, (0, opened.info.layers)))
+
+    with pytest.raises(CheckpointError, match=says):
+        load()
+
+
+def test_a_split_model_is_the_same_model(tmp_path: Path) -> None:
+    whole = open_target(save_random(tmp_path / "model.gguf"))
+    names = list(whole.model.tensors)
+    shards = [tmp_path / f"m-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    for i, shard in enumerate(shards):
+        split = {"split.count": value(2, 3), "split.no": value(2, i)}
+        metadata = {**whole.model.metadata, **split} if i == 0 else split
+        write(shard, metadata, {name: whole.model.tensors[name] for name in names[i::3]})
+    parts = open_target(shards[0])
+    assert parts.fingerprint == whole.fingerprint
+    want = decode(stages_of(whole.path, 1), PROMPT, 12)
+    assert decode(stages_of(parts.path, 2), PROMPT, 12) == want
+    with pytest.raises(CheckpointError, match=r"is part of a model in 3 files; name the first"):
+        open_target(shards[1])
+    shards[2].unlink()
+    with pytest.raises(CheckpointError, match=r"m-00003-of-00003.gguf cannot be read"):
+        open_target(shards[0])
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:

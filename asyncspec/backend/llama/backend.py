@@ -22,6 +22,7 @@ from asyncspec.backend.base import (
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
 from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
+from asyncspec.backend.llama.trial import check_loads
 from asyncspec.backend.registry import LLAMA, backend_name
 from asyncspec.core.errors import CheckpointError, UserError
 
@@ -120,6 +121,7 @@ class LlamaBackend:
         from asyncspec.backend.llama.stage import load_stage
 
         _check(spec.model, spec.dtype, spec.quantize)
+        check_loads(spec.model.path, *spec.layers)
         return load_stage(spec.model, *spec.layers, mode=spec.mode, options=spec.options)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
@@ -130,6 +132,7 @@ class LlamaBackend:
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
         check_vocab(spec.target, draft)
+        check_loads(draft.path, 0, draft.info.layers)
         loaded = load_draft(draft, spec.target.info.vocab_size, spec.options.device)
         return LoadedSource(loaded, loaded.token_bytes)
 
@@ -137,6 +140,7 @@ class LlamaBackend:
         """See ``Backend``."""
         from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 
+        check_loads(model.path, 0, 0)
         return LlamaTokenizer(model, template)
 
 

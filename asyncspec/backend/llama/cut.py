@@ -57,7 +57,7 @@ SCALED_INPUT = frozenset({"gemma", "gemma2"})
 """Families that multiply whatever comes in by the root of its width, embeddings or not."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_EMBEDDING, _HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+EMBEDDING, _HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 _OF_THE_HEAD = (_HEAD, _NORM, "output.bias", "output_norm.bias")
 _LEFT_OUT = ("tokenizer.", "split.", "general.alignment")
 DUMMY_VOCAB = 32
@@ -73,11 +73,11 @@ def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str,
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.tensors.items():
         if (layer := _LAYER.fullmatch(name)) is None:
-            if name != _EMBEDDING and name not in _OF_THE_HEAD:
+            if name != EMBEDDING and name not in _OF_THE_HEAD:
                 tensors[name] = tensor
         elif first <= int(layer[1]) < last:
             tensors[f"blk.{int(layer[1]) - first}.{layer[2]}"] = tensor
-    embedding = _found(model, _EMBEDDING)
+    embedding = matrix(model, EMBEDDING)
     head = model.tensors.get(_HEAD)
     width, vocab = embedding.shape[0], embedding.shape[1]
     if has_head:
@@ -85,10 +85,10 @@ def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str,
     else:
         tensors[_NORM] = _hole((width,), "F32")
     if has_embedding or (has_head and head is None):
-        tensors[_EMBEDDING] = embedding
+        tensors[EMBEDDING] = embedding
     else:
         vocab = vocab if has_head else DUMMY_VOCAB
-        tensors[_EMBEDDING] = _hole((width, vocab), embedding.type)
+        tensors[EMBEDDING] = _hole((width, vocab), embedding.type)
     if not has_head and head is not None:
         tensors[_HEAD] = _hole((width, vocab), head.type)
     return _metadata(model, first, last, vocab), tensors
@@ -96,8 +96,13 @@ def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str,
 
 def layer_count(model: GGUF) -> int:
     """Layers that predict the next token; those for later ones come after them."""
-    layers = int(model.need("{arch}.block_count"))
-    return layers - int(model.get("{arch}.nextn_predict_layers", 0))
+    layers = model.number("{arch}.block_count") - model.number("{arch}.nextn_predict_layers", 0)
+    stored = {found[1] for name in model.tensors if (found := _LAYER.fullmatch(name))}
+    if not 0 < layers <= len(stored):
+        raise CheckpointError(
+            f"{model.files[0]}: {layers} layers, and tensors of {len(stored)}; fetch it again"
+        )
+    return layers
 
 
 def check_family(model: GGUF, layers: int) -> None:
@@ -134,7 +139,7 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
     if family in PATTERNS and windowed:
         listed = model.get(pattern, PATTERNS[family])
         if not isinstance(listed, list):
-            full = int(listed)
+            full = model.number(pattern, PATTERNS[family])
             listed = [full == 0 or layer % full < full - 1 for layer in range(layers)]
             found[pattern] = value(7, listed[first:last])
         if not any(listed[first:last]):
@@ -143,7 +148,7 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
                 "which llama.cpp cannot compute; use other stages"
             )
     if f"{family}.leading_dense_block_count" in found:
-        dense = int(model.get("{arch}.leading_dense_block_count"))
+        dense = model.number("{arch}.leading_dense_block_count")
         found[f"{family}.leading_dense_block_count"] = value(4, max(0, dense - first))
     if first:
         found.pop(f"{family}.embedding_scale", None)
@@ -154,10 +159,12 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
     }
 
 
-def _found(model: GGUF, name: str) -> Tensor:
-    if name not in model.tensors:
+def matrix(model: GGUF, name: str) -> Tensor:
+    """A tensor [width, height] that every model has. Raises ``CheckpointError``."""
+    found = model.tensors.get(name)
+    if found is None or len(found.shape) != 2:
         raise CheckpointError(f"{model.files[0]} has no {name}; it is no whole language model")
-    return model.tensors[name]
+    return found
 
 
 def _hole(shape: tuple[int, ...], kind: str) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from asyncspec.backend.base import Footprint, KVType
 from asyncspec.backend.llama.cut import cut
 from asyncspec.backend.llama.target import OpenTarget
@@ -34,12 +32,12 @@ def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> in
     model = target.model
     heads = _by_layer(target, "attention.head_count")
     kv_heads = _by_layer(target, "attention.head_count_kv") or heads
-    width = int(model.need("{arch}.embedding_length"))
+    width = model.number("{arch}.embedding_length")
     total = 0
     for layer in range(*span):
         head = width // max(1, heads[layer])
-        keys = int(model.get("{arch}.attention.key_length", head))
-        values = int(model.get("{arch}.attention.value_length", head))
+        keys = model.number("{arch}.attention.key_length", head)
+        values = model.number("{arch}.attention.value_length", head)
         if model.get("{arch}.attention.key_length_mla"):
             values = 0  # part of the keys
         if kv_type == "q8_0" and (keys % _BLOCK or values % _BLOCK):
@@ -53,7 +51,10 @@ def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> in
 
 def _by_layer(target: OpenTarget, key: str) -> list[int]:
     """A setting of each layer; empty where the file does not say."""
-    said: Any = target.model.get(f"{{arch}}.{key}")
-    if said is None or isinstance(said, list):
-        return said or []
-    return [int(said)] * target.info.layers
+    key = f"{{arch}}.{key}"
+    match target.model.get(key):
+        case None:
+            return []
+        case [*listed] if len(listed) >= target.info.layers and type(listed[0]) is int:
+            return listed
+    return [target.model.number(key)] * target.info.layers

@@ -36,6 +36,10 @@ SCALARS = {
 }
 """``struct`` formats of the types of metadata."""
 
+_FLOATS = (6, 12)
+_MOST = 1 << 31
+"""Above every count of a model."""
+
 BLOCKS = {
     "F32": (0, 1, 4),
     "F16": (1, 1, 2),
@@ -118,6 +122,14 @@ class GGUF(Struct, frozen=True):
             raise CheckpointError(f"{self.files[0]} has no {key}; it is no language model")
         return found
 
+    def number(self, key: str, default: int | None = None) -> int:
+        """As ``get`` or, without a default, ``need``: a count. Raises ``CheckpointError``."""
+        found = self.need(key) if default is None else self.get(key, default)
+        if type(found) is not int or not 0 <= found < _MOST:
+            key = key.replace("{arch}", self.architecture)
+            raise CheckpointError(f"{self.files[0]}: {key} cannot be {found!r}; fetch it again")
+        return found
+
     @property
     def architecture(self) -> str:
         """llama.cpp's name of the family."""
@@ -129,7 +141,7 @@ def open_gguf(path: Path) -> GGUF:
     """Read the headers of a file, and of all shards where it is the first of several. Raises
     ``CheckpointError``."""
     first = _read(path)
-    count = int(first.get("split.count") or 1)
+    count = first.number("split.count", 1)
     if count < 2:
         return first
     split = _SPLIT.fullmatch(path.name)
@@ -178,7 +190,9 @@ def _header(path: Path, data: memoryview) -> tuple[GGUF, int]:
     for _ in range(value_count):
         key, at = _text(data, at)
         end = _skip(data, at)
-        metadata[key] = Value(bytes(data[at:end]))
+        content = metadata[key] = Value(bytes(data[at:end]))
+        if content.raw[0] in _FLOATS and not math.isfinite(content.get()):
+            raise CheckpointError(f"{path}: {key} cannot be {content.get()}; fetch it again")
         at = end
     found: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(tensor_count):
@@ -188,9 +202,8 @@ def _header(path: Path, data: memoryview) -> tuple[GGUF, int]:
         number, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * dimensions)
         at += 16 + 8 * dimensions
         found.append((name, shape, number, offset))
-    alignment = metadata.get("general.alignment")
-    step = 32 if alignment is None else int(alignment.get())
-    base = at + -at % step
+    step = GGUF((path,), metadata, {}).number("general.alignment", 32)
+    base = at + -at % max(1, step)
     tensors: dict[str, Tensor] = {}
     for name, shape, number, offset in found:
         if number not in _BY_NUMBER:

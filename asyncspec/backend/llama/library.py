@@ -144,10 +144,11 @@ def load_model(
     gpu_layers: int = -1,
     repack: bool = False,
     vocab_only: bool = False,
+    weights: bool = True,
 ) -> Model:
     """Load a model of a virtual file. ``name``: for errors. ``device``: the handle of a GPU, and
     ``gpu_layers`` as in ``EngineOptions``; 0: the CPU. ``repack``: keep weights in the layout that
-    this CPU multiplies fastest. Raises ``CheckpointError``."""
+    this CPU multiplies fastest. ``weights``: read them. Raises ``CheckpointError``."""
     bound = bindings()
     parameters = bound.llama_model_default_params()
     parameters.load_mode = 0  # neither mapped nor locked: the file is nowhere
@@ -156,6 +157,7 @@ def load_model(
     parameters.n_gpu_layers = gpu_layers if device else 0
     parameters.use_extra_bufts = repack
     parameters.vocab_only = vocab_only
+    parameters.no_alloc = not weights
     stream = Stream(file)
     try:
         handle = bound.llama_model_load_from_file_ptr(stream.handle, parameters)

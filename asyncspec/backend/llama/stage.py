@@ -20,10 +20,10 @@ from asyncspec.backend.llama.devices import find
 from asyncspec.backend.llama.engine import FIRST_CELLS, Abandoned, Engine, Floats, Settings
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
-from asyncspec.backend.llama.repack_trial import repacking_works
 from asyncspec.backend.llama.self_test import confirm
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
+from asyncspec.backend.llama.trial import repacking_works
 from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec_protocol.messages import FINAL
@@ -201,6 +201,6 @@ def load_engine(
 def _least_cells(target: OpenTarget) -> int:
     """llama.cpp takes the factors of long contexts where the cache is longer than the context the
     model was first trained with: they are to be the same however much the cache has grown."""
-    original = int(target.model.get("{arch}.rope.scaling.original_context_length", 0))
+    original = target.model.number("{arch}.rope.scaling.original_context_length", 0)
     long = any(name.startswith("rope_factors_long") for name in target.model.tensors)
     return original + FIRST_CELLS if long and original < target.info.context_length else FIRST_CELLS

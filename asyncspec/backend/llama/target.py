@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncspec.backend.base import DType, ModelInfo
-from asyncspec.backend.llama.cut import layer_count
+from asyncspec.backend.llama.cut import EMBEDDING, layer_count, matrix
 from asyncspec.backend.llama.gguf_file import GGUF, Tensor, open_gguf
 from asyncspec.core.errors import CheckpointError, UserError
 
@@ -53,15 +53,12 @@ class OpenTarget(Struct, frozen=True):
     def info(self) -> ModelInfo:
         """See ``OpenModel``."""
         model = self.model
-        embedding = model.tensors.get("token_embd.weight")
-        if embedding is None:
-            raise CheckpointError(f"{self.path} has no token_embd.weight; name the whole model")
         return ModelInfo(
             model.architecture,
             layer_count(model),
-            int(model.need("{arch}.embedding_length")),
-            embedding.shape[1],
-            int(model.need("{arch}.context_length")),
+            model.number("{arch}.embedding_length"),
+            matrix(model, EMBEDDING).shape[1],
+            model.number("{arch}.context_length"),
             end_tokens(model),
             DTYPE,
         )
@@ -110,14 +107,15 @@ def open_target(path: Path) -> OpenTarget:
 
 def end_tokens(model: GGUF) -> tuple[int, ...]:
     """Tokens that end an answer."""
-    said = {model.get(f"tokenizer.ggml.{key}") for key in _END_KEYS} - {None}
+    keys = [f"tokenizer.ggml.{key}" for key in _END_KEYS]
+    stated = {model.number(key) for key in keys if key in model.metadata}
     kinds = model.get("tokenizer.ggml.token_type") or []
     named = {
         i
         for i, (token, kind) in enumerate(zip(model.get(TOKENS) or [], kinds, strict=False))
         if kind == _CONTROL and token in _ENDS
     }
-    return tuple(sorted({*map(int, said), *named}))
+    return tuple(sorted(stated | named))
 
 
 def check_vocab(target: OpenTarget, draft: OpenTarget) -> None:
