@@ -3,6 +3,7 @@ runtime does: it closes the link."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,45 +117,60 @@ def narrow(opened: Open) -> Open:
     return replace(opened, capacity=opened.prompt_length + 2, max_tree_nodes=2)
 
 
-@st.composite
-def arbitrary_messages(
-    draw: st.DrawFn, session: int, foreign: Sequence[int], stages: int
-) -> tuple[Rank, Message]:
-    """A message about a session, most often its own, and the stage it goes to."""
-    about: Any = draw(st.sampled_from((session,) * 12 + tuple(foreign)))
-    stage = Rank(draw(st.integers(1, stages)))
-    prunes = st.builds(PruneIndices, st.just(about), small, nodes, several, several)
-    begun = draw(st.sampled_from((-1, session - 1, *foreign)))
+@functools.cache
+def messages_about(
+    session: int, parent: int
+) -> tuple[st.SearchStrategy[Message], st.SearchStrategy[Message]]:
+    """To the first stage, to any stage. ``parent``: of a session that is opened."""
+    about: Any = st.just(session)
+    prunes = st.builds(PruneIndices, about, small, nodes, several, several)
+    opened = opening(session, parent)
     to_first = st.one_of(
-        chains(about),
-        chains(about),
-        segments(about),
-        st.sampled_from((opening(about, begun), narrow(opening(about, begun)))),
-        st.builds(Rates, st.just(about), small, *[shares] * 7),
+        chains(session),
+        chains(session),
+        segments(session),
+        st.sampled_from((opened, narrow(opened))),
+        st.builds(Rates, about, small, *[shares] * 7),
         st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares, shares),
     )
     to_all = st.one_of(
         prunes,
         prunes,
-        st.builds(Close, st.just(about), st.booleans()),
-        st.builds(Floor, st.just(about)),
+        st.builds(Close, about, st.booleans()),
+        st.builds(Floor, about),
         st.builds(Credit, small),
-        segments(about),
+        segments(session),
     )
+    return to_first, to_all
+
+
+@st.composite
+def arbitrary_messages(
+    draw: st.DrawFn, session: int, foreign: Sequence[int], stages: int
+) -> tuple[Rank, Message]:
+    """A message about a session, most often its own, and the stage it goes to."""
+    about = draw(st.sampled_from((session,) * 12 + tuple(foreign)))
+    stage = Rank(draw(st.integers(1, stages)))
+    parent = draw(st.sampled_from((-1, session - 1, *foreign)))
+    to_first, to_all = messages_about(about, parent)
     if draw(st.booleans()):
         return Rank(1), draw(to_first)
     return stage, draw(to_all)
 
 
-@st.composite
+@functools.cache
+def source_messages_about(session: SessionId) -> st.SearchStrategy[Message]:
+    """To a token source."""
+    about: Any = st.just(session)
+    committed = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+    expand = st.builds(Expand, about, st.just(0), small, committed, small, small, small)
+    ends = st.builds(Withdraw, about), st.builds(Close, about), st.builds(Floor, about)
+    return st.one_of(expand, expand, *ends)
+
+
 def source_messages(
-    draw: st.DrawFn, own: Sequence[SessionId], others: Sequence[SessionId]
-) -> Expand | Withdraw | Close | Floor:
+    own: Sequence[SessionId], others: Sequence[SessionId]
+) -> st.SearchStrategy[Message]:
     """A message to a token source, most often about one of the sender's own sessions."""
-    session = draw(st.sampled_from((*own, *own, *own, *others)))
-    committed = draw(st.lists(st.integers(0, 9), max_size=3).map(tuple))
-    expand = st.builds(
-        Expand, st.just(session), st.just(0), small, st.just(committed), small, small, small
-    )
-    ends = st.builds(Withdraw, st.just(session)), st.builds(Close, st.just(session))
-    return draw(st.one_of(expand, expand, *ends, st.builds(Floor, st.just(session))))
+    sessions = st.sampled_from((*own, *own, *own, *others))
+    return sessions.flatmap(source_messages_about)

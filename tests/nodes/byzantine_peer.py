@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -224,6 +225,7 @@ def segments(draw: st.DrawFn, state: Any, session: int, vocab: int) -> Segment:
     )
 
 
+@functools.cache
 def other_messages(session: int) -> st.SearchStrategy[Any]:
     """Anything else that a draft node can say of a session."""
     name = st.just(session)

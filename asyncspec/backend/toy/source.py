@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from asyncspec.backend.base import WireTensor
@@ -14,6 +15,12 @@ from asyncspec.source.base import StateSource
 from asyncspec.source.expand import Coroutine, Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
+
+
+@lru_cache(1 << 16)
+def _shuffled(key: int, vocab: int) -> tuple[int, ...]:
+    """All tokens in an order that ``key`` draws. Trees grow from the same nodes again and again."""
+    return tuple(sorted(range(vocab), key=uniforms(key, 2, vocab).__getitem__))
 
 
 class ToySource(StateSource[ToyState]):
@@ -43,11 +50,9 @@ class ToySource(StateSource[ToyState]):
         key = state.hidden ^ noise
         sure = min(0.98, max(0.05, self._top + 0.6 * (uniform(key, 1) - 0.5)))
         truth = self._model.mode(state.hidden)
-        noise_of = uniforms(key, 2, self._model.vocab)
-        others = sorted(range(self._model.vocab), key=noise_of.__getitem__)
-        others.remove(truth)
-        draw = uniform(key, 3)
-        rank = min(int(math.log(draw) / math.log(1 - sure)), len(others))
+        # Any rank below ``width`` finds its place; the others are cut off.
+        others = [t for t in _shuffled(key, self._model.vocab)[: width + 1] if t != truth]
+        rank = int(math.log(uniform(key, 3)) / math.log(1 - sure))
         order = [*others[:rank], truth, *others[rank:]][:width]
         return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
 
