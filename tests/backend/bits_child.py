@@ -1,6 +1,7 @@
 """Run in a process of its own: stages with so many threads, on kernels of the environment's choice.
 
-Arguments: a checkpoint, the number of threads, and the type.
+Arguments: the number of threads, the type, and checkpoints. It prints how the weights of each are
+kept.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 
 from asyncspec.backend.threads import set_thread_count
 
-set_thread_count(int(sys.argv[2]))
+set_thread_count(int(sys.argv[1]))
 
 import torch  # noqa: E402
 
@@ -20,7 +21,8 @@ from backend.probe import (  # noqa: E402
 )
 
 if __name__ == "__main__":
-    assert torch.get_num_threads() == int(sys.argv[2])
-    stages = cut(open_checkpoint(sys.argv[1]), 2, dtype=sys.argv[3])
-    same_bits(stages, "a child", widest=40)
-    sys.stdout.write(stages[0].shard.describe())
+    assert torch.get_num_threads() == int(sys.argv[1])
+    for path in sys.argv[3:]:
+        stages = cut(open_checkpoint(path), 2, dtype=sys.argv[2])
+        same_bits(stages, "a child", widest=40)
+        sys.stdout.write(f"{stages[0].shard.describe()}\n")

@@ -123,11 +123,14 @@ def same_bits(stages: Sequence[HFStage], seed: str, widest: int = 16) -> None:
     assert probe.different(alone) == []
 
 
-def same_bits_in_child(path: Path, threads: int, dtype: str, **environment: str) -> str:
-    """``same_bits`` in a process with an environment of its own; how its weights are kept."""
+def same_bits_in_child(
+    paths: Sequence[Path], threads: int, dtype: str, **environment: str
+) -> list[str]:
+    """``same_bits`` of checkpoints in a process with an environment of its own; how the weights of
+    each are kept."""
     child = Path(__file__).with_name("bits_child.py")
     done = subprocess.run(
-        [sys.executable, str(child), str(path), str(threads), dtype],
+        [sys.executable, str(child), str(threads), dtype, *map(str, paths)],
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
         capture_output=True,
@@ -135,4 +138,4 @@ def same_bits_in_child(path: Path, threads: int, dtype: str, **environment: str)
         timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.split()

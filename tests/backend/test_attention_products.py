@@ -91,9 +91,17 @@ def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch
     assert row_tiles_of(shape, GROUPS) is None
 
 
-@pytest.mark.parametrize("heads", [(8, 8), (4, 2), (6, 2), (16, 1)])
-def test_trees_on_kernels_without_avx512(tiny: Callable[..., Path], heads: tuple[int, int]) -> None:
+def test_trees_on_kernels_without_avx512(tiny: Callable[..., Path]) -> None:
     """MKL's of Intel's CPUs for homes, where it is MKL and can be asked for them."""
-    asked = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
-    path = tiny("llama", hidden_size=96, head_dim=64, **asked)
-    assert same_bits_in_child(path, 1, "float32", MKL_ENABLE_INSTRUCTIONS="AVX2") == "float32"
+    paths = [
+        tiny(
+            "llama",
+            hidden_size=96,
+            head_dim=64,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+        )
+        for heads, kv_heads in ((8, 8), (4, 2), (6, 2), (16, 1))
+    ]
+    found = same_bits_in_child(paths, 1, "float32", MKL_ENABLE_INSTRUCTIONS="AVX2")
+    assert found == ["float32"] * len(paths)
