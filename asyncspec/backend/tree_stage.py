@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
-from asyncspec.backend.pass_times import pass_seconds
+from asyncspec.backend.reference import SESSION, chain
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import (
     Admit,
     Batch,
@@ -206,7 +208,33 @@ class TreeStage(ABC, Generic[C]):
             session.cache.check(session.committed)
 
     def pass_seconds(self) -> dict[int, float]:
-        return pass_seconds(self.run, self.noise, self.info.vocab_size, has_head=self.has_head)
+        """See ``StageBackend``: of each number of rows the least seconds of a few passes."""
+        self.run(Admit(SESSION, 1 + max(PARAMETERS.trial_rows), Sampling()))
+        found: dict[int, float] = {}
+        end = time.perf_counter() + PARAMETERS.trial_seconds
+        try:
+            self.run(self._trial(0, 1))
+            for rows in PARAMETERS.trial_rows:
+                if len(found) >= 2 and time.perf_counter() >= end:
+                    break
+                job = self._trial(1, rows)
+                found[rows] = self._seconds(job)  # includes the setup of the first pass of a size
+                if found[rows] < PARAMETERS.trial_repeat_seconds:
+                    repeats = (self._seconds(job) for _ in range(PARAMETERS.trial_repeats))
+                    found[rows] = min([found[rows], *repeats])
+        finally:
+            self.run(Release(SESSION))
+        return dict(sorted(found.items()))
+
+    def _trial(self, start: int, rows: int) -> Forward:
+        tokens = [i % self.info.vocab_size for i in range(rows)]
+        sampled = tuple(range(rows)) if self.has_head else ()
+        return chain(SESSION, start, tokens, self.noise(rows), sampled)
+
+    def _seconds(self, job: Forward) -> float:
+        start = time.perf_counter()
+        self.run(job)
+        return time.perf_counter() - start
 
     def begin(self, job: Forward) -> Session[C]:
         """Check a pass and record its tokens. Raises ``ValueError``."""

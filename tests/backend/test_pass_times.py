@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.backend import pass_times
+from asyncspec.backend import tree_stage
 from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.core.cost_model.parameters import PARAMETERS
@@ -32,7 +32,7 @@ def test_every_stage_says_what_passes_take(
 def test_a_large_stage_tries_few_sizes(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pass_times, "PARAMETERS", replace(PARAMETERS, trial_seconds=0.0))
+    monkeypatch.setattr(tree_stage, "PARAMETERS", replace(PARAMETERS, trial_seconds=0.0))
     (stage,) = cut(open_checkpoint(tiny()), 1)
     assert list(stage.pass_seconds()) == [1, 16]
 
