@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
+from asyncspec.backend.reference import CHUNK
 from asyncspec.backend.tree_stage import C
 from asyncspec.core.jobs import FeatureJob, Row, draft_jobs
 from asyncspec.source.base import TokenSource
 from asyncspec.source.expand import Coroutine, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
-
-CHUNK = 64
-"""Rows of a prompt per pass."""
 
 REMEMBER = 32
 """Successors remembered per node, unless more are requested."""

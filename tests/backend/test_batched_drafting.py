@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from asyncspec.backend.draft_model import CHUNK
 from asyncspec.backend.draft_trie import Trie
 from asyncspec.backend.hf.attention import TreeAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import DraftModel, load_draft
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
+from asyncspec.backend.reference import CHUNK
 from asyncspec.core.jobs import DraftBatch, Feed, Release, TensorRows
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource

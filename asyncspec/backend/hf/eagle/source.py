@@ -15,7 +15,6 @@ import torch
 
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.draft_model import (
-    CHUNK,
     CachedSession,
     CachedSource,
     DraftPass,
@@ -29,6 +28,7 @@ from asyncspec.backend.hf.draft_model import BatchedDraftPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
+from asyncspec.backend.reference import CHUNK
 from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
