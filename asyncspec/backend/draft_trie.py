@@ -28,7 +28,7 @@ class Trie:
         self.slots = SlotTable()
         self._ids = count()
         self._children: dict[tuple[NodeId, int], NodeId] = {}
-        self._memo: dict[NodeId, Proposal] = {}
+        self._proposals: dict[NodeId, Proposal] = {}
 
     @property
     def tip(self) -> NodeId:
@@ -40,19 +40,19 @@ class Trie:
         """Committed tokens in the cache."""
         return self.slots.committed
 
-    def node(self, parent: NodeId, token: int) -> NodeId | None:
+    def child(self, parent: NodeId, token: int) -> NodeId | None:
         """The computed child of ``parent`` with this token."""
         return self._children.get((parent, token))
 
     def proposal(self, node: NodeId, width: int) -> Proposal:
         """The ``width`` best successors of a computed node."""
-        tokens, log_probs = self._memo[node]
+        tokens, log_probs = self._proposals[node]
         assert len(tokens) >= width, "fewer successors were learned"
         return tokens[:width], log_probs[:width]
 
     def learn(self, node: NodeId, proposal: Proposal) -> None:
         """Remember the successors of a computed node, best first."""
-        self._memo[node] = proposal
+        self._proposals[node] = proposal
 
     def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
         """Commit ``tokens`` as far as they are computed.
@@ -63,7 +63,7 @@ class Trie:
         path: list[NodeId] = []
         node = self.tip
         for token in tokens:
-            child = self.node(node, token)
+            child = self.child(node, token)
             if child is None:
                 break
             path.append(child)
@@ -78,7 +78,7 @@ class Trie:
     def append(self, tokens: Sequence[int]) -> tuple[Row, ...]:
         """Commit tokens that are not computed yet; the rows of the pass that computes them. The
         tree is empty (``advance`` came first)."""
-        self._memo.clear()
+        self._proposals.clear()
         ids = self._issue(len(tokens))
         parents = [self.tip, *ids[:-1]]
         self.slots, rows = allocate(self.slots, ids, parents, lambda _: True)
@@ -95,13 +95,13 @@ class Trie:
     def forget_tree(self) -> None:
         """Drop everything below the tip and what is remembered of it."""
         self._keep(set(), set())
-        self._memo.clear()
+        self._proposals.clear()
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the bookkeeping contradicts itself."""
         tail = set(self.slots.speculative_nodes)
         assert set(self._children.values()) == tail
-        assert self._memo.keys() <= tail | {self.tip}
+        assert self._proposals.keys() <= tail | {self.tip}
         assert all(parent in tail | {self.tip} for parent, _ in self._children)
 
     def _issue(self, many: int) -> tuple[NodeId, ...]:
@@ -112,7 +112,7 @@ class Trie:
         self.slots, stay = reclaim(self.slots, path.__contains__, alive.__contains__)
         self._children = {key: node for key, node in self._children.items() if node in below}
         held = below | {self.tip}
-        self._memo = {node: memo for node, memo in self._memo.items() if node in held}
+        self._proposals = {node: known for node, known in self._proposals.items() if node in held}
         return stay
 
 
@@ -183,7 +183,7 @@ class TrieGrower(Generic[P]):
         if found is None:
             parent, token, _ = self._candidates[candidate]
             above = self._node(parent)
-            found = None if above is None else self._trie.node(above, token)
+            found = None if above is None else self._trie.child(above, token)
             if found is not None:
                 self._nodes[candidate] = found
         return found
