@@ -13,14 +13,14 @@ from asyncspec.core.errors import UserError
 from asyncspec.dipsd import model as preset
 from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, check_memory
+from asyncspec.dipsd.model import check_memory
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 from asyncspec.dipsd.tables import Tables
 from asyncspec_nodes.cli import cluster_options, plan_file, plan_measured
-from asyncspec_nodes.cli.plan_measured import Measured
 from asyncspec_nodes.cli.plan_output import Report, as_dict, text
 from asyncspec_nodes.console.arguments import (
+    CHANCE,
     MILLISECONDS,
     POSITIONS,
     SEED,
@@ -32,8 +32,10 @@ from asyncspec_nodes.console.arguments import (
 )
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
+JITTER = Bounds(0.0, 2.0)
 ROUNDS = 200
-CHANCE = Bounds(0.0, 1.0)
+"""Of each user in a simulation."""
+
 PRESET = {
     "users": (Bounds(1, plan_file.MAX_USERS), "M", f"of the preset (default: {preset.USERS})"),
     "alpha": (CHANCE, "A", f"acceptance (default: {preset.ALPHA})"),
@@ -60,7 +62,7 @@ def add_arguments(parser: Parser) -> None:
     for name, (bounds, metavar, words) in PRESET.items():
         bounds.add_to(parser, option(name), metavar, words)
     add("--method", choices=METHODS, default="ours", help="who plans (default: ours)")
-    add("--jitter", type=float, metavar="SIGMA", help="simulate with lognormal jitter beside")
+    JITTER.add_to(parser, "--jitter", "SIGMA", "simulate with lognormal jitter beside")
     CHANCE.add_to(parser, "--true-alpha", "A", "simulate users who accept with this chance")
     SEED.add_to(parser, "--seed", "S", "of the simulation (default: 0)", default=0)
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
@@ -77,27 +79,49 @@ def run(arguments: argparse.Namespace) -> int:
         deployment = plan_file.load(arguments.devices)
     else:
         deployment = preset.paper(**given(arguments, PRESET))
-    noise = _noise(arguments, deployment) or (measured.noise if measured else None)
     check_memory(deployment)
-    report = _report(deployment, arguments.method, noise, measured)
+    tables = Tables(deployment)
+    start = time.perf_counter()
+    planned = METHODS[arguments.method](tables)
+    seconds = time.perf_counter() - start
+    if planned is None:
+        raise UserError("no batching fits in the verifier's memory")
+    length, greedy = best_greedy(tables)
+    noise = measured.noise if measured else None
+    if arguments.jitter is not None or arguments.true_alpha is not None:
+        true = arguments.true_alpha
+        alphas = None if true is None else (true,) * tables.users
+        noise = Noise(arguments.jitter or 0.0, arguments.seed, alphas)
+    simulated = None
+    if noise is not None:
+        simulated = {
+            "plan": simulate_plan(planned.plan, tables, ROUNDS, noise),
+            "greedy": simulate_greedy(tables, [length] * tables.users, ROUNDS, noise),
+        }
+    report = Report(
+        deployment=deployment,
+        method=arguments.method,
+        planned=planned,
+        evaluation=evaluate(planned.plan, tables),
+        seconds=seconds,
+        baselines={name: baseline(tables) for name, baseline in BASELINES.items()},
+        greedy_length=length,
+        greedy=greedy,
+        simulated=simulated,
+        measured=measured,
+    )
     if arguments.save is not None:
         plan_file.save(arguments.save, deployment)
-    if arguments.json:
-        sys.stdout.write(msgspec.json.encode(as_dict(report)).decode() + "\n")
-    else:
-        sys.stdout.write(text(report))
+    as_json = msgspec.json.encode(as_dict(report)).decode() + "\n"
+    sys.stdout.write(as_json if arguments.json else text(report))
     return 0
 
 
 def _check_source(arguments: argparse.Namespace) -> None:
     """What is planned for is given once. Raises ``UserError``."""
     running = cluster_options.connects(arguments)
-    sources = {
-        "CONFIG": arguments.devices is not None,
-        "--preset": arguments.preset is not None,
-        "--connect": running,
-    }
-    named = [name for name, is_given in sources.items() if is_given]
+    sources = {"CONFIG": arguments.devices, "--preset": arguments.preset, "--connect": running}
+    named = [name for name, source in sources.items() if source]
     if len(named) > 1:
         raise UserError(
             f"{named[0]} and {named[-1]} both say what is to be planned for; leave one out"
@@ -113,43 +137,3 @@ def _check_source(arguments: argparse.Namespace) -> None:
             raise UserError(f"{option(name)} goes with --preset; the {where} says what it is here")
     if not running and arguments.save is not None:
         raise UserError("--save goes with --connect: it writes what a running cluster measures")
-
-
-def _noise(arguments: argparse.Namespace, deployment: Deployment) -> Noise | None:
-    jitter, alpha = arguments.jitter, arguments.true_alpha
-    if jitter is not None and not 0 <= jitter <= 2:
-        raise UserError(f"--jitter is {jitter:g}; it must be between 0 and 2")
-    if jitter is None and alpha is None:
-        return None
-    alphas = None if alpha is None else (alpha,) * len(deployment.users)
-    return Noise(jitter or 0.0, arguments.seed, alphas)
-
-
-def _report(
-    deployment: Deployment, method: str, noise: Noise | None, measured: Measured | None
-) -> Report:
-    tables = Tables(deployment)
-    start = time.perf_counter()
-    planned = METHODS[method](tables)
-    seconds = time.perf_counter() - start
-    if planned is None:
-        raise UserError("no batching fits in the verifier's memory")
-    length, greedy = best_greedy(tables)
-    simulated = None
-    if noise is not None:
-        simulated = (
-            simulate_plan(planned.plan, tables, ROUNDS, noise),
-            simulate_greedy(tables, [length] * tables.users, ROUNDS, noise),
-        )
-    return Report(
-        deployment=deployment,
-        method=method,
-        planned=planned,
-        evaluation=evaluate(planned.plan, tables),
-        seconds=seconds,
-        baselines={name: baseline(tables) for name, baseline in BASELINES.items()},
-        greedy_length=length,
-        greedy=greedy,
-        simulated=simulated,
-        measured=measured,
-    )

@@ -81,7 +81,7 @@ class DraftShape(Table, frozen=True):
 
 
 class PlanTable(Table, frozen=True):
-    """Which plans may be made."""
+    """Which plans are possible."""
 
     # Tokens of the longest draft.
     longest: Annotated[int, Meta(ge=1, le=64)] = 20
@@ -107,11 +107,12 @@ def load(path: Path) -> Deployment:
 def parse(text: str) -> Deployment:
     """A file's text as a deployment. Raises ``UserError``."""
     file = toml_file.decode(text, PlanFile)
-    users, table, plan = _users(file), file.verifier, file.plan
+    users, plan = _users(file), file.plan
     if not any(stage.row_ms is not None for stage in file.stage):
         return Deployment(users, _verifier(file), plan.longest, plan.batch_rows)
     # Passes by rows, as a running cluster measures them: neither FLOPs nor memory, and prefixes
     # cost nothing.
+    table = file.verifier
     if (table.layers, table.hidden, table.ffn) != (None, None, None):
         raise UserError("row_ms says what layers, hidden and ffn would; leave them out")
     stages: list[tuple[float, float]] = []
@@ -127,29 +128,28 @@ def parse(text: str) -> Deployment:
 
 
 def _verifier(file: PlanFile) -> Verifier:
+    """Passes by FLOPs."""
     table = file.verifier
-    shape = ModelShape(
-        *(_given(getattr(table, key), key, "verifier") for key in ("layers", "hidden", "ffn"))
+    keys = ("layers", "hidden", "ffn")
+    shape = ModelShape(*(_given(getattr(table, key), f"verifier.{key}") for key in keys))
+    stages = tuple(
+        StageProfile(
+            _given(stage.layers, f"stage[{i}].layers"),
+            1e-9 / _given(stage.tflops, f"stage[{i}].tflops"),
+            stage.fixed_ms,
+            float("inf") if stage.memory_gb is None else stage.memory_gb * GB,
+        )
+        for i, stage in enumerate(file.stage)
     )
-    stages = tuple(_stage(stage, f"stage[{i}]") for i, stage in enumerate(file.stage))
     held = sum(stage.layers for stage in stages)
     if held != shape.layers:
         raise UserError(f"the stages hold {held} layers in sum; the target has {shape.layers}")
     return Verifier(shape, stages, table.hop_ms, table.memory)
 
 
-def _stage(table: StageTable, where: str) -> StageProfile:
-    return StageProfile(
-        _given(table.layers, "layers", where),
-        1e-9 / _given(table.tflops, "tflops", where),
-        table.fixed_ms,
-        float("inf") if table.memory_gb is None else table.memory_gb * GB,
-    )
-
-
-def _given(value: T | None, name: str, where: str) -> T:
+def _given(value: T | None, key: str) -> T:
     if value is None:
-        raise UserError(f"missing key: {where}.{name}")
+        raise UserError(f"missing key: {key}")
     return value
 
 

@@ -4,7 +4,6 @@ what it prints of them beside the plan."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,15 +39,15 @@ class Measured(Struct, frozen=True):
 
 def ask(where: ClusterAddress) -> Measured:
     """Query the cluster. Raises ``UserError`` and ``ClusterError``."""
-    return measured(asyncio.run(_plan_status(where)))
 
+    async def query() -> PlanStatus:
+        client = await where.connect()
+        try:
+            return await client.plan_status()
+        finally:
+            await client.close()
 
-async def _plan_status(where: ClusterAddress) -> PlanStatus:
-    client = await where.connect()
-    try:
-        return await client.plan_status()
-    finally:
-        await client.close()
+    return measured(asyncio.run(query()))
 
 
 def measured(status: PlanStatus) -> Measured:
@@ -62,10 +61,8 @@ def measured(status: PlanStatus) -> Measured:
     if not status.sessions or not status.pass_seconds:
         users = f"{status.unknown + len(status.sessions)} answers with the policy dip-sd"
         raise ClusterError(f"too little is known yet of {users}; try again in a moment")
-    planning = plan_request(
-        rates(status), stages(status), names(status.sessions), status.batch_rows
-    )
-    return Measured(status, planning.deployment, planning.noise)
+    found = plan_request(rates(status), stages(status), names(status.sessions), status.batch_rows)
+    return Measured(status, found.deployment, found.noise)
 
 
 def rates(status: PlanStatus) -> list[Rates]:
@@ -86,12 +83,10 @@ def stages(status: PlanStatus) -> list[tuple[float, float, float]]:
 def names(sessions: Sequence[SessionId]) -> list[str]:
     """Draft nodes by their numbers; where one has several users, each with a number behind."""
     drafts = [draft_number(owner(session)) for session in sessions]
-    several, seen = Counter(drafts), Counter[int]()
-    found: list[str] = []
-    for draft in drafts:
-        seen[draft] += 1
-        found.append(f"draft-{draft}" + (f".{seen[draft]}" if several[draft] > 1 else ""))
-    return found
+    return [
+        f"draft-{draft}" + (f".{drafts[: i + 1].count(draft)}" if drafts.count(draft) > 1 else "")
+        for i, draft in enumerate(drafts)
+    ]
 
 
 def as_dict(measured: Measured) -> dict[str, Any]:
@@ -169,14 +164,11 @@ def use_lines(measured: Measured) -> Iterator[str]:
     yield f"there now: {why(status)}"
     if not status.used:
         return
-    members: dict[int, list[str]] = {}
-    for name, batch, length in zip(measured.names, status.batches, status.lengths, strict=True):
-        members.setdefault(batch, []).append(f"{name}:{length or '-'}")
-    ready = members.pop(0, [])
-    for batch in sorted(members):
-        yield f"batch {batch}; user:draft length {' '.join(members[batch])}"
-    if ready:
-        yield f"whenever ready; user:draft length {' '.join(ready)}"
+    users = list(zip(measured.names, status.batches, status.lengths, strict=True))
+    # Batch 0, verified whenever ready, comes last.
+    for batch in sorted(set(status.batches), key=lambda batch: (not batch, batch)):
+        members = " ".join(f"{name}:{length or '-'}" for name, n, length in users if n == batch)
+        yield f"{f'batch {batch}' if batch else 'whenever ready'}; user:draft length {members}"
     yield f"forecast: plan {status.planned:.1f} tokens/s, greedy batching {status.greedy:.1f}"
     seconds = status.measured_seconds
     yield f"brought: {status.throughput:.1f} tokens/s, the last {seconds:.1f} s counting most"

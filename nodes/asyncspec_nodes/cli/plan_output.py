@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from itertools import cycle as cycle_of
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -40,8 +41,8 @@ class Report(Struct, frozen=True):
     baselines: dict[str, float | None]
     greedy_length: int
     greedy: Simulated
-    # With jitter or other acceptance: the plan, greedy batching.
-    simulated: tuple[Simulated, Simulated] | None
+    # With jitter or other acceptance: "plan" and "greedy".
+    simulated: dict[str, Simulated] | None
     # Where the deployment is a running cluster's.
     measured: Measured | None
 
@@ -69,10 +70,6 @@ class Report(Struct, frozen=True):
 def as_dict(report: Report) -> dict[str, Any]:
     """The JSON object; other programs read it."""
     evaluation, planned, users = report.evaluation, report.planned, report.deployment.users
-    simulated = None
-    if report.simulated is not None:
-        ours, greedy = report.simulated
-        simulated = {"plan": msgspec.to_builtins(ours), "greedy": msgspec.to_builtins(greedy)}
     return {
         "method": report.method,
         "users": len(users),
@@ -103,7 +100,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "baselines": report.baselines,
         "greedy": {"length": report.greedy_length, "throughput": report.greedy.throughput},
         "scanned": msgspec.to_builtins(planned.scanned),
-        "simulated": simulated,
+        "simulated": msgspec.to_builtins(report.simulated),
         "planning_seconds": report.seconds,
         "running": None if report.measured is None else plan_measured.as_dict(report.measured),
     }
@@ -166,10 +163,10 @@ def _comparison(report: Report) -> Iterator[str]:
     if single is not None and single > throughput:
         yield "speculation loses here: without drafts, batched, the verifier brings more"
     if report.simulated is not None:
-        ours, greedy = report.simulated
+        ours, greedy = (report.simulated[name].throughput for name in ("plan", "greedy"))
         yield (
-            f"simulated: this plan {ours.throughput:.1f} tokens/s, work-conserving greedy batching "
-            f"{greedy.throughput:.1f}"
+            f"simulated: this plan {ours:.1f} tokens/s, work-conserving greedy batching "
+            f"{greedy:.1f}"
         )
 
 
@@ -180,46 +177,35 @@ BATCH_MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 KEY = "D drafting and sending   # being verified   . waiting   1, 2, ... the batch a stage works on"
 
 
-class Bar(NamedTuple):
-    """From ``start`` to ``end`` ms, lane ``lane`` shows ``mark``."""
-
-    lane: str
-    start: float
-    end: float
-    mark: str
-
-
 def picture(evaluation: Evaluation, deployment: Deployment, columns: int = 72) -> str:
-    """Two periods of the steady state in text: a lane of ``columns`` characters for each batch and
-    each stage."""
-    spans = list(_spans(evaluation, deployment.verifier.hop_ms))
-    period = evaluation.period_ms
-    # From the moment the first batch enters the first stage.
-    starts = [s.start for s in spans if s.lane == "V1" and s.mark == BATCH_MARKS[0]]
-    begin, length = starts[WARM_CYCLES], 2 * period
-    lanes = sorted({s.lane for s in spans}, key=lambda lane: (lane[0] == "V", len(lane), lane))
-    rows = {lane: ["."] * columns for lane in lanes}
-    for span in spans:
-        first = round((span.start - begin) / length * columns)
-        last = round((span.end - begin) / length * columns)
+    """Two periods of the steady state in text, from the moment the first batch enters the first
+    stage: a lane of ``columns`` characters for each batch and each stage."""
+    line = VerifierLine(len(evaluation.busy), deployment.verifier.hop_ms)
+    batches = {f"batch {n}": one for n, one in enumerate(evaluation.batches, start=1)}
+    lanes = {lane: ["."] * columns for lane in batches}
+    lanes |= {f"V{p}": ["."] * columns for p in range(1, len(evaluation.busy) + 1)}
+    verdicts, begin = dict.fromkeys(batches, 0.0), 0.0
+    # (lane, from ms, to ms, mark)
+    spans: list[tuple[str, float, float, str]] = []
+    for cycle in range(WARM_CYCLES + 4):
+        for lane, mark in zip(batches, cycle_of(BATCH_MARKS)):
+            batch = batches[lane]
+            ready = verdicts[lane] + batch.draft_ms
+            ends = line.run(ready, batch.stages_ms)
+            starts = [end - ms for end, ms in zip(ends, batch.stages_ms, strict=True)]
+            if cycle == WARM_CYCLES and lane == "batch 1":
+                begin = starts[0]
+            spans += [(lane, verdicts[lane], ready, "D"), (lane, starts[0], ends[-1], "#")]
+            stages = enumerate(zip(starts, ends, strict=True), start=1)
+            spans += [(f"V{p}", start, end, mark) for p, (start, end) in stages]
+            verdicts[lane] = ends[-1]
+    for lane, start, end, mark in spans:
+        first, last = (
+            round((at - begin) / (2 * evaluation.period_ms) * columns) for at in (start, end)
+        )
         for column in range(max(first, 0), min(last, columns)):
-            rows[span.lane][column] = span.mark
+            lanes[lane][column] = mark
     width = max(map(len, lanes))
-    body = [f"{lane:{width}}  {''.join(row)}" for lane, row in rows.items()]
-    scale = f"{'':{width}}  |{'-' * (columns // 2 - 2)}| one cycle, {period:.1f} ms"
+    body = [f"{lane:{width}}  {''.join(row)}" for lane, row in lanes.items()]
+    scale = f"{'':{width}}  |{'-' * (columns // 2 - 2)}| one cycle, {evaluation.period_ms:.1f} ms"
     return "\n".join([*body, scale, KEY])
-
-
-def _spans(evaluation: Evaluation, hop: float) -> Iterator[Bar]:
-    line = VerifierLine(len(evaluation.busy), hop)
-    free = [0.0] * len(evaluation.batches)
-    for _ in range(WARM_CYCLES + 4):
-        for n, batch in enumerate(evaluation.batches):
-            ready = free[n] + batch.draft_ms
-            yield Bar(f"batch {n + 1}", free[n], ready, "D")
-            done = line.run(ready, batch.stages_ms)
-            yield Bar(f"batch {n + 1}", done[0] - batch.stages_ms[0], done[-1], "#")
-            for p, end in enumerate(done):
-                mark = BATCH_MARKS[n % len(BATCH_MARKS)]
-                yield Bar(f"V{p + 1}", end - batch.stages_ms[p], end, mark)
-            free[n] = done[-1]
