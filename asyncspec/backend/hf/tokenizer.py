@@ -15,16 +15,11 @@ from asyncspec.core.errors import CheckpointError, first_line
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
-
-def _byte_letters() -> dict[str, int]:
-    """The byte of each letter of byte-level vocabularies: printable Latin-1 characters stand for
-    themselves, the characters from 256 on for the other bytes, in order (GPT-2's table)."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-_BYTES = _byte_letters()
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
+"""The byte of each letter of byte-level vocabularies (GPT-2's table): printable Latin-1 characters
+stand for themselves, the characters from 256 on for the other bytes, in order."""
 
 
 class HFTokenizer:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.base import WireTensor
+from asyncspec.backend.hf.kernels.cpu.linear import type_name
 from asyncspec.backend.tree_stage import check_hidden_states
 from asyncspec.core.jobs import TensorRows
-
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def to_wire(rows: TensorRows) -> WireTensor:
@@ -20,7 +19,7 @@ def to_wire(rows: TensorRows) -> WireTensor:
     where rows are left out; a stage never writes to hidden states it has returned."""
     tensor = select(rows)
     data = tensor.view(torch.uint8).numpy().data.cast("B")
-    return WireTensor(dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
+    return WireTensor(type_name(tensor.dtype), tuple(tensor.shape), data)
 
 
 def select(rows: TensorRows) -> Tensor:
@@ -38,7 +37,7 @@ def from_wire(
 ) -> Tensor:
     """Received hidden states [n, width], with ``captured`` also [n, 1 + captured, width]. Raises
     ``ValueError`` where they are something else."""
-    check_hidden_states(wire, NAMES[dtype], width, (2, 3) if captured else (2,))
+    check_hidden_states(wire, type_name(dtype), width, (2, 3) if captured else (2,))
     # A buffer that is read-only, or reused, must not be shared with a tensor.
     data = bytearray(wire.data) if wire.data.readonly else wire.data
     tensor = torch.frombuffer(data, dtype=dtype).view(wire.shape)
