@@ -19,6 +19,7 @@ from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, MAX_K, KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.optimized.graphs import LayerGraph
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
@@ -34,10 +35,12 @@ def choose_settings(shard: Shard) -> KernelSettings:
     """Measure the kernels, and set ``min_rows`` of the loaded linear layers."""
     kinds: dict[type, list[RowwiseLinear]] = defaultdict(list)
     for linear in shard.linears:
-        kinds[linear.kind].append(linear)
-    min_rows = {kind: min_invariant_rows(linears) for kind, linears in kinds.items()}
-    for linear in shard.linears:
-        linear.min_rows = min_rows[linear.kind] or _MIN_ROWS[-1]
+        # A pass goes through both graphs of a layer, with the same rows.
+        kinds[LayerGraph if isinstance(linear, LayerGraph) else type(linear)].append(linear)
+    min_rows = [min_invariant_rows(linears) for linears in kinds.values()]
+    for linears, least in zip(kinds.values(), min_rows, strict=True):
+        for linear in linears:
+            linear.min_rows = least or _MIN_ROWS[-1]
     shape = shard.cache_shape("exact")
     groups = shard.model.config.num_attention_heads // shape.kv_heads
     found = row_tiles_of(shape, groups)
@@ -46,7 +49,7 @@ def choose_settings(shard: Shard) -> KernelSettings:
         max_k=max_masked_k(shape, groups, tiles),
         row_tiles=tiles,
         min_rows=max(linear.min_rows for linear in shard.linears),
-        row_invariant=None not in min_rows.values() and found is not None,
+        row_invariant=None not in min_rows and found is not None,
     )
 
 

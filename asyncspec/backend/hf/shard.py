@@ -2,7 +2,6 @@
 
 transformers builds it from a configuration with fewer layers and from renumbered tensors, so each
 family's own code runs (norms, scales, caps, rotary embeddings) and nothing but the block is read.
-Driving the layers from here would break with every second release of transformers.
 """
 
 from __future__ import annotations

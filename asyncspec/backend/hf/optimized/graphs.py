@@ -35,7 +35,6 @@ _PROBE_NUMBERS = 4096
 _ACTIVATION_TOLERANCE = 3e-6
 """Relative to the largest number. The two kinds of GELU differ by a hundred times as much."""
 
-
 _ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
     "QuickGelu": {"alpha": 1.0},  # SiLU, by another name
     "FastGelu": {},
@@ -79,11 +78,6 @@ class LayerGraph(RowwiseLinear):
     def __init__(self, width: int, height: int, graph: Graph) -> None:
         super().__init__((height, width), torch.float32, None, 1)
         self._weight_bytes = graph.weight_bytes
-
-    @property
-    def kind(self) -> type[RowwiseLinear]:
-        """One for both parts: a pass goes through both."""
-        return LayerGraph
 
     @property
     def weight_bytes(self) -> int:

@@ -68,11 +68,6 @@ class RowwiseLinear(nn.Module):
         self.dtype = dtype
         self.bias = bias
 
-    @property
-    def kind(self) -> type[RowwiseLinear]:
-        """Products of one kind have the same ``min_rows``."""
-        return type(self)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         rows = x.numel() // self.in_features
