@@ -24,7 +24,8 @@ import transformers
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable, to_toml
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node import listen

@@ -19,7 +19,8 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable, to_toml
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.cli import TUNABLES, huge_page_environment
 from asyncspec_nodes.node.reports import FailureReport, ReadyReport, read_report

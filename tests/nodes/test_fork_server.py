@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from asyncspec.backend.threads import COUNT_VARIABLES
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.file import load, to_toml
 from asyncspec_nodes.local import cluster, fork_server
 from asyncspec_nodes.local.children import FORKS, ChildNode, ForkedProcess, ForkServerClient
 from asyncspec_nodes.local.cluster import FILE, LocalLauncher, local_config

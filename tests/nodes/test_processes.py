@@ -25,7 +25,8 @@ from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.run import cut_short
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import Config, DraftTable, SecurityTable, TargetTable, to_toml
+from asyncspec_nodes.cluster.config import Config, DraftTable, SecurityTable, TargetTable
+from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local.cluster import FILE, LocalCluster, LocalLauncher, local_config
 from asyncspec_nodes.node.reports import LoadingReport, Report
 from asyncspec_protocol.messages import Submit

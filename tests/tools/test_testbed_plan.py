@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable, parse
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.cluster.file import parse
 from asyncspec_nodes.local.cluster import local_config
 from tools.testbed import description, plan
 from tools.testbed.cluster_file import check_fit, cluster_file

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cluster.config import Config, PaceTable, check_pace, to_toml
+from asyncspec_nodes.cluster.config import Config, PaceTable
+from asyncspec_nodes.cluster.file import check_pace, to_toml
 from asyncspec_protocol.links import role_of
 from tools.testbed.routes import Address
 from tools.testbed.tables import Description

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster import toml_file
-from asyncspec_nodes.cluster.config import DRAFTING, PaceTable, check_pace, set_keys
+from asyncspec_nodes.cluster.config import DRAFTING, PaceTable
+from asyncspec_nodes.cluster.file import check_pace
 from asyncspec_protocol.messages import Role
 from tools.testbed.tables import MAX_DEVICES, Description
 
@@ -78,4 +81,4 @@ def _role(number: int, pace: PaceTable, count: int) -> Role:
     if number == 0:
         return "draft"
     last = number == count - 1 > 1
-    return "source" if last and any(key in DRAFTING for key in set_keys(pace)) else "verify"
+    return "source" if last and any(key in DRAFTING for key in to_builtins(pace)) else "verify"

@@ -13,23 +13,20 @@ from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import checkpoints
+from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, parts
 from asyncspec_nodes.cluster.config import (
     BACKENDS,
     DRAFTING,
     DTYPES,
     MODES,
-    NGRAM,
-    NONE,
     PASSES,
     QUANTIZE,
     Config,
     DraftTable,
     PaceTable,
     TargetTable,
-    check_options,
-    load,
-    parts,
 )
+from asyncspec_nodes.cluster.file import check_options, load
 from asyncspec_nodes.cluster.layout import check_stages
 from asyncspec_nodes.console.arguments import (
     COUNT,

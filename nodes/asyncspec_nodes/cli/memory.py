@@ -18,8 +18,8 @@ from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
-from asyncspec_nodes.cluster.checkpoints import spelled_out
-from asyncspec_nodes.cluster.config import WITHOUT_MODEL, TargetTable, parts
+from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts, spelled_out
+from asyncspec_nodes.cluster.config import TargetTable
 from asyncspec_nodes.cluster.layout import check_stages, even_split
 from asyncspec_nodes.console.arguments import COUNT, NODES, POSITIONS, Parser, given
 from asyncspec_nodes.console.interrupt import exit_on_interrupt

@@ -1,20 +1,51 @@
-"""What can be said of checkpoints before a process is started: instant, without torch."""
+"""Names of models and token sources, and what can be checked before a process is started.
+
+A token source is ``DIR``, ``eagle:DIR``, ``ngram``, ``none``, or a mix of them joined by ``+``.
+Everything here is instant, without torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import asyncspec
 from asyncspec.backend.base import EAGLE, ModelInfo
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cluster.config import HYBRID, NGRAM, WITHOUT_MODEL, each
 from asyncspec_nodes.cluster.layout import check_stages
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
 BUNDLED_TARGET = MODELS / "demo-target"
 BUNDLED_DRAFT = MODELS / "demo-draft"
 BUNDLED_EAGLE = MODELS / "demo-eagle"
+
+NGRAM = "ngram"
+NONE = "none"
+WITHOUT_MODEL = (NGRAM, NONE)
+
+HYBRID = "hybrid"
+"""The bundled draft model and n-gram lookup, in one tree."""
+
+
+def parts(name: str) -> tuple[str, ...]:
+    """The names of the sources in a mix. Raises ``UserError`` for an impossible mix."""
+    found = tuple(name.split("+"))
+    if len(found) == 1:
+        return found
+    wrong = next((part for part in found if not part or part in (NONE, HYBRID)), None)
+    if wrong is not None:
+        raise UserError(f"{name!r} mixes {wrong or 'nothing'!r} with something; leave it out")
+    if len(set(found)) < len(found):
+        raise UserError(f"{name!r} names a token source twice; leave one out")
+    if sum(part.startswith(EAGLE) for part in found) > 1:
+        raise UserError(f"{name!r} mixes two EAGLE heads; only one can read the target's features")
+    return found
+
+
+def each(name: str, change: Callable[[str], str]) -> str:
+    """The name with each of its parts changed. Raises as ``parts``."""
+    return "+".join(map(change, parts(name)))
 
 
 def check_target(target: str | Path, stages: int) -> ModelInfo:
@@ -36,18 +67,12 @@ def check_draft(source: str, target: str | Path) -> str:
 
 
 def spelled_out(source: str, target: str | Path) -> str:
-    """A token source's name with the models that short names stand for. Raises ``UserError`` for a
-    target that has none such."""
+    """A token source's name with the bundled models in place of short names. Raises ``UserError``
+    for another target."""
     if source == HYBRID:
         if Path(target) != BUNDLED_TARGET:
             raise UserError(f"{HYBRID} alone is the bundled target's own; use DIR+{NGRAM}")
         return f"{BUNDLED_DRAFT}+{NGRAM}"
-    return each(source, lambda part: _own_head(part, target))
-
-
-def _own_head(part: str, target: str | Path) -> str:
-    if part != EAGLE:
-        return part
-    if Path(target) != BUNDLED_TARGET:
+    if EAGLE in parts(source) and Path(target) != BUNDLED_TARGET:
         raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
-    return f"{EAGLE}{BUNDLED_EAGLE}"
+    return each(source, lambda part: f"{EAGLE}{BUNDLED_EAGLE}" if part == EAGLE else part)

@@ -24,6 +24,31 @@ def check_stages(stages: int, layers: int) -> None:
         )
 
 
+def check_layers(config: Config) -> None:
+    """The rules of the ``layers`` keys that need no model. Raises ``UserError``."""
+    draft = config.find(0)
+    if draft is not None and draft.layers is not None:
+        raise UserError("the draft node (rank 0) holds no target layers; remove its layers key")
+    verify = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
+    bare = [node.rank for node in verify if node.layers is None]
+    if len(bare) == len(verify):
+        return
+    if bare:
+        raise UserError(f"rank {bare[0]} has no layers key, others do; give it to all or to none")
+    expected = 0
+    for node in verify:
+        assert node.layers is not None
+        first, end = node.layers
+        if first != expected:
+            raise UserError(
+                f"rank {node.rank} starts at layer {first}, but layer {expected} comes next; "
+                "ranges must follow each other without gap or overlap"
+            )
+        if end <= first:
+            raise UserError(f"rank {node.rank} holds no layer: [{first}, {end}] ends at its start")
+        expected = end
+
+
 def layout(config: Config, layers: int) -> tuple[Span, ...]:
     """The range of each verify stage, rank 1 first. Raises ``UserError``."""
     check_stages(config.stages, layers)

@@ -25,8 +25,8 @@ from asyncspec_nodes.cluster.config import (
     SourceTable,
     TargetTable,
     TraceTable,
-    to_toml,
 )
+from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local.children import (
     FORKS,
     STOP_SECONDS,

@@ -54,7 +54,7 @@ def preload(file: Path) -> None:
     from asyncspec.backend import registry
     from asyncspec.backend.threads import set_thread_defaults
     from asyncspec.core.errors import AsyncSpecError
-    from asyncspec_nodes.cluster.config import load
+    from asyncspec_nodes.cluster.file import load
     from asyncspec_nodes.node import resources
 
     config = None

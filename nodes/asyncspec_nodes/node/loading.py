@@ -33,14 +33,8 @@ from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.config import (
-    NGRAM,
-    NONE,
-    WITHOUT_MODEL,
-    Config,
-    PaceTable,
-    parts,
-)
+from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, WITHOUT_MODEL, parts
+from asyncspec_nodes.cluster.config import Config, PaceTable
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import cache_budget

@@ -22,7 +22,8 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cli.plan_measured import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable, to_toml
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.node import listen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost, scaled
-from asyncspec_nodes.cluster.config import NGRAM
+from asyncspec_nodes.cluster.checkpoints import NGRAM
 
 TURNS = PRESETS["turns"]
 """Every pass a turn: the papers' own accounting."""

@@ -13,10 +13,11 @@ from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_EAGLE,
     BUNDLED_TARGET,
+    NGRAM,
+    NONE,
     check_draft,
     check_target,
 )
-from asyncspec_nodes.cluster.config import NGRAM, NONE
 
 SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram", NONE)
 """Token sources; ``hybrid`` is the draft model with n-gram lookup."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import NGRAM, Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, NGRAM
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from tools.bench.serving import fairness, memory, prefill, soak
 from tools.bench.serving.fairness import Fairness

@@ -1,0 +1,164 @@
+"""The cluster file: one TOML file, the same for every node.
+
+Law of this module: a user's mistake is a ``UserError``, one sentence that names the file and the
+key. Nothing here opens a checkpoint or a socket.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, EngineOptions
+from asyncspec.backend.registry import LLAMA, backend_name, with_backend
+from asyncspec.core.errors import UserError
+from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.cluster import toml_file
+from asyncspec_nodes.cluster.chat_templates import PLAIN
+from asyncspec_nodes.cluster.checkpoints import HYBRID, WITHOUT_MODEL, each, parts
+from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable
+from asyncspec_nodes.cluster.layout import check_layers
+from asyncspec_nodes.console.hosts import is_host, is_loopback
+from asyncspec_protocol.ids import is_draft
+from asyncspec_protocol.links import role_of
+from asyncspec_protocol.messages import Role
+
+
+def load(path: Path) -> Config:
+    """Read a cluster file, check it, and make its paths absolute."""
+    config = toml_file.load(path, "the cluster file", parse)
+    return _absolute(config, path.absolute().parent)
+
+
+def parse(text: str) -> Config:
+    """A cluster file's text, checked."""
+    config = toml_file.decode(text, Config)
+    check(config)
+    return config
+
+
+def to_toml(config: Config) -> str:
+    """The file that loads as ``config``."""
+    tables = to_builtins(config)
+    nodes, paces = tables.pop("node"), tables.pop("pace")
+    parts = [
+        toml_file.table(f"[{name}]", table) for name, table in tables.items() if table is not None
+    ]
+    parts.extend(toml_file.table("[[node]]", node) for node in nodes)
+    parts.extend(toml_file.table(f"[pace.{rank}]", pace) for rank, pace in paces.items())
+    return "\n".join(parts)
+
+
+def check(config: Config) -> None:
+    """The rules between the keys. Raises ``UserError``."""
+    _check_ranks(config)
+    _check_addresses(config)
+    check_layers(config)
+    for rank, pace in config.pace.items():
+        if config.find(rank) is None and not is_draft(rank):
+            raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
+        check_pace(f"[pace.{rank}]", pace, role_of(rank, config.stages))
+    target = with_backend(config.target.path, config.target.backend)
+    check_options(target, config.llama, "[llama]")
+    if problem := POLICIES.problem(config.draft.policy):
+        raise UserError(f"[draft] policy: {problem}")
+    for part in parts(config.draft.source):
+        if part.startswith(EAGLE) and config.source is not None:
+            raise UserError("[source]: an EAGLE head works on the draft node; leave the table out")
+        if part == EAGLE:
+            raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')
+        if part == HYBRID:
+            raise UserError(f'[draft] source: "{HYBRID}" names no model; use "DIR+ngram"')
+
+
+def check_options(target: str, options: EngineOptions, whose: str) -> None:
+    """``whose`` as the user writes it. Raises ``UserError``."""
+    if options != DEFAULT_OPTIONS and backend_name(target) != LLAMA:
+        raise UserError(f"{whose} is for GGUF targets, and {target} is none; leave it out")
+    if options.kv_type == "q8_0" and options.flash_attention == "off":
+        raise UserError(f"{whose}: kv_type q8_0 needs flash attention; leave one of them out")
+
+
+def _check_ranks(config: Config) -> None:
+    """Ranks are distinct and without a gap; rank 0 may be missing."""
+    ranks = [node.rank for node in config.node]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise UserError(f"two [[node]] tables have rank {twice[0]}; give each rank to one node")
+    missing = sorted({1, *range(1, max(ranks, default=0))} - set(ranks))
+    if missing:
+        raise UserError(f"no [[node]] table has rank {missing[0]} (a verify stage); add it")
+    stages = config.cluster.stages
+    if stages is not None and stages != config.stages:
+        raise UserError(
+            f"[cluster] stages = {stages}, but {config.stages} [[node]] tables are verify stages; "
+            "change one of them"
+        )
+
+
+def _check_addresses(config: Config) -> None:
+    seen: dict[tuple[str, int], int] = {}
+    for node in config.nodes:
+        if not is_host(node.host):
+            raise UserError(f"{node.host!r} is not a host name or an address (rank {node.rank})")
+        other = seen.setdefault((node.host, node.port), node.rank)
+        if other != node.rank:
+            raise UserError(
+                f"ranks {other} and {node.rank} both have the address {node.host}:{node.port}"
+            )
+        check_reach(config, node.host, f"rank {node.rank}")
+
+
+def check_reach(config: Config, host: str, whose: str) -> None:
+    """A node that listens beyond this machine needs keys or ``insecure``. Raises ``UserError``."""
+    if not (config.security or config.cluster.insecure or is_loopback(host)):
+        raise UserError(
+            f"{host} ({whose}) is not a loopback address: add a [security] table "
+            "(docs/guide/several-machines.md), or set insecure = true in [cluster] on a network "
+            "you trust"
+        )
+
+
+def check_pace(where: str, pace: PaceTable, role: Role) -> None:
+    """A node has the times of its own work only. ``where``: as the user writes it. Raises
+    ``UserError``."""
+    own, whose = PASSES, "of what drafts, and this is a verify stage"
+    if role != "verify":
+        own, whose = DRAFTING, "a verify stage's, and this drafts"
+    for key in to_builtins(pace):  # leaves defaults out
+        if key not in own:
+            raise UserError(f"{where}: {key} is {whose}; remove it")
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    """Existing paths beside the file win; else a target or draft is a Hugging Face id."""
+    security, template = config.security, config.target.chat_template
+    if security is not None:
+        keys = {name: str(base / key) for name, key in to_builtins(security).items()}
+        security = replace(security, **keys)
+    if template is not None and template != PLAIN:
+        template = str(base / Path(template).expanduser())
+    target = with_backend(_beside(base, config.target.path), config.target.backend)
+    return replace(
+        config,
+        target=replace(config.target, path=target, chat_template=template),
+        draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
+        security=security,
+    )
+
+
+def _source(base: Path, name: str) -> str:
+    if name.startswith(EAGLE):
+        return EAGLE + _beside(base, name.removeprefix(EAGLE))
+    return name if name in WITHOUT_MODEL else _beside(base, name)
+
+
+def _beside(base: Path, name: str) -> str:
+    if name.startswith(prefix := f"{LLAMA}:"):
+        return prefix + _beside(base, name.removeprefix(prefix))
+    path = base / Path(name).expanduser()
+    written_as_path = name.startswith((".", "/", "~"))
+    return str(path) if written_as_path or path.exists() else name
