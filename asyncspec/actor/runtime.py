@@ -45,7 +45,7 @@ from asyncspec.core.machine import (
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Closed, Fault, Hello
+from asyncspec_protocol.messages import Fault, Hello
 
 S = TypeVar("S")
 
@@ -245,9 +245,8 @@ class Runtime(Generic[S]):
                 sent = sum(map(outgoing.take_bytes, effect.sessions))
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self._host.finish(effect)
-            case SendClosed(to, session, passes, computed, dead, seconds, kept):
-                sent = outgoing.take_bytes(session)
-                account = Closed(session, self.rank, passes, computed, dead, seconds, sent, kept)
+            case SendClosed(to, session):
+                account = effect.account(self.rank, outgoing.take_bytes(session))
                 size = outgoing.send(to, account)
                 outgoing.take_bytes(session)  # of the account itself
                 return size

@@ -16,7 +16,7 @@ from asyncspec.core.accept import TargetOutput
 from asyncspec.core.jobs import Job, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Message
+from asyncspec_protocol.messages import Closed, Message
 
 
 class Request(Struct, frozen=True):
@@ -35,9 +35,6 @@ class Request(Struct, frozen=True):
     # An opaque name: only requests of the same tenant share prompt prefixes. All requests without
     # one are one tenant.
     tenant: str = ""
-
-
-# --- inputs -----------------------------------------------------------------------------------
 
 
 class Received(Struct, frozen=True):
@@ -119,9 +116,6 @@ Input = (
 )
 
 
-# --- effects ----------------------------------------------------------------------------------
-
-
 class Send(Struct, frozen=True):
     """Send a message to rank ``to``; it is dropped if the link is down."""
 
@@ -197,6 +191,11 @@ class SendClosed(Struct, frozen=True):
     compute_seconds: float
     # As in ``Closed``.
     kept: bool = False
+
+    def account(self, rank: Rank, sent: int) -> Closed:
+        """The message of node ``rank``, which has sent so many bytes for the session."""
+        work = (self.passes, self.rows, self.dead_rows, self.compute_seconds)
+        return Closed(self.session, rank, *work, sent, self.kept)
 
 
 class SetTimer(Struct, frozen=True, array_like=True, tag="arm", gc=False):

@@ -36,7 +36,7 @@ class WireModel(Protocol):
     def transfer_seconds(self, message: Message) -> float:
         """Time that a message's bytes take."""
 
-    def occupied_seconds(self, source: Rank, target: Rank, message: Message) -> float:
+    def occupied_seconds(self, message: Message) -> float:
         """For so long a message keeps its direction of a link to itself; those behind it wait."""
 
 
@@ -50,9 +50,7 @@ class StageCost(Struct, frozen=True):
 
     def seconds(self, rows: int) -> float:
         """One pass over ``rows`` rows, without the dead ones, which a stage drops."""
-        if rows <= self.plateau:
-            return self.pass_seconds
-        return self.pass_seconds + self.row_seconds * (rows - self.plateau)
+        return self.pass_seconds + self.row_seconds * max(0, rows - self.plateau)
 
 
 PROMPT_ROWS = 64
@@ -75,11 +73,9 @@ class DraftCost(Struct, frozen=True):
     def seconds(self, *trees: Expand) -> float:
         """One call."""
         passes = [*zip_longest(*map(pass_rows, trees), fillvalue=0)]
+        beyond = sum(max(0, sum(rows) - self.plateau) for rows in passes)
         seconds = self.call_seconds + self.level_seconds * len(passes)
-        if self.row_seconds:
-            beyond = sum(max(0, sum(rows) - self.plateau) for rows in passes)
-            seconds += self.row_seconds * beyond
-        return seconds
+        return seconds + self.row_seconds * beyond
 
 
 def pass_rows(job: Expand) -> list[int]:
@@ -164,8 +160,8 @@ class ClusterCost(Struct, frozen=True):
 
 
 class CostModel:
-    """Times and sizes in the simulator of one cluster (``Costs``, ``WireModel``). It is asked about
-    each job once, in their order."""
+    """Times and sizes in the simulator of one cluster (``Costs``, ``WireModel``). Called once for
+    each job, in their order."""
 
     def __init__(self, cost: ClusterCost) -> None:
         self._cost = cost
@@ -178,12 +174,12 @@ class CostModel:
         """Length of the real frame: prefix, header, and the tensor (of values of two bytes) that
         real stages would send."""
         if message is not self._measured:
-            rows = 0
-            if isinstance(message, Segment) and not message.tokens:
-                rows = len(message.ids)
-            elif isinstance(message, Verdict):
-                rows = len(message.feature_ids)
-            tensor = TensorSpec("float16", (rows, self._cost.width)) if rows else None
+            match message:
+                case Segment(ids=rows, tokens=()) | Verdict(feature_ids=rows):
+                    count = len(rows)
+                case _:
+                    count = 0
+            tensor = TensorSpec("float16", (count, self._cost.width)) if count else None
             self._measured, self._nbytes = message, frame_bytes(message, tensor)
         return self._nbytes
 
@@ -191,7 +187,7 @@ class CostModel:
         wire = self._cost.wire
         return self.nbytes(message) / wire.bandwidth if wire.bandwidth else 0.0
 
-    def occupied_seconds(self, source: Rank, target: Rank, message: Message) -> float:
+    def occupied_seconds(self, message: Message) -> float:
         """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
         over one link, so they are handled one after another."""
         seconds = self.transfer_seconds(message)
@@ -200,8 +196,6 @@ class CostModel:
     def link(self, source: Rank, target: Rank, message: Message) -> float:
         """Latency, jittered."""
         cost = self._cost
-        if not cost.jitter.share:
-            return cost.wire.latency
         return cost.wire.latency * cost.jitter.factor(1, source, target, *_event(message))
 
     def device(self, rank: Rank, job: Job) -> float:
@@ -209,8 +203,6 @@ class CostModel:
         cost = self._cost
         if isinstance(job, Forward | Batch):
             seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
-            if not cost.jitter.share:
-                return seconds
             one = job.passes[0] if isinstance(job, Batch) else job
             return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
         if is_draft(rank) and (trees := draft_jobs(self._levels.uncached(job))):

@@ -79,14 +79,14 @@ class Network:
         recorded: Container[Rank],
     ) -> None:
         """``received``: called with each message at its target. ``recorded``: nodes whose messages
-        are measured also without ``wires``."""
+        have sizes also without ``wires``."""
         self._clock = clock
         self._costs = costs
         self._wires = wires
         self._received = received
         self._recorded = recorded
         self._channels: dict[tuple[Rank, Rank], Channel] = {}
-        # Bytes written for a session, by node.
+        # Bytes written by a node for a session whose account is open.
         self.books: dict[tuple[Rank, SessionId], int] = {}
 
     def channel(self, source: Rank, target: Rank) -> Channel | None:
@@ -115,13 +115,13 @@ class Network:
         return True
 
     def send(self, channel: Channel, message: Message, handle: object | None) -> int:
-        """Put a message on a channel, with the receiver's handle to its rows. Its bytes; 0 where
-        they are not measured."""
+        """Put a message on a channel, with the receiver's handle to its rows. Returns its bytes; 0
+        where they are not measured."""
         source, target, wires = channel.source, channel.target, self._wires
         now, seconds = self._clock.now, 0.0
         sent = channel.free if channel.free > now else now
         if wires is not None:
-            sent += wires.occupied_seconds(source, target, message)
+            sent += wires.occupied_seconds(message)
             if handle is not None and wires.nbytes(message) >= PARAMETERS.min_frame_bytes:
                 seconds = wires.transfer_seconds(message)
         arrival = max(channel.arrival, sent + self._costs.link(source, target, message))
@@ -130,7 +130,7 @@ class Network:
         return self._measure(source, message)
 
     def take_bytes(self, rank: Rank, session: SessionId) -> int:
-        """Bytes a node has written for a session so far; the count starts anew."""
+        """Bytes a node has written for a session so far; its account is closed."""
         return self.books.pop((rank, session), 0)
 
     def _arrive(self, channel: Channel, event: Received) -> None:
@@ -138,14 +138,13 @@ class Network:
             self._received(channel.target, event)
 
     def _measure(self, source: Rank, message: Message) -> int:
-        """Bytes of a message, booked for its session."""
-        if self._wires is None:
-            return frame_bytes(message) if source in self._recorded else 0
+        """Bytes of a message, counted for its session as in ``asyncspec.actor.routing``."""
         session = getattr(message, "session", None)
-        if session is None:
-            return self._wires.nbytes(message) if source in self._recorded else 0
+        if self._wires is None or session is None:
+            if source not in self._recorded:
+                return 0
+            return frame_bytes(message) if self._wires is None else self._wires.nbytes(message)
         size, key = self._wires.nbytes(message), (source, session)
-        # The end of a cached prompt comes when its session's books are closed, as in Link.
         if not isinstance(message, Close) or key in self.books:
             self.books[key] = self.books.get(key, 0) + size
         return size

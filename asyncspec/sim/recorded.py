@@ -1,7 +1,7 @@
 """A language recorded from real models: what a target wrote, and what a draft would have guessed.
 
-On a recorded path the target's token and the draft's candidates are the recorded ones. Off it (a
-wrong guess, whose continuation nobody has computed) they are synthetic, with the coverage measured
+On a recorded path the target's token and the draft's candidates are the recorded ones. Off it,
+after a wrong guess, they are synthetic, with the coverage measured
 over the whole recording. docs/reference/simulator.md describes the file.
 """
 
@@ -40,8 +40,8 @@ class LanguageHeader(Struct, frozen=True):
 class RecordedText(Struct, frozen=True):
     """Any further line: one prompt, the target's greedy answer, and the draft's guesses at it."""
 
-    prompt: tuple[Token, ...]
-    tokens: tuple[Token, ...]
+    prompt: Annotated[tuple[Token, ...], Meta(min_length=1)]
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1)]
     # For each of ``tokens``: the draft's likeliest tokens at that place, best first, given all
     # that stands before it, and their log-probabilities in nats.
     candidates: tuple[tuple[Token, ...], ...]
@@ -127,20 +127,10 @@ def read_language(path: Path) -> Recorded:
     return Recorded(header, texts)
 
 
-def write_language(path: Path, header: LanguageHeader, texts: Iterable[RecordedText]) -> None:
-    """Write a file. Raises ``UserError``."""
-    try:
-        with path.open("wb") as file:
-            file.write(msgspec.json.encode(header) + b"\n")
-            file.writelines(msgspec.json.encode(text) + b"\n" for text in texts)
-    except OSError as error:
-        raise UserError(f"cannot write the language {path}: {error.strerror}") from None
-
-
 def _header(path: Path, line: bytes) -> LanguageHeader:
     try:
         header = msgspec.json.decode(line, type=LanguageHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise UserError(
             f"{path} is not a recorded language: its first line is not the header of one"
         ) from None
@@ -155,15 +145,13 @@ def _text(path: Path, header: LanguageHeader, number: int, line: bytes) -> Recor
     try:
         text = msgspec.json.decode(line, type=RecordedText)
         _check(header, text)
-    except (ValueError, RecursionError) as error:  # also of msgspec, and of what is no UTF-8
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged in line {number}: {error}") from None
     return text
 
 
 def _check(header: LanguageHeader, text: RecordedText) -> None:
     """Raises ``ValueError``."""
-    if not text.prompt or not text.tokens:
-        raise ValueError("a text has a prompt and an answer")
     if not len(text.tokens) == len(text.candidates) == len(text.scores):
         raise ValueError("every token has candidates and scores")
     if max(map(max, filter(None, (text.prompt, text.tokens, *text.candidates)))) >= header.vocab:

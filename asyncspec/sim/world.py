@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asyncspec.core.jobs import Job, TensorRows
+from asyncspec.core.jobs import TensorRows
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -30,8 +30,7 @@ from asyncspec.sim.actor import Actor, DeviceQueues, QueuedJob
 from asyncspec.sim.costs import Costs, WireModel
 from asyncspec.sim.network import Clock, Network
 from asyncspec_protocol.errors import LocalProtocolError
-from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Closed
+from asyncspec_protocol.ids import Rank
 
 
 class Stalled(AssertionError):
@@ -67,7 +66,7 @@ class World:
         self._tasks = tasks
         self._trace_hooks = {} if trace_hooks is None else trace_hooks
         self._clock = Clock()
-        self._network = Network(self._clock, costs, wires, self.feed, self._trace_hooks)
+        self.network = Network(self._clock, costs, wires, self.feed, self._trace_hooks)
         self._queues = DeviceQueues(self._clock, costs, self._ran, whole_levels=whole_levels)
         self._timers: dict[tuple[Rank, str], int] = {}
 
@@ -80,13 +79,8 @@ class World:
         """Call ``action`` at a time; returns the number of the event."""
         return self._clock.at(when, action, *arguments)
 
-    @property
-    def books(self) -> Mapping[tuple[Rank, SessionId], int]:
-        """Bytes that nodes have written for sessions and not yet reported."""
-        return self._network.books
-
     def feed(self, rank: Rank, event: Input) -> None:
-        """Let a machine react to something, now."""
+        """Give a machine an input, now."""
         actor, now = self.actors[rank], self._clock.now
         actor.state, effects = actor.machine.step(actor.state, event, now)
         self.steps += 1
@@ -100,21 +94,21 @@ class World:
 
     def connect(self, one: Rank, other: Rank) -> None:
         """Bring up the link between two nodes."""
-        if self._network.connect(one, other):
+        if self.network.connect(one, other):
             self.feed(one, LinkUp(other))
             self.feed(other, LinkUp(one))
 
     def cut(self, one: Rank, other: Rank) -> None:
         """Take down a link; what is on the way is lost."""
-        if self._network.cut(one, other):
+        if self.network.cut(one, other):
             self.feed(one, LinkDown(other))
             self.feed(other, LinkDown(one))
 
     def restart(self, rank: Rank, actor: Actor) -> None:
-        """Replace a node by a fresh one that has forgotten everything. Links stay down."""
+        """Replace a node by a fresh one without sessions. Its links stay down."""
         self._queues.clear(self.actors[rank])
-        for peer in self._network.peers(rank):
-            if self._network.cut(peer, rank):
+        for peer in self.network.peers(rank):
+            if self.network.cut(peer, rank):
                 self.feed(peer, LinkDown(rank))
         for owner, timer in list(self._timers):
             if owner == rank:
@@ -122,7 +116,7 @@ class World:
         self.actors[rank] = actor
 
     def run(self, until: float = float("inf"), most_steps: int = 1_000_000) -> None:
-        """Let time pass until nothing is left to happen. Raises ``Stalled`` past ``until``."""
+        """Run events until none is left. Raises ``Stalled`` past ``until``."""
         clock = self._clock
         while (event := clock.take()) is not None:
             when, _, action, arguments = event
@@ -132,12 +126,12 @@ class World:
             action(*arguments)
 
     def _perform(self, rank: Rank, actor: Actor, effect: Effect) -> int:
-        """The bytes written, where they are recorded."""
+        """Returns the bytes written, where they are measured."""
         match effect:
             case Send():
                 return self._send(rank, actor, effect)
             case Compute(job):
-                self._compute(rank, actor, job)
+                self._queues.submit(rank, actor, job)
             case SetTimer(timer, when):
                 self._set_timer(rank, timer, when)
             case Emit(request, tokens):
@@ -150,19 +144,26 @@ class World:
                 actor.run_next = effect
             case RunTask():  # beside the device
                 self.at(self.now + self.task_seconds, self._task_done, rank, actor, effect)
-            case Finish():
-                self._finish(rank, effect)
-            case SendClosed():
-                return self._send_closed(rank, actor, effect)
+            case Finish(request, stats=stats):
+                if request in self.finished:
+                    raise LocalProtocolError(f"request {request} ended twice")
+                sent = sum([self.network.take_bytes(rank, one) for one in effect.sessions])
+                stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
+                self.finished[request] = effect
+            case SendClosed(to, session):
+                account = effect.account(rank, self.network.take_bytes(rank, session))
+                size = self._send(rank, actor, Send(to, account))
+                self.network.take_bytes(rank, session)  # of the account itself
+                return size
         return 0
 
     def _send(self, rank: Rank, actor: Actor, effect: Send) -> int:
-        channel = self._network.channel(rank, effect.to)
+        channel = self.network.channel(rank, effect.to)
         if channel is None:
             return 0
         rows = effect.tensor
         handle = None if rows is None else self._received_handle(actor, effect.to, rows)
-        return self._network.send(channel, effect.message, handle)
+        return self.network.send(channel, effect.message, handle)
 
     def _received_handle(self, sender: Actor, target: Rank, rows: TensorRows) -> object:
         """The receiver's handle to some rows of the sender's."""
@@ -175,9 +176,6 @@ class World:
             return values
         return tuple([values[row] for row in rows.rows])
 
-    def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
-        self._queues.submit(rank, actor, job)
-
     def _ran(self, rank: Rank, actor: Actor, entry: QueuedJob, result: object | None) -> None:
         if rank in self._trace_hooks:
             self._trace_hooks[rank].ran(entry.job, entry.start, entry.end)
@@ -188,23 +186,6 @@ class World:
         if self.actors[rank] is actor:
             result = self._tasks[effect.task](effect.argument)
             self.feed(rank, TaskDone(effect.task, effect.argument, result))
-
-    def _finish(self, rank: Rank, effect: Finish) -> None:
-        request, stats = effect.request, effect.stats
-        if request in self.finished:
-            raise LocalProtocolError(f"request {request} ended twice")
-        sent = sum([self._network.take_bytes(rank, session) for session in effect.sessions])
-        stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
-        self.finished[request] = effect
-
-    def _send_closed(self, rank: Rank, actor: Actor, effect: SendClosed) -> int:
-        session, passes, rows = effect.session, effect.passes, effect.rows
-        dead, seconds, kept = effect.dead_rows, effect.compute_seconds, effect.kept
-        sent = self._network.take_bytes(rank, session)
-        account = Closed(session, rank, passes, rows, dead, seconds, sent, kept)
-        size = self._send(rank, actor, Send(effect.to, account))
-        self._network.take_bytes(rank, session)  # the books of the session close
-        return size
 
     def _set_timer(self, rank: Rank, timer: str, when: float | None) -> None:
         number = self._timers.pop((rank, timer), None)

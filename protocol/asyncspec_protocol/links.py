@@ -109,10 +109,8 @@ LinkMessage = Hello | Welcome | Ready | Heartbeat | Clock | Fault
 def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
     """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
     check a ``Welcome``, and sends nothing."""
-    problem = _common(me, peer) or _node(me, peer)
-    if problem is not None:
-        return Fault(HANDSHAKE, problem)
-    return Welcome(**asdict(me))
+    problem = _cluster_problem(me, peer) or _node_problem(me, peer)
+    return Welcome(**asdict(me)) if problem is None else Fault(HANDSHAKE, problem)
 
 
 def client_hello(cluster: str = "") -> Hello:
@@ -128,7 +126,7 @@ def role_of(rank: int, stages: int) -> Role:
     return "verify" if rank <= stages else "source"
 
 
-def _common(me: Hello, peer: Hello | Welcome) -> str | None:
+def _cluster_problem(me: Hello, peer: Hello | Welcome) -> str | None:
     if peer.protocol != me.protocol:
         older = "peer" if peer.protocol < me.protocol else "node"
         return (
@@ -147,7 +145,7 @@ def _common(me: Hello, peer: Hello | Welcome) -> str | None:
     return None
 
 
-def _node(me: Hello, peer: Hello | Welcome) -> str | None:
+def _node_problem(me: Hello, peer: Hello | Welcome) -> str | None:
     if peer.role == "client":  # a link is found by its rank, so a client must not have one
         named = f"a client calls itself rank {peer.rank}: clients say {NO_RANK}"
         return None if peer.rank == NO_RANK else named
@@ -172,20 +170,11 @@ def _node(me: Hello, peer: Hello | Welcome) -> str | None:
         return (
             f"{who} holds another target model than rank {me.rank}: give both the same checkpoint"
         )
-    if peer.dtype != me.dtype:
-        return f"{who} computes in {peer.dtype}, rank {me.rank} in {me.dtype}: set one dtype"
-    if peer.mode != me.mode:
-        return f"{who} runs mode {peer.mode!r}, rank {me.rank} {me.mode!r}: set one mode"
-    if peer.quantize != me.quantize:
-        return (
-            f"{who} keeps weights quantised {peer.quantize!r}, rank {me.rank} {me.quantize!r}: "
-            "set one quantize"
-        )
-    return _layers(me, peer)
-
-
-def _layers(me: Hello, peer: Hello | Welcome) -> str | None:
-    """Neighbouring stages hold neighbouring layers."""
+    for name in ("dtype", "mode", "quantize"):
+        theirs, ours = getattr(peer, name), getattr(me, name)
+        if theirs != ours:
+            return f"{who} has {name} {theirs!r}, rank {me.rank} {ours!r}: set one {name}"
+    # Neighbouring stages hold neighbouring layers.
     if me.role != "verify" or peer.role != "verify" or abs(me.rank - peer.rank) != 1:
         return None
     first, second = (me, peer) if me.rank < peer.rank else (peer, me)

@@ -35,7 +35,7 @@ class Scales(Struct):
     def transfer_seconds(self, message: Message) -> float:
         return 0.0
 
-    def occupied_seconds(self, source: Rank, target: Rank, message: Message) -> float:
+    def occupied_seconds(self, message: Message) -> float:
         if hasattr(message, "session") and not isinstance(message, Closed):
             self.total += frame_bytes(message)
         return 0.0
@@ -85,4 +85,4 @@ def test_they_are_all_booked_once(
     # A source's accounts are not waited for, and what is on its way on a link that is cut is lost.
     if between and cluster.config.source is None:
         assert booked == written
-    assert not world.books
+    assert not world.network.books

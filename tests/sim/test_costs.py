@@ -88,10 +88,10 @@ def test_a_scaled_preset_is_the_same_cluster_in_another_unit(name: str) -> None:
     verdict = Verdict(0, 0, 0, (1,), (2,))
     assert ten.device(Rank(1), forward(40)) == pytest.approx(10 * one.device(Rank(1), forward(40)))
     assert ten.device(DRAFT, expand) == pytest.approx(10 * one.device(DRAFT, expand))
+    assert ten.occupied_seconds(verdict) == pytest.approx(10 * one.occupied_seconds(verdict))
     for source, target in ((Rank(1), Rank(2)), (Rank(4), DRAFT)):
-        for of in ("link", "occupied_seconds"):
-            a, b = (getattr(p, of)(source, target, verdict) for p in (one, ten))
-            assert b == pytest.approx(10 * a)
+        a, b = (cost.link(source, target, verdict) for cost in (one, ten))
+        assert b == pytest.approx(10 * a)
 
 
 # --- links --------------------------------------------------------------------------------------

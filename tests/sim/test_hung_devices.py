@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncspec.actor.watchdog import FIRST, DeviceWatchdog
 from asyncspec.core.jobs import Job, Release
-from asyncspec.core.machine import Request
+from asyncspec.core.machine import Compute, Effect, Request
 from asyncspec.sim.actor import Actor, QueuedJob
 from asyncspec.sim.world import World
 from asyncspec_protocol.ids import Rank, SessionId
@@ -50,14 +50,15 @@ class WatchedWorld(World):
         # By the node's device queue.
         self.watchdogs: dict[int, DeviceWatchdog] = {}
 
-    def _compute(self, rank: Rank, actor: Actor, job: Job) -> None:
-        idle = not actor.queue
-        super()._compute(rank, actor, job)
-        if idle:
+    def _perform(self, rank: Rank, actor: Actor, effect: Effect) -> int:
+        begins = isinstance(effect, Compute) and not actor.queue
+        size = super()._perform(rank, actor, effect)
+        if begins:
             watchdog = self.watchdogs.setdefault(
                 id(actor.queue), DeviceWatchdog(self.floor_seconds)
             )
             self.at(self.now + watchdog.check_seconds, self._check, rank, actor, watchdog)
+        return size
 
     def _ran(self, rank: Rank, actor: Actor, entry: QueuedJob, result: object | None) -> None:
         self.watchdogs[id(actor.queue)].observe(entry.job, entry.end - entry.start)

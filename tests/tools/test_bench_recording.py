@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
-from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
+from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from tools.bench import recording
 from tools.bench.__main__ import main
 from tools.bench.docs import results
+from tools.bench.record_language import write_language
 
 scalars = st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.booleans(), st.none(), st.text())
 

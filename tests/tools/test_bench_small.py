@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
+from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from tools.bench import coverage, drafting, quantised, stage_time
 from tools.bench.__main__ import main
+from tools.bench.record_language import write_language
 
 
 def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

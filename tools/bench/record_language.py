@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Release, SourceJob
 from asyncspec.core.sampling import Sampling
-from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText, write_language
+from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -120,3 +122,13 @@ def guesses(
         known, fresh = known + len(fresh), (token,)
     source(Release(_SESSION))
     return RecordedText(prompt, tokens, tuple(candidates), tuple(scores))
+
+
+def write_language(path: Path, header: LanguageHeader, texts: Iterable[RecordedText]) -> None:
+    """Write a file. Raises ``UserError``."""
+    try:
+        with path.open("wb") as file:
+            file.write(msgspec.json.encode(header) + b"\n")
+            file.writelines(msgspec.json.encode(text) + b"\n" for text in texts)
+    except OSError as error:
+        raise UserError(f"cannot write the language {path}: {error.strerror}") from None
