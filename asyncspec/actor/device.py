@@ -1,4 +1,4 @@
-"""A node's device: jobs one after another on a worker thread, results back on the event loop."""
+"""A node's device: jobs one after another on a worker thread, reports on the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from asyncspec.core.cost_model.short_jobs import ShortJobs
 from asyncspec.core.jobs import Job
 from asyncspec_protocol.errors import LocalProtocolError
 
@@ -30,9 +29,6 @@ HAND_OVER_SECONDS = 100e-6
 
 class Device:
     """Runs jobs in the order of ``submit``, one at a time.
-
-    Jobs expected to be shorter than a hand-over to the thread (``ShortJobs``) run on the event
-    loop, in ``work``, while the thread is idle. All others run on the thread.
 
     ``deliver`` reports finished jobs on the event loop, to which ``wake`` calls: ``ran`` for every
     job with its start and end (seconds of ``time.monotonic``), then ``done`` if it has a result, or
@@ -56,24 +52,22 @@ class Device:
         self._done = done
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._short = ShortJobs()
         self.start_lock = threading.Lock()
         """While it is held, no job begins that was not submitted."""
         # The running job and its start (seconds of ``time.monotonic``). Set by the running thread,
         # as is the time spent on jobs before it.
         self.running: tuple[Job, float] | None = None
         self._worked = 0.0
-        # Reports of finished jobs, for ``deliver``; True where the thread has run the job.
-        self._reports: deque[tuple[bool, Callable[[], None]]] = deque()
+        # Reports of finished jobs, for ``deliver``.
+        self._reports: deque[Callable[[], None]] = deque()
         # ``_next`` begins when ``_after`` ends; ``_begun`` has begun so and is not submitted yet.
         self._after: Job | None = None
         self._next: Job | None = None
         self._begun: Job | None = None
-        # Short jobs, for ``work``. They precede whatever is submitted after them.
-        self._on_loop: deque[Job] = deque()
-        # Jobs of the thread; None ends it. Their number until they are delivered.
+        # None ends the thread.
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._on_thread = 0
+        # Number of jobs that are submitted and not yet delivered.
+        self.pending = 0
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
@@ -84,29 +78,18 @@ class Device:
         worked, running = self._worked, self.running
         return worked if running is None else worked + time.monotonic() - running[1]
 
-    @property
-    def pending(self) -> int:
-        """Number of jobs that are submitted and not yet delivered."""
-        return len(self._on_loop) + self._on_thread
-
     def submit(self, job: Job) -> None:
-        """Queue a job; the caller calls ``work`` soon. A job begun through ``run_next`` is
-        submitted too, before any other: else raises ``LocalProtocolError``."""
+        """Queue a job. One that has begun through ``run_next`` is submitted too, before any other:
+        else raises ``LocalProtocolError``."""
+        self.pending += 1
         if self._begun is not None:
             if self._begun is not job:
                 raise LocalProtocolError("a job other than the announced one was submitted next")
             self._begun = None
-            self._on_thread += 1
             return
         if self._next is job:  # announced when the one before it was over already
             self._after = self._next = None
-        if not self._on_thread and self._short.expects(job):
-            self._on_loop.append(job)
-            return
-        for earlier in (*self._on_loop, job):
-            self._on_thread += 1
-            self._jobs.put(earlier)
-        self._on_loop.clear()
+        self._jobs.put(job)
 
     def run_next(self, after: Job, job: Job | None) -> None:
         """When ``after`` ends begin with ``job``, behind all that is submitted until then; with
@@ -117,17 +100,9 @@ class Device:
         """Report a finished job, if there is one."""
         if not self._reports:
             return False
-        on_thread, report = self._reports.popleft()
-        self._on_thread -= on_thread
-        report()
+        self.pending -= 1
+        self._reports.popleft()()
         return True
-
-    def work(self) -> bool:
-        """Run one short job on the calling thread, the event loop's, if one waits."""
-        if not self._on_loop:
-            return False
-        self._reports.append((False, self._perform(self._on_loop.popleft())))
-        return self.deliver()
 
     def _serve(self) -> None:
         """The thread."""
@@ -138,7 +113,7 @@ class Device:
             report = self._perform(job)
             brief = self._worked - worked < BRIEF_SECONDS
             with self.start_lock:
-                self._reports.append((True, report))
+                self._reports.append(report)
                 chained = self._after is job and self._next is not None
                 if chained:
                     self._begun = self._next
@@ -165,7 +140,6 @@ class Device:
     def _report(self, job: Job, result: object | None, at: float, until: float) -> None:
         if self._closed:
             return
-        self._short.observe(job, until - at)
         self._ran(job, at, until)
         if result is not None:
             self._done(job, result, until - at)
@@ -178,7 +152,6 @@ class Device:
         """Drop all jobs without waiting for the running one, which may never end: its thread
         stays."""
         self._closed = True
-        self._on_loop.clear()
         self._jobs.put(None)
 
     async def close(self) -> None:

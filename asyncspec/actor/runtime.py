@@ -180,7 +180,7 @@ class Runtime(Generic[S]):
         self._work()
 
     def _work(self) -> None:
-        """Handle results, inputs and short jobs until none is left."""
+        """Handle results and inputs until none is left."""
         if self._busy or self._end.done():
             return
         self._busy = True
@@ -200,10 +200,12 @@ class Runtime(Generic[S]):
         with device.start_lock:
             if self._results:
                 self._step(self._results.popleft())
-            elif not device.deliver():
-                if not self._inbox:
-                    return device.work()
+            elif device.deliver():
+                pass
+            elif self._inbox:
                 self._step(self._inbox.popleft())
+            else:
+                return False
         return True
 
     def _step(self, event: Input) -> None:

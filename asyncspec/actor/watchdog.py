@@ -8,8 +8,21 @@ node recovers the sessions, and a supervisor starts the process again.
 
 from __future__ import annotations
 
-from asyncspec.core.cost_model.short_jobs import job_kind
-from asyncspec.core.jobs import Job
+from typing import assert_never
+
+from asyncspec.core.jobs import (
+    Admit,
+    Batch,
+    Compact,
+    DraftBatch,
+    Feed,
+    Forward,
+    Job,
+    Release,
+    Trim,
+    draft_jobs,
+)
+from asyncspec_protocol.messages import Expand
 
 FLOOR_SECONDS = 60.0
 """No job is given up sooner, however short such jobs are: memory may have been swapped out, and
@@ -94,3 +107,23 @@ class DeviceWatchdog:
             nearest = max(smaller)
             return slowest[nearest] * 2.0 ** (size - nearest)
         return slowest[min(slowest)] if slowest else 0.0
+
+
+def job_kind(job: Job) -> tuple[type[Job], int]:
+    """Type, and bit length of the size: jobs of one kind differ by less than a factor of two."""
+    match job:
+        case Forward() | Batch():
+            size = job.row_count
+        case Compact(keep=keep):
+            size = len(keep)
+        case Admit(common_prefix=size) | Trim(slots=size):
+            pass
+        case Expand() | DraftBatch():
+            size = sum([one.count + len(one.committed) for one in draft_jobs(job)])
+        case Feed(rows=rows):
+            size = sum([len(some.rows) for some in rows])
+        case Release():
+            size = 0
+        case _:
+            assert_never(job)
+    return type(job), size.bit_length()

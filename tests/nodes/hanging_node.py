@@ -14,7 +14,6 @@ from unittest import mock
 from msgspec.structs import replace
 
 import asyncspec_nodes.node.process as process
-from asyncspec.core.cost_model.short_jobs import ShortJobs
 from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.loading import Loaded, load_node
 
@@ -37,9 +36,7 @@ def main() -> None:
 
         return replace(loaded, run_job=run_job)
 
-    # Short jobs run on the event loop, where the watchdog cannot see a hang: all go to the thread.
-    on_thread = mock.patch.object(ShortJobs, "expects", return_value=False)
-    with on_thread, mock.patch.object(process, "load_node", load):
+    with mock.patch.object(process, "load_node", load):
         cli.entry(arguments)
 
 

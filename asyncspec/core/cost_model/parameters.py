@@ -99,14 +99,5 @@ class CostModelParameters(Struct, frozen=True):
     # Most rows of a draft batch: tokens it takes in, and nodes of a level.
     max_draft_rows: int = 512
 
-    # --- jobs of a device ---
-
-    # Seconds: to wake a sleeping thread, and the event loop again, costs more than this.
-    short_job_seconds: float = 60e-6
-    # Short jobs in a row after which a kind counts as short; doubled by each that was long, up to
-    # the second value, so that a kind which is rarely long gets another chance.
-    short_job_proof: int = 8
-    max_short_job_proof: int = 4096
-
 
 PARAMETERS = CostModelParameters()
