@@ -14,7 +14,8 @@ from typing import IO
 
 from asyncspec.backend import registry
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable, load, to_toml
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.file import load, to_toml
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.children import ForkedProcess, ForkServerClient
 from asyncspec_nodes.local.cluster import FILE, local_config
