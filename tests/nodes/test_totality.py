@@ -45,6 +45,7 @@ from asyncspec_protocol.messages import (
 from cluster import ask
 from laws import SMALL, check_draft, check_stage
 from nodes.machine_driver import Driven, draft, stage
+from protocol.message_strategies import messages as every_message
 
 small = st.integers(0, 3)
 shares = st.floats(0, 1)
@@ -72,6 +73,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
 wanted = st.sampled_from([(), (), (FINAL,), (1,), (0, 2), (7,)])
 ranks = st.integers(0, 3)
 messages: st.SearchStrategy[Any] = st.one_of(
+    every_message,  # most often about sessions that nobody has opened
     segments(),
     segments(),
     verdicts(),
