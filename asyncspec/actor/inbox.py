@@ -1,7 +1,6 @@
-"""One answer on its way from the draft node to whoever reads it.
+"""Answers of the draft node on their way to a reader: text of one request, statuses of nodes.
 
-Law of this file: what waits for a slow reader is bounded. One that leaves too much unread loses its
-request, not this process its memory.
+What waits for a slow reader is bounded: one that leaves too much unread loses its request.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class Inbox:
         self._cancel = cancel
         self._queue: asyncio.Queue[Event | ClusterError] = asyncio.Queue()
         self._most = most
-        # Nothing more may come: an end is queued, or there is no reader any more.
+        # An end is queued, or the reader has left.
         self._over = False
 
     def put(self, event: Event | ClusterError) -> None:
-        """Give the reader something; never waits."""
+        """Queue an event or the reason of an early end; never waits."""
         if self._over:
             return
         if isinstance(event, Output) and self._queue.qsize() >= self._most:
@@ -40,7 +39,7 @@ class Inbox:
         self._queue.put_nowait(event)
 
     async def read(self) -> AsyncIterator[Event]:
-        """What comes; the last is ``Finished``. Raises ``ClusterError``."""
+        """Yields the events; the last is ``Finished``. Raises ``ClusterError``."""
         while True:
             event = await self._queue.get()
             if isinstance(event, ClusterError):
@@ -50,17 +49,14 @@ class Inbox:
                 return
 
     def close(self) -> None:
-        """There is no reader any more."""
+        """The reader leaves."""
         if not self._over:
             self._over = True
             self._cancel()
 
 
-# --- The answers to one question how the nodes are.
-
-
-class Answers:
-    """Statuses as they come; ``complete`` has them all, by rank."""
+class StatusAnswers:
+    """The answers to one status query; ``complete`` has them all, by rank."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,6 +70,6 @@ class Answers:
             self.complete.set_result(tuple(self._known[rank] for rank in sorted(self._known)))
 
     def fail(self, error: ClusterError) -> None:
-        """No more will come."""
+        """No more answers will come."""
         if not self.complete.done():
             self.complete.set_exception(error)

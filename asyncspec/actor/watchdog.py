@@ -1,9 +1,8 @@
 """When a device counts as hung. Pure.
 
 A device that hangs leaves its node's event loop alive: links stay up, heartbeats are answered, and
-the requests that wait for the job would wait for ever. So a node is given up when its device has
-been at one job for many times what such jobs take. Its process ends, its links close, the draft
-node recovers the sessions, and a supervisor starts the process again.
+requests wait for ever. So a node ends when its device has run one job for many times what such jobs
+take: its links close, the draft node recovers the sessions, a supervisor restarts the process.
 """
 
 from __future__ import annotations
@@ -25,42 +24,42 @@ from asyncspec.core.jobs import (
 from asyncspec_protocol.messages import Expand
 
 FLOOR_SECONDS = 60.0
-"""No job is given up sooner, however short such jobs are: memory may have been swapped out, and
-other programs may hold the cores."""
+"""Least limit, however short the jobs: memory may be swapped out, or other programs hold the
+cores."""
 
 FACTOR = 50.0
-"""Times what jobs of a kind have taken."""
+"""Limit as a multiple of what jobs of a kind have taken."""
 
-PROOF = 8
-"""Jobs of a type after which its times say something. The first ones read weights from a disk,
-compile kernels or choose them."""
+MIN_SAMPLES = 8
+"""Jobs of a type after which its times count. The first ones read weights from a disk, compile
+kernels or choose them."""
 
-FIRST = 10.0
-"""Times the floor that a job may take before there is proof."""
+COLD_FACTOR = 10.0
+"""Limit before that, as a multiple of the floor."""
 
 FADING = 0.9
-"""What stays of the slowest time of a kind with every faster job of it."""
+"""Factor of a kind's slowest time with each faster job of it."""
 
 CHECK_SECONDS = 1.0
-"""Between two looks at a device; a quarter of the floor where that is less."""
+"""Between two checks of a device; a quarter of the floor where that is less."""
 
 
 class DeviceWatchdog:
-    """Learns from times how long a job may take, and watches the one in service."""
+    """Limits the running job by the times of earlier ones."""
 
     def __init__(self, floor_seconds: float = FLOOR_SECONDS) -> None:
         self._floor = floor_seconds
         # By type: how many jobs there were, and by magnitude of their size (bits) the slowest time.
         self._count: dict[type[Job], int] = {}
         self._slowest: dict[type[Job], dict[int, float]] = {}
-        # The job in service, since when, and for how many seconds it was seen there.
-        self._service: tuple[Job, float] | None = None
+        # The running job with its start, and the seconds for which it was seen running.
+        self._running: tuple[Job, float] | None = None
         self._waited = 0.0
         self._checked = 0.0
 
     @property
     def check_seconds(self) -> float:
-        """Between two looks."""
+        """Between two checks."""
         return min(CHECK_SECONDS, self._floor / 4)
 
     def observe(self, job: Job, seconds: float) -> None:
@@ -73,28 +72,28 @@ class DeviceWatchdog:
     def limit(self, job: Job) -> float:
         """Seconds that a job may take."""
         kind, size = job_kind(job)
-        first = self._floor if self._count.get(kind, 0) >= PROOF else FIRST * self._floor
-        return max(first, FACTOR * self._expected(kind, size))
+        cold = self._count.get(kind, 0) < MIN_SAMPLES
+        least = COLD_FACTOR * self._floor if cold else self._floor
+        return max(least, FACTOR * self._expected(kind, size))
 
-    def check(self, service: tuple[Job, float] | None, now: float) -> str:
-        """The job in service and when it has begun, as it is ``now``; why the node is to be given
-        up, or nothing.
+    def check(self, running: tuple[Job, float] | None, now: float) -> str:
+        """Given the running job with its start: why the node must end, or nothing.
 
-        Only time between looks counts, and of a pause no more than two looks' worth: a process that
-        was stopped, or a machine that was asleep, has not seen its device hang.
+        Only time between checks counts, and of a pause no more than two checks' worth: a process
+        that was stopped, or a machine that was asleep, has not seen its device hang.
         """
         passed = min(now - self._checked, 2 * self.check_seconds)
-        known, self._checked = self._service, now
-        self._service = service
-        if service is None or known is None or service[0] is not known[0] or service[1] != known[1]:
+        before, self._running, self._checked = self._running, running, now
+        same = running and before and running[0] is before[0] and running[1] == before[1]
+        if running is None or not same:
             self._waited = 0.0
             return ""
         self._waited += passed
-        limit = self.limit(service[0])
+        limit = self.limit(running[0])
         if self._waited <= limit:
             return ""
         return (
-            f"the device has been busy with one job ({type(service[0]).__name__}) for "
+            f"the device has been busy with one job ({type(running[0]).__name__}) for "
             f"{self._waited:.3g} s, and {limit:.3g} s are the most that [limits] device_seconds "
             "allows: this node is given up"
         )

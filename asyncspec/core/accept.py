@@ -27,15 +27,15 @@ class Walk(Struct, frozen=True):
 
 
 class TargetOutput(Struct, frozen=True):
-    """What the target said about the successor of one node."""
+    """The target's distribution after one node."""
 
     # Sampled by the request's settings.
     token: int
     # The likeliest tokens, best first, and their log-probabilities (nats) before any sampling
-    # setting; empty where neither the policy nor the user asks for them.
+    # setting; empty where neither policy nor user requests them.
     top_tokens: tuple[int, ...] = ()
     top_log_probs: tuple[float, ...] = ()
-    # Log-probability of ``token``, where the user asks for it.
+    # Log-probability of ``token``, where the user requests it.
     log_prob: float | None = None
 
     def log_prob_of(self, token: int) -> float | None:

@@ -21,7 +21,7 @@ class AsyncSpecError(Exception):
 
 
 class UserError(AsyncSpecError):
-    """The user can mend it; the text says what to change."""
+    """A mistake of the user; the text says what to change."""
 
 
 class CheckpointError(UserError):

@@ -40,7 +40,7 @@ class FeatureLog(Struct, frozen=True):
 
     @property
     def source_limit(self) -> int:
-        """Tokens of the committed path that the source can be told of."""
+        """Tokens of the committed path that the source can commit."""
         return self.known + 1 if self.known else 0
 
     def receive(

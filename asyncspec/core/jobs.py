@@ -1,4 +1,4 @@
-"""What a machine may ask of its device.
+"""Jobs of a device.
 
 Law of this file: jobs of one device run one after another in the order in which they were issued.
 So a machine may hand out a slot again as soon as it has issued the job that frees it.
@@ -26,7 +26,7 @@ class Admit(Struct, frozen=True):
     session: SessionId
     capacity: int
     sampling: Sampling
-    # Of the user's prompt: penalties tell its tokens from those of the answer.
+    # Of the user's prompt: penalties treat its tokens and those of the answer differently.
     prompt_length: int = 0
     # What the token source reads of the target, as in ``Open.features``.
     features: tuple[int, ...] = ()
@@ -34,8 +34,8 @@ class Admit(Struct, frozen=True):
     top_logprobs: int = 0
     # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
     log_probs: bool = False
-    # Slots [0, shared) begin with what they hold in the cache of the session ``like``. Never where
-    # sampling penalises tokens.
+    # Slots [0, common_prefix) are copied from the cache of ``parent_session``. Never where sampling
+    # penalises tokens.
     parent_session: SessionId = SessionId(-1)
     common_prefix: int = 0
 

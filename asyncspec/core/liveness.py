@@ -9,11 +9,11 @@ from msgspec import Struct
 from asyncspec_protocol.ids import NodeId, Version
 from asyncspec_protocol.messages import PruneIndices
 
-NOBODY: frozenset[NodeId] = frozenset()
+NO_NODES: frozenset[NodeId] = frozenset()
 
 
 class Liveness(Struct, frozen=True):
-    """What a stage knows of the draft node's decisions.
+    """The draft node's decisions as far as they have reached a stage.
 
     A node issued before ``horizon`` lives if it is a prompt node, accepted or kept; a younger one
     lives until a later prune says otherwise.
@@ -22,8 +22,8 @@ class Liveness(Struct, frozen=True):
     prompt_length: int
     version: Version = Version(0)
     horizon: NodeId = NodeId(0)
-    accepted: frozenset[NodeId] = NOBODY
-    keep: frozenset[NodeId] = NOBODY
+    accepted: frozenset[NodeId] = NO_NODES
+    keep: frozenset[NodeId] = NO_NODES
 
     def committed(self, node: NodeId) -> bool:
         """True for nodes known to be on the committed path (of those not yet in every cache)."""

@@ -96,7 +96,7 @@ class Stopped(Struct, frozen=True, array_like=True, tag="stopped", gc=False):
 
 
 class TaskDone(Struct, frozen=True):
-    """The task that was asked for with ``RunTask(task, argument)`` has returned ``result``."""
+    """The task of ``RunTask(task, argument)`` has returned ``result``."""
 
     task: str
     argument: object
@@ -156,7 +156,7 @@ class Emit(Struct, frozen=True, array_like=True, tag="emit", gc=False):
     tokens: tuple[int, ...]
     hits: int = 0
     session: SessionId = SessionId(-1)
-    # The target's log-probabilities for each token, if the request asks for them.
+    # The target's log-probabilities for each token, if requested.
     outputs: tuple[TargetOutput, ...] = ()
 
 

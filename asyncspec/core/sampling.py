@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn."""
+"""Sampling settings of a request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 MIN_TEMPERATURE = 1e-5
 """What is below is greedy, as in vLLM: next to 0 the scaled logits are beyond all numbers."""
@@ -58,14 +58,13 @@ class Defaults(Struct, frozen=True):
     repetition_penalty: float | None = None
 
     @property
-    def said(self) -> dict[str, int | float]:
-        """The recommendations there are, by their names in ``Sampling``."""
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        return {name: value for name, value in values if value is not None}
+    def given(self) -> dict[str, int | float]:
+        """The recommendations that are not None, by their names in ``Sampling``."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def fill(self, how: Sampling, unset: Collection[str]) -> Sampling:
-        """``how``, with what is recommended in place of the settings that are named ``unset``."""
-        return replace(how, **{n: value for n, value in self.said.items() if n in unset})
+        """``how`` with the recommendations for the settings named in ``unset``."""
+        return replace(how, **{n: value for n, value in self.given.items() if n in unset})
 
 
 Seen = Mapping[int, int]
@@ -75,6 +74,6 @@ NOTHING: Seen = {}
 
 
 def seen(tokens: Sequence[int], prompt_length: int) -> Seen:
-    """What penalties need to know of a path whose first ``prompt_length`` tokens are the prompt."""
+    """The tokens of a path for penalties; its first ``prompt_length`` tokens are the prompt."""
     answer = Counter(tokens[prompt_length:])
     return {token: answer[token] for token in tokens}

@@ -14,7 +14,7 @@ from asyncspec.backend.base import Tensors
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, draft_jobs
 from asyncspec.core.machine import Compute, Computed, Effect, Input, Machine, RunNext
 from asyncspec.sim.costs import Costs
-from asyncspec.sim.network import Clock
+from asyncspec.sim.network import VirtualClock
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand
@@ -63,7 +63,7 @@ class DeviceQueues:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         costs: Costs,
         finished: Callable[[Rank, Actor, QueuedJob, object | None], None],
         *,

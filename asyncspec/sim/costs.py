@@ -21,7 +21,7 @@ class Costs(Protocol):
     """How long things take, in seconds of virtual time."""
 
     def link(self, source: Rank, target: Rank, message: Message) -> float:
-        """From one node to another; order on a link is kept whatever this says."""
+        """From one node to another; a link keeps its order whatever this returns."""
 
     def device(self, rank: Rank, job: Job) -> float:
         """A job on a node's device."""
@@ -90,8 +90,8 @@ def pass_rows(job: Expand) -> list[int]:
 class LevelCache:
     """Levels below each session's tip that a token source has computed.
 
-    Asked again below the same tip, only deeper (FlowSpec's score-aware expansion), a source pays
-    for the levels that are new, as FlowSpec's own does. A tree that grows from given nodes
+    A second request below the same tip, only deeper (FlowSpec's score-aware expansion), costs the
+    levels that are new, as in FlowSpec. A tree that grows from given nodes
     (PipeDec) has only new levels.
     """
 
@@ -213,7 +213,7 @@ class CostModel:
 
 
 def _event(message: Message) -> tuple[int, ...]:
-    """What tells a message from others on its link."""
+    """Integers that identify a message on its link."""
     match message:
         case Segment(session, segment) | Verdict(session, segment):
             return (session, segment)

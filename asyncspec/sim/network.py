@@ -24,7 +24,7 @@ Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 """Time, number, action and its arguments: events of one time happen as they were issued."""
 
 
-class Clock:
+class VirtualClock:
     """``now`` is the virtual time in seconds; the caller of ``take`` sets it to the event's."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Network:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         costs: Costs,
         wires: WireModel | None,
         received: Callable[[Rank, Received], None],

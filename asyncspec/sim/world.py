@@ -28,7 +28,7 @@ from asyncspec.core.machine import (
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec.sim.actor import Actor, DeviceQueues, QueuedJob
 from asyncspec.sim.costs import Costs, WireModel
-from asyncspec.sim.network import Clock, Network
+from asyncspec.sim.network import Network, VirtualClock
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank
 
@@ -65,7 +65,7 @@ class World:
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
         self._tasks = tasks
         self._trace_hooks = {} if trace_hooks is None else trace_hooks
-        self._clock = Clock()
+        self._clock = VirtualClock()
         self.network = Network(self._clock, costs, wires, self.feed, self._trace_hooks)
         self._queues = DeviceQueues(self._clock, costs, self._ran, whole_levels=whole_levels)
         self._timers: dict[tuple[Rank, str], int] = {}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actor.local_cluster import LocalCluster
-from asyncspec.actor.watchdog import FACTOR, FIRST, PROOF, DeviceWatchdog
+from asyncspec.actor.watchdog import COLD_FACTOR, FACTOR, MIN_SAMPLES, DeviceWatchdog
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.ids import SessionId
@@ -37,15 +37,15 @@ def test_a_limit_has_a_floor_and_is_many_times_what_such_jobs_take(
         watchdog.observe(sized(rows), seconds)
     limit = watchdog.limit(sized(size))
     assert limit >= FLOOR
-    if len(jobs) < PROOF:
-        assert limit >= FIRST * FLOOR
+    if len(jobs) < MIN_SAMPLES:
+        assert limit >= COLD_FACTOR * FLOOR
     if jobs and jobs[-1][0] == size:
         assert limit >= FACTOR * jobs[-1][1]
 
 
 def test_larger_jobs_than_any_before_have_time_for_their_rows() -> None:
     watchdog = DeviceWatchdog(FLOOR)
-    for _ in range(PROOF):
+    for _ in range(MIN_SAMPLES):
         watchdog.observe(sized(4), 2.0)
     assert watchdog.limit(sized(4)) == FACTOR * 2.0
     assert watchdog.limit(sized(1)) == FACTOR * 2.0
@@ -62,14 +62,14 @@ def test_a_slow_start_is_forgotten() -> None:
 
 def test_kinds_of_jobs_are_told_apart() -> None:
     watchdog = DeviceWatchdog(FLOOR)
-    for _ in range(PROOF):
+    for _ in range(MIN_SAMPLES):
         watchdog.observe(sized(4), 0.1)
-    assert watchdog.limit(Release(SESSION)) == FIRST * FLOOR
+    assert watchdog.limit(Release(SESSION)) == COLD_FACTOR * FLOOR
 
 
 def test_a_job_that_is_overdue_is_reported_in_seconds() -> None:
     watchdog, job = DeviceWatchdog(FLOOR), sized(4)
-    for _ in range(PROOF):
+    for _ in range(MIN_SAMPLES):
         watchdog.observe(job, 0.1)
     service = (job, 100.0)
     assert not any(watchdog.check(service, 100.0 + second) for second in range(int(FLOOR)))

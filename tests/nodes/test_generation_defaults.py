@@ -82,7 +82,7 @@ def test_without_sampling_it_is_greedy(tmp_path: Path) -> None:
 def test_a_file_that_says_nothing(tmp_path: Path, text: str | None) -> None:
     found = read_defaults(target(tmp_path, text), "auto")
     assert found == Defaults()
-    assert describe_defaults(found.said) == ""
+    assert describe_defaults(found.given) == ""
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.sim.network import Clock
+from asyncspec.sim.network import VirtualClock
 
 moments = st.floats(-5, 50)
 
@@ -15,7 +15,7 @@ def test_events_happen_in_order_unless_they_are_cancelled(
     issued: list[tuple[float, float, bool]],
 ) -> None:
     """Each asks for another when it happens, which may be for a time that is past."""
-    clock, seen = Clock(), []
+    clock, seen = VirtualClock(), []
 
     def happen(name: int, after: float) -> None:
         seen.append((clock.now, name))

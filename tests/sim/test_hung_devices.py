@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.watchdog import FIRST, DeviceWatchdog
+from asyncspec.actor.watchdog import COLD_FACTOR, DeviceWatchdog
 from asyncspec.core.jobs import Job, Release
 from asyncspec.core.machine import Compute, Effect, Request
 from asyncspec.sim.actor import Actor, QueuedJob
@@ -151,7 +151,7 @@ def test_a_first_pass_has_time_to_warm_up(floor: float) -> None:
     cluster.submit(ask())
     world.run(until=BOUND)
     assert len(ends) == 1
-    assert FIRST * floor <= ends[0] <= FIRST * floor + 10
+    assert COLD_FACTOR * floor <= ends[0] <= COLD_FACTOR * floor + 10
     assert cluster.world.finished[0].reason == "error"
 
 
@@ -160,4 +160,4 @@ def test_the_watch_counts_only_time_in_which_its_node_has_run() -> None:
     watchdog = DeviceWatchdog(FLOOR)
     service = (Release(SessionId(0)), 0.0)
     assert not watchdog.check(service, 1.0)
-    assert not watchdog.check(service, 50 * FIRST * FLOOR)
+    assert not watchdog.check(service, 50 * COLD_FACTOR * FLOOR)

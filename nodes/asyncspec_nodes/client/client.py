@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.actor.inbox import Answers, Event, Inbox
+from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.config import SecurityTable
@@ -72,7 +72,7 @@ class Client:
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
-        self._status_queries: dict[int, Answers] = {}
+        self._status_queries: dict[int, StatusAnswers] = {}
         self._plan_queries: dict[int, asyncio.Future[PlanStatus]] = {}
         self._next = 0
         self._connected = False
@@ -153,7 +153,7 @@ class Client:
     async def nodes(self) -> tuple[Status, ...]:
         """Status of every reachable node, by rank. Raises ``ClusterError``."""
         number = self._number()
-        statuses = self._status_queries[number] = Answers()
+        statuses = self._status_queries[number] = StatusAnswers()
         self.link.send(Inspect(number))
         try:
             return await statuses.complete

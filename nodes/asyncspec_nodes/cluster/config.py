@@ -147,10 +147,10 @@ class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 PASSES: tuple[str, ...] = ("seconds", "plateau", "row_seconds")
-"""What a pace says of a verify stage."""
+"""Keys of a verify stage's pace."""
 
 DRAFTING: tuple[str, ...] = ("level_seconds", "call_seconds")
-"""What it says of a node that drafts."""
+"""Keys of a drafting node's pace."""
 
 
 class TraceTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -42,7 +42,7 @@ def decode(text: str, kind: type[T]) -> T:
 
 
 def _check_finite(value: object, at: str) -> None:
-    """TOML knows numbers that are none, and none that could be meant here."""
+    """Raises ``UserError`` for NaN and infinities, which TOML allows."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_finite(inner, f"{at}.{key}" if at else key)

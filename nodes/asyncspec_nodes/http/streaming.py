@@ -1,4 +1,4 @@
-"""Answers of one request, whole or as a stream of server-sent events."""
+"""StatusAnswers of one request, whole or as a stream of server-sent events."""
 
 from __future__ import annotations
 

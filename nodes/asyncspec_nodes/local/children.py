@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import msgspec
 
@@ -34,21 +34,8 @@ MAX_REPORT_BYTES = 1 << 26
 """Of one line; an error report may hold much of a peer's text."""
 
 
-class Process(Protocol):
-    """The used part of ``asyncio.subprocess.Process``; it leads a process group."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int | None: ...
-    @property
-    def stdout(self) -> asyncio.StreamReader | None: ...
-    def terminate(self) -> None: ...
-    async def wait(self) -> int: ...
-
-
-async def end(process: Process) -> None:
-    """End a process and its process group."""
+async def end(process: asyncio.subprocess.Process | ForkedProcess) -> None:
+    """End a process and the process group that it leads."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -70,7 +57,9 @@ class ChildNode:
     """One node. Its stdin is a pipe that is never written to: when this process ends, even by
     SIGKILL, the node reads end-of-file and stops."""
 
-    def __init__(self, rank: int, role: Role, process: Process, log: Path) -> None:
+    def __init__(
+        self, rank: int, role: Role, process: asyncio.subprocess.Process | ForkedProcess, log: Path
+    ) -> None:
         self.rank = rank
         self.role: Role = role
         self.process = process
@@ -97,7 +86,7 @@ class ChildNode:
         number = draft_number(Rank(rank)) if role == "draft" else rank
         arguments = ["--role", role, "--rank", str(number), "--config", str(config), "--supervised"]
         listening = () if sock is None else (sock.fileno(),)
-        process: Process
+        process: asyncio.subprocess.Process | ForkedProcess
         try:
             with log.open("ab" if again else "wb") as stderr:
                 if forking is not None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
 
-from asyncspec.actor.inbox import Answers, Event, Inbox
+from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import Host, Senders
 from asyncspec.core.machine import Emit, Finish
@@ -101,7 +101,7 @@ class LocalEngine:
 
     async def nodes(self) -> tuple[Status, ...]:
         """Status of every reachable node, by rank."""
-        answers = Answers()
+        answers = StatusAnswers()
         self._inspector.ask(answers, 0)
         return await answers.complete
 

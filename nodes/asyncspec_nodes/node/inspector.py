@@ -1,7 +1,7 @@
-"""Answers how the nodes are, and what the first stage plans.
+"""StatusAnswers status queries: of the nodes, and of the first stage's plan.
 
-A client asks a draft node, which asks the others and passes on their answers. A query ends: one for
-the nodes' status does not wait for a node that disconnects, one for the plan has a deadline.
+A client queries a draft node, which queries the others and passes on their answers. Every query
+ends: a disconnected node's status is not waited for, and the plan has a deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncspec_protocol.messages import Hello, Inspect, PlanStatus, PlanStatusRe
 FIRST = Rank(1)
 
 ANSWER_SECONDS = 5.0
-"""A first stage that works answers within a step of its machine."""
+"""A first stage answers within a step of its machine."""
 
 MAX_PLAN_QUERIES = 64
 """In progress at a draft node."""
@@ -61,7 +61,7 @@ class _PlanQuery(Struct):
 
 
 class Inspector(LinkService):
-    """Answers for one node. ``rules``: of a draft node."""
+    """StatusAnswers for one node. ``rules``: of a draft node."""
 
     senders: ClassVar[Senders] = {
         Inspect: ("client", "draft"),
@@ -123,18 +123,18 @@ class Inspector(LinkService):
         self._end_if_complete(message.question)
 
     def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
-        """Raises ``RemoteProtocolError`` on a node that does not know the plan."""
+        """Raises ``RemoteProtocolError`` on a node without the plan."""
         if self._me.role == "draft":
             self._ask_first_stage(link, message.question)
         elif self._me.rank == FIRST:
             link.send(plan_status(self._runtime.state, message.question))
         else:
-            raise RemoteProtocolError("only the first stage knows what is planned")
+            raise RemoteProtocolError("only the first stage has a plan")
 
     def plan_status(self, link: Link, message: PlanStatus) -> None:
         """An answer after the deadline is ignored."""
         if link.rank != FIRST:
-            raise RemoteProtocolError("only the first stage knows what is planned")
+            raise RemoteProtocolError("only the first stage has a plan")
         self._end_plan_query(message.question, message)
 
     def lost(self, link: Link, reason: str) -> None:
@@ -161,7 +161,7 @@ class Inspector(LinkService):
             asker.send(replace(_no_plan("is not linked to this draft node"), question=number))
             return
         if len(self._plan_queries) >= MAX_PLAN_QUERIES:
-            raise RemoteProtocolError(f"{MAX_PLAN_QUERIES} questions are under way already")
+            raise RemoteProtocolError(f"{MAX_PLAN_QUERIES} plan queries are in progress already")
         key = next(self._numbers)
         late = _no_plan(f"does not answer within {ANSWER_SECONDS:g} s")
         deadline = asyncio.get_running_loop().call_later(
@@ -207,7 +207,7 @@ class Inspector(LinkService):
             context_length=0 if rules is None else rules.context_length,
             missing="; ".join(reasons),
             room=room,
-            defaults={} if rules is None else rules.defaults.said,
+            defaults={} if rules is None else rules.defaults.given,
         )
 
 

@@ -34,7 +34,7 @@ from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
 from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, WITHOUT_MODEL, parts
-from asyncspec_nodes.cluster.config import Config, PaceTable
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import cache_budget
@@ -98,7 +98,7 @@ def load_source(config: Config, target: OpenModel) -> Source:
 
 
 def _no_source(job: FeatureJob) -> None:
-    raise AssertionError(f"no policy may ask for {type(job).__name__} here")
+    raise AssertionError(f"{type(job).__name__} on a node without a token source")
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -134,11 +134,12 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     if (pace := config.pace.get(rank)) is None:
         return loaded
     first, end = loaded.me.layers
+    stage_cost = StageCost(pace.seconds, pace.plateau, pace.row_seconds)
     draft_cost = DraftCost(pace.level_seconds, pace.call_seconds)
     device = Paced(
         loaded.run_job,
         loaded.abandon_job,
-        Pace(_stage_cost(pace), draft_cost, layers=max(1, end - first)),
+        Pace(stage_cost, draft_cost, layers=max(1, end - first)),
     )
     return replace(loaded, run_job=device.run, abandon_job=device.abandon)
 
@@ -152,10 +153,6 @@ def _packing_seconds(config: Config, me: Hello) -> float:
     return packing_seconds() if me.dtype == "bfloat16" else NEVER_PACK
 
 
-def _stage_cost(pace: PaceTable) -> StageCost:
-    return StageCost(pace.seconds, pace.plateau, pace.row_seconds)
-
-
 def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     target = config.target
     model = backend.open(target.path, tokenizer=False)
@@ -165,8 +162,8 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     spec = StageSpec(model, span, target.dtype, target.mode, target.quantize, config.llama)
     stage = backend.load(spec)
     pass_seconds = stage.pass_seconds()
-    if rank in config.pace:
-        cost = _stage_cost(config.pace[rank])
+    if pace := config.pace.get(rank):
+        cost = StageCost(pace.seconds, pace.plateau, pace.row_seconds)
         pass_seconds = {
             rows: max(cost.seconds(rows), measured) for rows, measured in pass_seconds.items()
         }

@@ -100,7 +100,7 @@ async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Eve
     reporter.serving(
         ReadyReport(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, loaded.threads)
     )
-    if loaded.rules is not None and (defaults := describe_defaults(loaded.rules.defaults.said)):
+    if loaded.rules is not None and (defaults := describe_defaults(loaded.rules.defaults.given)):
         reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
     if me.role == "verify" and config.find(DRAFT) is None:
         reporter.log.info("no draft node in the cluster file: those that come are served")
