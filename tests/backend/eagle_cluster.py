@@ -13,7 +13,8 @@ from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
 from asyncspec.sim.costs import Costs
 from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.ids import SessionId
-from backend.hf_cluster import HFCluster, Loaded
+from backend.hf_cluster import Loaded
+from backend.stage_cluster import StageCluster
 
 
 class Watched:
@@ -37,8 +38,8 @@ class Watched:
         return self.eagle.unpack(tensor)
 
 
-class EagleCluster(HFCluster):
-    """As ``HFCluster``, with an EAGLE head that is watched."""
+class EagleCluster(StageCluster):
+    """As ``StageCluster``, with an EAGLE head that is watched."""
 
     def __init__(self, costs: Costs, loaded: Loaded, eagle: EagleSource, **options: Any) -> None:
         self.watched = Watched(eagle)

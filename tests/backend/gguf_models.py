@@ -246,13 +246,14 @@ def _feed_forward(out: Writer, at: str, *, dense: bool) -> None:
 
 
 def convert(source: Path, path: Path, kind: str = "F16", template: str | None = None) -> Path:
-    """A checkpoint of the Llama family with its byte-level tokenizer. ``template``: for chats."""
+    """A checkpoint of the Llama family with its byte-level tokenizer, where it has one.
+    ``template``: for chats."""
     from safetensors import safe_open
 
     config = json.loads((source / "config.json").read_text())
     file = gguf.GGUFWriter(path, "llama")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head = config["head_dim"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
     file.add_block_count(config["num_hidden_layers"])
     file.add_context_length(config["max_position_embeddings"])
     file.add_embedding_length(config["hidden_size"])
@@ -265,7 +266,11 @@ def convert(source: Path, path: Path, kind: str = "F16", template: str | None = 
     file.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     file.add_layer_norm_rms_eps(config["rms_norm_eps"])
     file.add_vocab_size(config["vocab_size"])
-    _add_vocabulary(file, json.loads((source / "tokenizer.json").read_text()), config)
+    tokenizer = source / "tokenizer.json"
+    if tokenizer.is_file():
+        _add_vocabulary(file, json.loads(tokenizer.read_text()), config)
+    else:
+        file.add_tokenizer_model("no_vocab")
     if template is not None:
         file.add_chat_template(template)
     weights: dict[str, Any] = {}

@@ -24,9 +24,9 @@ from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Message, PruneIndices
-from backend.hf_cluster import HFCluster, Loaded
 from backend.predictable_models import VOCAB
 from backend.probe import Everything
+from backend.stage_cluster import LoadedTarget, StageCluster
 from cluster import ask
 
 SOURCES = ("draft", "eagle", "eagle3", "ngram", "draft+ngram", "eagle+ngram")
@@ -115,7 +115,7 @@ class Matrix:
     """What cells share: a loaded target, its sources, the sequential decoder's answers; and what
     happened in all of them."""
 
-    def __init__(self, loaded: Loaded, sources: dict[str, Source]) -> None:
+    def __init__(self, loaded: LoadedTarget, sources: dict[str, Source]) -> None:
         self.loaded = loaded
         self.sources = sources
         # By ("source", its name), ("policy", its name) and so on: hits, misses, ...
@@ -136,7 +136,7 @@ class Matrix:
         """By one stage, one row a pass."""
         if (prompt, how) not in self._answers:
             stages = self.loaded.cut(1)
-            probe = Everything(stages)
+            probe = Everything()
             try:
                 tokens = decode(stages, prompt, NEW, sampling=how)
             finally:
@@ -149,7 +149,7 @@ class Matrix:
         seed = cell.seed
         prompt, how = self.prompt(seed % TEXTS), cell.sampling
         want = self.answer(prompt, how)
-        cluster = HFCluster(
+        cluster = StageCluster(
             Interleaving(seed),
             self.loaded,
             self.sources[cell.source],
@@ -159,7 +159,7 @@ class Matrix:
         )
         stages = self.loaded.cut(cell.stages)
         self._watch(cluster, cell)
-        probe = Everything(stages)
+        probe = Everything()
         try:
             cluster.submit(ask(prompt=prompt, max_new_tokens=NEW, policy=cell.policy, sampling=how))
             cluster.world.run(until=BOUND)
@@ -181,7 +181,7 @@ class Matrix:
                 self.happened[key, what] += int(stats[what])
         self.passed.add(cell)
 
-    def _watch(self, cluster: HFCluster, cell: Cell) -> None:
+    def _watch(self, cluster: StageCluster, cell: Cell) -> None:
         """Count prunes that come while a pass runs; tell stages what is abandoned, as the runtime
         does: a pass then ends between two layers, its keys and values half written."""
 

@@ -18,6 +18,8 @@ from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import HFStage, load_stage
+from asyncspec.backend.tree_stage import Session
+from asyncspec.core.jobs import Forward
 from backend.conformance import Walk, sequential
 
 
@@ -58,20 +60,25 @@ class _Tap:
         raise NotImplementedError
 
 
-class Everything(_Tap):
-    """Records the bits of all logits by position, siblings' and the dead's included."""
+class Everything:
+    """Records the bits of all logits that stages sample from, by position, siblings' and the dead's
+    included. Of any backend."""
 
-    def __init__(self, stages: Sequence[HFStage]) -> None:
-        super().__init__(stages)
+    def __init__(self) -> None:
         self.seen: defaultdict[int, set[bytes]] = defaultdict(set)
+        self._sample = sample = Session.sample
 
-    def _record(
-        self, inputs: torch.Tensor, positions: torch.Tensor, tree: Any, rows: torch.Tensor
-    ) -> torch.Tensor:
-        logits = self._logits(inputs, positions, tree, rows)
-        for position, row in zip(positions[rows].tolist(), logits, strict=True):
-            self.seen[position].add(row.view(torch.uint8).numpy().tobytes())
-        return logits
+        def record(session: Session[Any], job: Forward, logits: Any, *rest: Any) -> Any:
+            for row, values in zip(job.sampled_rows, logits, strict=True):
+                bits = values.view(torch.uint8).numpy() if torch.is_tensor(values) else values
+                self.seen[job.rows[row].position].add(bits.tobytes())
+            return sample(session, job, logits, *rest)
+
+        Session.sample = record  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """Record no more."""
+        Session.sample = self._sample  # type: ignore[method-assign]
 
 
 class Probe(_Tap):
