@@ -16,10 +16,11 @@ import pytest
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.bench.__main__ import main
-from tools.bench.peers import llama_cpp
-from tools.bench.peers.comparison import Comparison
+from tools.bench.peers import llama_cpp, ours
+from tools.bench.peers.comparison import POLICIES, Comparison
 from tools.bench.peers.peer import Answer
 from tools.testbed import host
+from tools.testbed.bed import Bed
 
 LACKING = host.lacking()
 namespaces = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
@@ -131,7 +132,8 @@ def _answers(sources: Path, folder: Path, network: str = "loopback") -> dict[str
         )
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(aiohttp.ClientSession())
-            peers = await llama_cpp.start(comparison, BUNDLED_TARGET, folder, session, stack)
+            models = llama_cpp.converted(sources, BUNDLED_TARGET, BUNDLED_DRAFT, folder)
+            peers = await llama_cpp.start(comparison, models, folder, session, stack)
             return {peer.name: await peer.answer("Once", 5) for peer in peers}
 
     return asyncio.run(work())
@@ -152,6 +154,26 @@ def test_every_kind_is_started_as_it_says_and_answers(
             assert "--tensor-split 1,1" in answer.text
     assert "--threads 2" in found["llama.cpp: plain, all devices"].text
     assert "--threads 1" in found["llama.cpp: draft, one device"].text
+
+
+@pytest.mark.processes
+def test_our_policies_have_llama_cpp_as_their_engine(tmp_path: Path) -> None:
+    from backend.gguf_models import convert
+
+    target, draft = (
+        convert(model, tmp_path / f"{model.name}.gguf") for model in (BUNDLED_TARGET, BUNDLED_DRAFT)
+    )
+
+    async def work() -> dict[str, Answer]:
+        comparison = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network="loopback")
+        async with AsyncExitStack() as stack:
+            bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+            peers = await ours.start(comparison, target, draft, bed, stack)
+            return {peer.name: await peer.answer("Once", 5) for peer in peers}
+
+    found = asyncio.run(work())
+    assert list(found) == [f"ours (llama): {policy}" for policy in POLICIES]
+    assert len({answer.token_ids for answer in found.values()}) == 1
 
 
 @pytest.mark.processes

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from asyncspec.backend.registry import backend
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -74,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--llama-cpp",
         type=Path,
         metavar="DIR",
-        help="llama.cpp's sources, built with RPC: alone, and as a pipeline of the same devices",
+        help="llama.cpp's sources, built with RPC: alone, as a pipeline of the same devices, and "
+        "as our stages' engine (needs the extra llama)",
     )
     add("--json", action="store_true", help="one object on stdout, nothing else")
 
@@ -103,6 +105,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
     check_stages(options.stages, size.layers if size else model_info.layers)
     if options.llama_cpp is not None:
         llama_cpp.check(options.llama_cpp)
+        backend("llama").preload(None)  # whether the extra is installed
     target, draft = options.target.absolute(), options.draft.absolute()
     check_draft(str(draft), target)
     return Comparison(
@@ -123,7 +126,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
 def compare(comparison: Comparison, *, as_object: bool) -> str:
     """Measure, with a bar on standard error: the output. Raises ``AsyncSpecError``."""
     peers = len(POLICIES) + 2 * len(WAYS) + len(comparison.engines)
-    peers += len(llama_cpp.KINDS) if comparison.llama_cpp else 0
+    peers += len(llama_cpp.KINDS) + len(POLICIES) if comparison.llama_cpp else 0
     answers = 1 + comparison.repeats * len(comparison.prompts)
     target, nbytes = comparison.target, None
     with (

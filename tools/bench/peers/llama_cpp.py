@@ -161,7 +161,7 @@ KINDS = tuple(Kind(where, drafts) for where in (ONE, ALL, PIPELINE) for drafts i
 
 async def start(
     comparison: Comparison,
-    target: Path,
+    models: Models,
     folder: Path,
     session: aiohttp.ClientSession,
     stack: AsyncExitStack,
@@ -170,8 +170,6 @@ async def start(
     ``AsyncSpecError``."""
     sources = comparison.llama_cpp
     assert sources is not None
-    # In a thread: meanwhile our own cluster's links want to be heard.
-    models = await asyncio.to_thread(converted, sources, target, comparison.draft, folder)
     peers = []
     for kind in KINDS:
         bed = stack.enter_context(Bed.open(kind.bed(comparison), comparison.network))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -43,11 +44,18 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
         original = await _original(comparison, beds[1], folder)
         # These load while ours do.
         generates = _generates(comparison, target, beds[1], folder, stack)
-        peers: list[Peer] = [*await ours.start(comparison, target, beds[0], stack), *generates]
+        own = await ours.start(comparison, target, comparison.draft, beds[0], stack)
+        peers: list[Peer] = [*own, *generates]
         session = await stack.enter_async_context(aiohttp.ClientSession())
         peers += [Endpoint(engine, session) for engine in comparison.engines]
         if comparison.llama_cpp is not None:
-            peers += await llama_cpp.start(comparison, target, folder, session, stack)
+            # In a thread: meanwhile our own cluster's links want to be heard.
+            models = await asyncio.to_thread(
+                llama_cpp.converted, comparison.llama_cpp, target, comparison.draft, folder
+            )
+            peers += await llama_cpp.start(comparison, models, folder, session, stack)
+            bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+            peers += await ours.start(comparison, models.target, models.draft, bed, stack)
         for peer in peers:
             await peer.answer(comparison.prompts[0], WARM_UP_TOKENS)
             tick()

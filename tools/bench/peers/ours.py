@@ -17,13 +17,12 @@ from tools.testbed.cluster import BedCluster
 
 
 class Ours:
-    """One policy of a running cluster."""
+    """One policy of a running cluster. ``exact``: as in ``Peer``."""
 
-    exact = True
-
-    def __init__(self, client: Client, policy: str, cores: float | None) -> None:
-        self.name = f"ours: {policy}"
+    def __init__(self, client: Client, policy: str, cores: float | None, *, exact: bool) -> None:
+        self.name = f"ours: {policy}" if exact else f"ours (llama): {policy}"
         self.cores = cores
+        self.exact = exact
         self._client = client
         self._policy = policy
 
@@ -36,12 +35,14 @@ class Ours:
 
 
 async def start(
-    comparison: Comparison, target: Path, bed: Bed, stack: AsyncExitStack
+    comparison: Comparison, target: Path, draft: Path, bed: Bed, stack: AsyncExitStack
 ) -> list[Ours]:
-    """Start the cluster; it ends with ``stack``. Raises ``AsyncSpecError``."""
+    """Start the cluster, of safetensors or GGUF files; it ends with ``stack``. Raises
+    ``AsyncSpecError``."""
+    exact = target.suffix != ".gguf"  # llama.cpp rounds other than the base
     config = local_config(
-        TargetTable(path=str(target), dtype="fp32"),
-        DraftTable(source=str(comparison.draft)),
+        TargetTable(path=str(target), dtype="fp32" if exact else "auto"),
+        DraftTable(source=str(draft)),
         comparison.stages,
         1,
     )
@@ -49,4 +50,4 @@ async def start(
     client = await Client.connect(*cluster.address, config.cluster.name)
     stack.push_async_callback(client.close)
     cores = comparison.all_cores if bed.limited else None
-    return [Ours(client, policy, cores) for policy in POLICIES]
+    return [Ours(client, policy, cores, exact=exact) for policy in POLICIES]
