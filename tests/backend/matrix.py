@@ -115,7 +115,7 @@ class Matrix:
     """What cells share: a loaded target, its sources, the sequential decoder's answers; and what
     happened in all of them."""
 
-    def __init__(self, loaded: LoadedTarget, sources: dict[str, Source]) -> None:
+    def __init__(self, loaded: LoadedTarget[Any], sources: dict[str, Source]) -> None:
         self.loaded = loaded
         self.sources = sources
         # By ("source", its name), ("policy", its name) and so on: hits, misses, ...

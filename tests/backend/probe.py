@@ -74,7 +74,7 @@ class Everything:
                 self.seen[job.rows[row].position].add(bits.tobytes())
             return sample(session, job, logits, *rest)
 
-        Session.sample = record  # type: ignore[method-assign]
+        Session.sample = record  # type: ignore[method-assign,assignment]
 
     def stop(self) -> None:
         """Record no more."""

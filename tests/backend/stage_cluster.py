@@ -60,7 +60,8 @@ class StageCluster(Cluster):
             self.stages,
             self.window,
             model_info.vocab_size,
-            *stage.layers,
+            stage.layers[0],
+            stage.layers[1],
             model_info.layers,
         )
         machine = VerifyMachine(config)

@@ -1,0 +1,1 @@
+"""What can only be checked on the machine that has the device."""
