@@ -21,6 +21,16 @@ from msgspec import Struct
 from asyncspec.core.jobs import Row
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
+BLOCK = 64
+"""Cache slots of a block: caches grow by whole blocks, and exact attention sums the positions of
+each by one matrix product."""
+
+
+def whole_blocks(slots: int) -> int:
+    """The least number of slots that is a multiple of ``BLOCK`` and no less than ``slots``."""
+    return -(-slots // BLOCK) * BLOCK
+
+
 NodePredicate = Callable[[NodeId], bool]
 AncestorSlots = tuple[int, ...]
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.hf import self_test
 from asyncspec.backend.hf.cache import CacheShape
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, RowTiles
+from asyncspec.backend.hf.kernels.cpu.capabilities import RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.self_test import row_tiles_of
+from asyncspec.core.kv_slots import BLOCK
 from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf.cache import CacheShape, TreeCache
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
+from asyncspec.core.kv_slots import BLOCK
 
 pytestmark = pytest.mark.torch
 

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.admission import refusal, slots_total, slots_used
-from asyncspec_nodes.roles.draft.session import BLOCK, slots_needed
+from asyncspec_nodes.roles.draft.session import slots_needed
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Cancelled, LinkDown, LinkUp, Received, Submitted, TimerFired
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.lifecycle import account_timer
-from asyncspec_nodes.roles.draft.session import BLOCK
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Close, Closed, Floor, Open, Ready, Segment, Verdict
 from cluster import ask

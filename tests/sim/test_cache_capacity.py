@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from asyncspec.core.jobs import Job
+from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Cancelled, Effect, Input, Request, Submitted
 from asyncspec_nodes.roles.draft.admission import slots_used
-from asyncspec_nodes.roles.draft.session import BLOCK
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Message
 from cluster import Cluster, ask

@@ -18,10 +18,11 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncspec.backend.hf.cache import TreeCache
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, RowTiles, product_type
+from asyncspec.backend.hf.kernels.cpu.capabilities import RowTiles, product_type
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.core.jobs import Row
+from asyncspec.core.kv_slots import whole_blocks
 
 IMPLEMENTATION = "asyncspec"
 """Name of our attention function in transformers."""
@@ -83,7 +84,7 @@ class TreeAttention(TreeMask):
         super().__init__(len(rows))
         slots = [row.slot for row in rows]
         # End of the slots this pass looks at, in whole blocks.
-        self.end = -(-(max(slots) + 1) // BLOCK) * BLOCK
+        self.end = whole_blocks(max(slots) + 1)
         cache.reserve(self.end)
         self.cache = cache
         self.committed = committed

@@ -16,8 +16,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncspec.backend.base import Mode
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK
 from asyncspec.backend.hf.process import free_heap
+from asyncspec.core.kv_slots import whole_blocks
 
 ONES = 16
 """Columns of ones beside each value, so that the same product gives the softmax sum. One column
@@ -80,7 +80,7 @@ class TreeCache:
 
     def __init__(self, shape: CacheShape, capacity: int) -> None:
         self.shape = shape
-        self._limit = _round_up(capacity)
+        self._limit = whole_blocks(capacity)
         keys = torch.zeros(shape.kv_heads, 0, shape.head_dim, dtype=shape.dtype)
         values = torch.zeros(shape.kv_heads, 0, shape.value_width, dtype=shape.value_dtype)
         self.keys, self.values = [keys] * shape.layers, [values] * shape.layers
@@ -103,7 +103,7 @@ class TreeCache:
         if slots <= held:
             return
         want = max(min(held + max(_MIN_GROWTH, held // 2), self._limit), slots)
-        self._resize(_round_up(want), held)
+        self._resize(whole_blocks(want), held)
 
     def copy_prefix(self, other: TreeCache, slots: int) -> None:
         """Copy the first ``slots`` slots of another cache."""
@@ -116,7 +116,7 @@ class TreeCache:
     def trim(self, slots: int) -> None:
         """Keep the first ``slots`` slots alone."""
         freed = self.bytes_held
-        self._resize(_round_up(slots), slots)
+        self._resize(whole_blocks(slots), slots)
         free_heap(freed)
 
     def close(self) -> None:
@@ -173,7 +173,3 @@ class TreeCache:
             for values in self.values:
                 ones = values[..., self.shape.head_dim :]
                 assert bool((ones == 1).all()), "the ones beside the values are overwritten"
-
-
-def _round_up(slots: int) -> int:
-    return -(-slots // BLOCK) * BLOCK

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from asyncspec.backend.hf.attention import AttentionParams, TreeAttention
 from asyncspec.backend.hf.cache import TreeCache
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, KernelSettings
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.core.jobs import Row
+from asyncspec.core.kv_slots import BLOCK
 
 
 class ExactAttention(TreeAttention):

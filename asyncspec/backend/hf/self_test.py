@@ -16,13 +16,14 @@ from torch import Tensor
 from asyncspec.backend.base import Guarantee
 from asyncspec.backend.hf.cache import CacheShape, TreeCache
 from asyncspec.backend.hf.exact_attention import ExactAttention
-from asyncspec.backend.hf.kernels.cpu.capabilities import BLOCK, MAX_K, KernelSettings, RowTiles
+from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.optimized.graphs import LayerGraph
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
+from asyncspec.core.kv_slots import BLOCK
 
 _MIN_ROWS = (1, 2, 4, 8, 16)
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)

@@ -163,14 +163,14 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-without-answer",
-        "len(request.prompt) + request.max_new_tokens + max_tree_nodes(policy, stages))",
+        "len(request.prompt) + answer + max_tree_nodes(policy, stages))",
         "len(request.prompt) + max_tree_nodes(policy, stages))",
         "test_a_session_takes_its_prompt_its_answer_and_its_policys_tree",
     ),
     Mutant(
         "room-rounded-down",
-        "def _blocks(slots: int) -> int:\n    return -(-slots // BLOCK) * BLOCK",
-        "def _blocks(slots: int) -> int:\n    return slots // BLOCK * BLOCK",
+        "return -(-slots // BLOCK) * BLOCK",
+        "return slots // BLOCK * BLOCK",
         "test_a_session_takes_its_prompt_its_answer_and_its_policys_tree",
     ),
     Mutant(

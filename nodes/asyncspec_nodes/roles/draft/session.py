@@ -12,6 +12,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts, RoundTripProbe
 from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import TensorRows
+from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Effect, Request
 from asyncspec.core.tree import TokenTree
 from asyncspec.dipsd.measured import DraftMeasurements
@@ -24,18 +25,12 @@ from asyncspec_protocol.messages import Expand, Rates
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
 
-BLOCK = 64
-"""Cache slots of a block; caches grow by whole ones."""
-
 
 def slots_needed(request: Request, policy: Policy, stages: int) -> int:
     """The most cache slots that a session of a request takes on any stage, in whole blocks: prompt,
     answer, and its policy's largest tree."""
-    return _blocks(len(request.prompt) + request.max_new_tokens + max_tree_nodes(policy, stages))
-
-
-def _blocks(slots: int) -> int:
-    return -(-slots // BLOCK) * BLOCK
+    answer = request.max_new_tokens
+    return whole_blocks(len(request.prompt) + answer + max_tree_nodes(policy, stages))
 
 
 class DraftConfig(Struct, frozen=True):
@@ -256,7 +251,7 @@ class CachedPrompt(Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Its cache slots on every stage, in whole blocks."""
-        return _blocks(len(self.prefix))
+        return whole_blocks(len(self.prefix))
 
 
 class PendingRelease(Struct, frozen=True):

@@ -83,9 +83,6 @@ def _capabilities() -> dict[str, object]:
     return known
 
 
-BLOCK = 64
-"""Attention sums positions in blocks of this many, each block by one matrix product."""
-
 MAX_K = 192
 """Longest product measured to be immune to zeros between its terms (MKL sgemm on AVX-512)."""
 
