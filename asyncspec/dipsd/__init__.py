@@ -1,1 +1,1 @@
-"""DiP-SD's planner: who is verified together, in which order, and how long each draft is. Pure."""
+"""DiP-SD's planner: batches, their order, and draft lengths. Pure."""

@@ -35,7 +35,7 @@ class Bound:
         ready = draft[:, 1:] + (tables.slope * rows[:, 1:] + tables.through)
         order = np.argsort(ready, axis=None, kind="stable")
         self.periods = ready.ravel()[order]
-        # Nothing is a plan before everybody can take part.
+        # Nothing is a plan before all users can take part.
         self.possible = self.periods >= ready[:, 0].max()
         first, work = gain[:, 1], rows[:, 1]
         steps, costs = np.diff(gain[:, 1:], axis=1), np.diff(rows[:, 1:], axis=1)

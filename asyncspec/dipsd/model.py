@@ -1,4 +1,4 @@
-"""What DiP-SD plans for and what a plan is: users who draft on their own devices, one verifier.
+"""Deployments and plans of DiP-SD: users draft on their own devices, one verifier serves them.
 
 Times are milliseconds, work is FLOPs of the whole target, sizes are bytes. Latencies are affine, as
 the paper profiles them: a fixed part (kernel launches, weights read once) and a part by FLOPs.

@@ -85,7 +85,7 @@ class Simulated(Struct, frozen=True):
 
 
 class _Run:
-    """Users who draft and a line that verifies. Times in ms, by user where not said otherwise."""
+    """Drafting users and a verifying line. Times in ms, by user where not said otherwise."""
 
     def __init__(self, tables: Tables, lengths: Sequence[int], noise: Noise) -> None:
         self.tables, self.lengths, self.noise = tables, lengths, noise
@@ -168,8 +168,8 @@ def simulate_greedy(
 
 
 def _taken(run: _Run) -> list[int]:
-    """Users who are ready when the first stage is free, or those who are ready first: the oldest
-    first, as many as fit, at least one. Behind one whose rows do not fit a later one's may."""
+    """Users that are ready when the first stage is free, or else first: by age, as many as fit, at
+    least one. A user may overtake one whose rows do not fit."""
     tables = run.tables
     most = tables.deployment.batch_rows or math.inf
     waiting = sorted(zip(run.ready, range(tables.users), strict=True))

@@ -183,7 +183,7 @@ def test_a_running_cluster_says_what_is_planned(
     """Of users who are in the middle of long answers; whichever draft node is asked."""
     where = ["--connect", f"127.0.0.1:{shared.drafts[4].port}", "--cluster", shared.cluster]
     assert cli.main(["plan", "dipsd", *where]) == 1
-    assert "nobody uses the policy dip-sd there now" in capsys.readouterr().err
+    assert "no request uses the policy dip-sd there now" in capsys.readouterr().err
     saved = tmp_path / "measured.toml"
 
     async def main() -> int:

@@ -80,7 +80,7 @@ def test_users_of_one_draft_node_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        (PlanStatus(0), "nobody uses the policy dip-sd there now"),
+        (PlanStatus(0), "no request uses the policy dip-sd there now"),
         (PlanStatus(0, unknown=3), "too little is known yet of 3 answers"),
         (replace(TOLD, pass_seconds=(), row_seconds=(), pass_jitters=()), "too little is known"),
     ],

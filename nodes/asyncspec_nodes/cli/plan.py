@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
     for name, (bounds, metavar, words) in PRESET.items():
         bounds.add_to(parser, option(name), metavar, words)
-    add("--method", choices=METHODS, default="ours", help="who plans (default: ours)")
+    add("--method", choices=METHODS, default="ours", help="the planner (default: ours)")
     JITTER.add_to(parser, "--jitter", "SIGMA", "simulate with lognormal jitter beside")
     CHANCE.add_to(parser, "--true-alpha", "A", "simulate users who accept with this chance")
     SEED.add_to(parser, "--seed", "S", "of the simulation (default: 0)", default=0)

@@ -55,8 +55,8 @@ def measured(status: PlanStatus) -> Measured:
     is known of those that are."""
     if not status.sessions and not status.unknown:
         raise ClusterError(
-            "nobody uses the policy dip-sd there now; ask something with --policy dip-sd, and for "
-            "its plan while it is answered"
+            "no request uses the policy dip-sd there now; send one with --policy dip-sd, and "
+            "ask for its plan while it is answered"
         )
     if not status.sessions or not status.pass_seconds:
         users = f"{status.unknown + len(status.sessions)} answers with the policy dip-sd"
@@ -132,7 +132,7 @@ def as_dict(measured: Measured) -> dict[str, Any]:
 
 def why(status: PlanStatus) -> str:
     """What is in use and why, as a sentence."""
-    return REASONS.get(status.used, "nothing is decided yet: whoever is ready is verified")
+    return REASONS.get(status.used, "nothing is decided yet: ready sessions are verified")
 
 
 def measured_lines(measured: Measured) -> Iterator[str]:

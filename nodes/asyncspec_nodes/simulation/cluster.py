@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from operator import eq
 
 from msgspec import Struct
 
@@ -66,7 +67,7 @@ class Outcome(Struct, frozen=True):
     steps: int
     # The policy may take other tokens than the target's, so there is nothing to compare with.
     lossy: bool = False
-    # Lines of a trace, where one was asked for.
+    # Lines of a trace, if recorded.
     trace: tuple[Record, ...] = ()
     # When the user got each token, by request: virtual time since the requests came.
     times: tuple[tuple[float, ...], ...] = ()
@@ -231,15 +232,11 @@ def check_text(language: Language, request: Request, found: Sequence[int]) -> No
     """Raise ``WrongText`` where an answer is not the sequential reference decoder's."""
     expected = decode(sequential(language), request.prompt, request.max_new_tokens)
     if tuple(found) != expected:
-        same = sum(1 for _ in takewhile(_same, zip(found, expected, strict=False)))
+        same = sum(takewhile(bool, map(eq, found, expected)))
         raise WrongText(
             f"policy {request.policy}, request {request.request}: the text differs from the "
             f"sequential decoder's at token {same}; this is a bug in asyncspec"
         )
-
-
-def _same(pair: tuple[int, int]) -> bool:
-    return pair[0] == pair[1]
 
 
 def _busy(actor: Actor, until: float) -> float:

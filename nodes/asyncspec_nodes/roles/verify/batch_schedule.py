@@ -23,15 +23,14 @@ BATCH_DEADLINE = "batch deadline"
 """The timer of the current batch."""
 
 DEADLINE_PERIODS = 1.5
-"""From a batch's pass to its next deadline, in periods of the plan."""
+"""From a batch's pass to its next deadline, in periods of the plan: half a period of jitter."""
 
 MIN_DEADLINE_PERIODS = 0.5
-"""From the moment a batch becomes the current one to its deadline, at least."""
+"""From the moment a batch becomes the current one to its deadline, at least: its members may still
+be waiting for verdicts."""
 
-PROBATION = 8
-"""Segments in time that end a first suspension."""
-
-MAX_PROBATION = 1024
+PROBATION, MAX_PROBATION = 8, 1024
+"""Segments in time that end a first suspension; and any: the number doubles with each."""
 
 
 class Suspension(Struct, frozen=True):
@@ -103,7 +102,7 @@ class BatchSchedule(Struct, frozen=True):
         return tuple(session for session in measured if session not in suspended)
 
     def fixed(self, now: float) -> bool:
-        """Whether the last decision stands: a plan, or greedy batching for the same sessions."""
+        """Whether the last decision is kept: a plan, or greedy batching for the same sessions."""
         if now >= self.fixed_until or self.planned_for is None:
             return False
         return bool(self.batches) or self.planned_for.sessions == self.eligible

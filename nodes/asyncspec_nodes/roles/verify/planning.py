@@ -41,15 +41,13 @@ PLAN_TASK = "dipsd.plan"
 """The task that makes a ``Decision`` of a ``PlanRequest``."""
 
 MIN_PLAN_PERIODS = 4.0
-"""A plan is kept so long at least: longer than any batch waits for its first pass."""
+"""Periods that a plan is kept at least: longer than any batch waits for its first pass."""
 
 MAX_ROUND_PERIODS = 8.0
-"""A round that takes longer is not counted: its user was away."""
+"""Periods; a round that takes longer is not counted: its user was away."""
 
-MAX_PASS_SECONDS = MAX_MS / 1000
-"""Of any pass, and of any row of it: sums of what a peer reports may be no finite numbers."""
-
-MAX_PASS_ROWS = 1e6
+MAX_PASS_SECONDS, MAX_PASS_ROWS = MAX_MS / 1000, 1e6
+"""Of any pass, whatever a peer reports: sums stay finite."""
 
 
 def rates_received(state: VerifyState, message: Rates) -> VerifyState:
@@ -215,7 +213,7 @@ def plan_done(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifySta
     ``LocalProtocolError`` where nothing of this kind was requested."""
     schedule, request, decision = state.schedule, done.argument, done.result
     if done.task != PLAN_TASK or schedule.requested is None or schedule.requested != request:
-        raise LocalProtocolError(f"no task {done.task} was asked for")
+        raise LocalProtocolError(f"no task {done.task} was requested")
     assert isinstance(request, PlanRequest)
     assert isinstance(decision, Decision)
     schedule = replace(schedule, requested=None, planned_for=request, decision=decision)
