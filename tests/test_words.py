@@ -19,6 +19,7 @@ RENAMED = {
     "Asked",
     "astray",
     "barren",
+    "books",
     "breakers",
     "consulted",
     "courier",

@@ -15,7 +15,7 @@ from asyncspec_protocol.messages import Finished, Output, Status
 Event = Output | Finished
 
 MAX_UNREAD = 4096
-"""Events that may wait. A reader that keeps up never has more than a few."""
+"""Events that may wait; a reader that keeps up has a few."""
 
 
 class Inbox:

@@ -36,12 +36,12 @@ class LinkOptions(Struct, frozen=True):
     heartbeat_seconds: float = 1.0
     # A peer that is silent for so long is lost.
     timeout_seconds: float = 10.0
-    # A dialling peer has to say hello this soon.
+    # A dialling peer must send ``Hello`` within this time.
     hello_seconds: float = 10.0
-    # The answer may take as long as the other side needs to load its model.
+    # For the answer, which waits for the other side to load its model.
     welcome_seconds: float = 600.0
-    # An attempt to connect, TLS and all, is given up then and made again: the system itself asks a
-    # machine that is off less and less often, and would notice a minute late that it is back.
+    # For an attempt to connect, TLS included, before the next one: the system's own attempts to
+    # reach a machine that is off get rarer, up to a minute apart.
     dial_seconds: float = 10.0
     # Pause before a lost peer is dialled again: doubled from the first to the second.
     redial_seconds: tuple[float, float] = (0.05, 2.0)
@@ -53,7 +53,7 @@ class LinkOptions(Struct, frozen=True):
 
 
 class Link(asyncio.BufferedProtocol):
-    """One connection. ``peer`` is what the other side said of itself, after the handshake."""
+    """One connection. ``peer``: the other side's facts, once the handshake is done."""
 
     def __init__(
         self,
@@ -80,9 +80,8 @@ class Link(asyncio.BufferedProtocol):
         self._reader = FrameReader(trusted=False, allocate=_uninitialised)
         self._bandwidth = BandwidthEstimator()
         self._transport: asyncio.Transport | None = None
-        # Pieces of frames that ``flush`` will write, short frames in one. A tensor stands alone: it
-        # is not copied, and the header that is written before it wakes the peer while the tensor is
-        # still on its way into the kernel.
+        # Pieces of frames for ``flush``, short frames joined. A tensor is a piece of its own: it is
+        # not copied, and the header before it wakes the peer while the kernel still copies it.
         self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._over = False

@@ -1,7 +1,5 @@
-"""The sequential decoder: the oracle every other way of decoding is compared with.
-
-It knows nothing of trees, segments, stages or time.
-"""
+"""The sequential decoder: the oracle that every other way of decoding is compared with. It has no
+trees, segments, stages or time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Randomness as a function: the same (seed, position, token) gives the same number everywhere.
 
-A counter-based hash (splitmix64's finaliser) stands in for a generator, because a generator has a
-state and a state depends on what was speculated, batched or restarted (design, section 6).
+A counter-based hash (splitmix64's finaliser) replaces a generator, because a generator has a state,
+and a state depends on what was speculated, batched or restarted.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ def uniforms(seed: int, position: int, tokens: int) -> list[float]:
 
 
 def _inside(x: int) -> float:
-    """The middle of one of 2^53 equal parts of (0, 1), by the upper bits of a hash.
-
-    That of the last part is no double: rounding would make 1 of it.
-    """
+    """The middle of one of 2^53 equal parts of (0, 1), by the upper bits of a hash. That of the
+    last part would round to 1."""
     return min((x >> 11) + 0.5, LARGEST) * 2.0**-53

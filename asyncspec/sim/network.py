@@ -87,7 +87,7 @@ class Network:
         self._recorded = recorded
         self._channels: dict[tuple[Rank, Rank], Channel] = {}
         # Bytes written by a node for a session whose account is open.
-        self.books: dict[tuple[Rank, SessionId], int] = {}
+        self.session_bytes: dict[tuple[Rank, SessionId], int] = {}
 
     def channel(self, source: Rank, target: Rank) -> Channel | None:
         """From one node to another, if the link is up."""
@@ -131,7 +131,7 @@ class Network:
 
     def take_bytes(self, rank: Rank, session: SessionId) -> int:
         """Bytes a node has written for a session so far; its account is closed."""
-        return self.books.pop((rank, session), 0)
+        return self.session_bytes.pop((rank, session), 0)
 
     def _arrive(self, channel: Channel, event: Received) -> None:
         if channel.up:
@@ -145,6 +145,6 @@ class Network:
                 return 0
             return frame_bytes(message) if self._wires is None else self._wires.nbytes(message)
         size, key = self._wires.nbytes(message), (source, session)
-        if not isinstance(message, Close) or key in self.books:
-            self.books[key] = self.books.get(key, 0) + size
+        if not isinstance(message, Close) or key in self.session_bytes:
+            self.session_bytes[key] = self.session_bytes.get(key, 0) + size
         return size

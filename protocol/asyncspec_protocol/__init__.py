@@ -1,1 +1,1 @@
-"""The words asyncspec's nodes speak: messages, codec, framing, handshake. No I/O."""
+"""The protocol between nodes: messages, codec, framing, handshake. No I/O."""

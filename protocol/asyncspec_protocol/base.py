@@ -1,4 +1,4 @@
-"""What all messages have in common: one flat array, its own checks, perhaps a tensor behind it."""
+"""The base of all messages: one flat array with its checks, and the type of a tensor behind it."""
 
 from __future__ import annotations
 

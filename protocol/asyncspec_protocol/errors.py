@@ -12,7 +12,7 @@ MAX_TEXT = 1000
 
 
 def printable(text: str, most: int = MAX_TEXT) -> str:
-    """One line of ``text`` that does to a terminal or a log what its letters say.
+    """One line of ``text``, safe for a terminal or a log.
 
     Control characters (line breaks and ANSI escapes among them), marks that reverse the direction
     of text and halves of surrogate pairs are escaped as in Python's literals; of more than ``most``

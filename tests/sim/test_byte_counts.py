@@ -1,4 +1,4 @@
-"""Every byte that nodes write for a session is in the books of its request, and in no other."""
+"""Every byte that nodes write for a session is counted for its request, and for no other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ BOUND = 100_000.0
 
 
 class Scales(Struct):
-    """Bytes take no time, and what sessions' messages have is summed. Not of the accounts, which
-    close the books."""
+    """Bytes take no time; sums those of sessions' messages but for ``Closed``."""
 
     total: int = 0
 
@@ -85,4 +84,4 @@ def test_they_are_all_booked_once(
     # A source's accounts are not waited for, and what is on its way on a link that is cut is lost.
     if between and cluster.config.source is None:
         assert booked == written
-    assert not world.network.books
+    assert not world.network.session_bytes

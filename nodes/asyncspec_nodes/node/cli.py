@@ -24,7 +24,7 @@ TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-"""The kernel's modes; the active one stands in brackets."""
+"""The kernel's modes, the active one in brackets."""
 
 
 def huge_page_environment(given: Mapping[str, str], modes: Path = MODES) -> dict[str, str]:

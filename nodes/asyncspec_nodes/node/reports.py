@@ -95,7 +95,7 @@ class Reporter:
         self._report(report)
 
     def failed(self, kind: Literal["user", "cluster"], text: str) -> None:
-        """The node is about to stop. A user's mistake stands alone on its line."""
+        """The node is about to stop. A user's mistake is a line of its own."""
         if kind == "user":
             sys.stderr.write(f"asyncspec-node: {text}\n")
         else:
