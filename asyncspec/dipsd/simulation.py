@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -64,10 +65,15 @@ class Noise(Struct, frozen=True):
         sigma = self.sigma if self.deviations is None else self.deviations.kinds[kind][whose]
         if not sigma:
             return 1.0
-        key, counter = self.seed * 4 + kind + 1, 2 * (whose + offset)
-        radius = math.sqrt(-2.0 * math.log(uniform(key, round_, counter)))
-        normal = radius * math.cos(2.0 * math.pi * uniform(key, round_, counter + 1))
+        normal = _normal(self.seed * 4 + kind + 1, round_, 2 * (whose + offset))
         return math.exp(sigma * normal - 0.5 * sigma**2)
+
+
+@lru_cache(1 << 14)
+def _normal(key: int, round_: int, counter: int) -> float:
+    """A standard normal number. Plans are compared by the same ones (Box and Muller)."""
+    radius = math.sqrt(-2.0 * math.log(uniform(key, round_, counter)))
+    return radius * math.cos(2.0 * math.pi * uniform(key, round_, counter + 1))
 
 
 QUIET = Noise()
