@@ -92,7 +92,7 @@ class Cluster:
         # The draft nodes that take part; each may leave and come back.
         self.drafts = {draft_rank(number) for number in range(drafts)}
         # Fresh draft nodes so far, by rank: session ids grow also over restarts.
-        self.lives: Counter[Rank] = Counter()
+        self.starts: Counter[Rank] = Counter()
         actors = {rank: self.draft(rank) for rank in sorted(self.drafts)}
         for rank in range(1, stages + 1):
             actors[Rank(rank)] = self.stage(Rank(rank))
@@ -116,8 +116,8 @@ class Cluster:
 
     def draft_config(self, rank: Rank) -> DraftConfig:
         """How a fresh draft node works; its session ids are above those of its lives before."""
-        first = SessionId(first_session(rank) + LIFE * self.lives[rank])
-        self.lives[rank] += 1
+        first = SessionId(first_session(rank) + LIFE * self.starts[rank])
+        self.starts[rank] += 1
         return replace(self.config, first_session=first)
 
     def source_node(self, rank: Rank) -> Actor:

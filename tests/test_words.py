@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("asyncspec", "protocol/asyncspec_protocol", "nodes/asyncspec_nodes")
+PACKAGES = ("asyncspec", "protocol/asyncspec_protocol", "nodes/asyncspec_nodes", "tests", "tools")
 
 RENAMED = {
     "alike",

@@ -128,7 +128,7 @@ class Peer:
             self._sock.close()
 
 
-def test_a_certificate_of_another_authority_is_told_once(
+def test_a_certificate_of_another_authority_is_reported_once(
     run: Runner, ours: Path, theirs: Path
 ) -> None:
     async def main() -> None:
@@ -177,7 +177,7 @@ async def dial(address: tuple[str, int], said: Hello) -> Fault:
     return frame.message
 
 
-def test_who_is_refused_here_is_told_once_for_each_reason(run: Runner) -> None:
+def test_a_refused_peer_is_reported_once_for_each_reason(run: Runner) -> None:
     """Two that call themselves rank 1 do not make a line of every time they dial."""
 
     async def main() -> None:
@@ -199,7 +199,7 @@ def test_who_is_refused_here_is_told_once_for_each_reason(run: Runner) -> None:
     run(main())
 
 
-def test_a_stranger_without_a_certificate_is_told_nothing(run: Runner, ours: Path) -> None:
+def test_a_peer_without_a_certificate_learns_nothing(run: Runner, ours: Path) -> None:
     """Neither a welcome with the cluster's facts nor a fault that names them."""
 
     async def main() -> None:

@@ -157,7 +157,7 @@ def test_a_draft_node_whose_clock_was_set_back_is_served() -> None:
     run(main())
 
 
-def test_who_trickles_delays_nobody() -> None:
+def test_a_peer_that_trickles_delays_no_other() -> None:
     """It announces two segments, sends one, and of the other a byte now and then."""
 
     async def main() -> None:
@@ -193,7 +193,7 @@ def test_a_hello_must_not_trickle_longer_than_its_time_out() -> None:
     run(main())
 
 
-def test_who_closes_others_sessions_loses_his_link_alone() -> None:
+def test_closing_anothers_session_ends_the_senders_link_only() -> None:
     async def main() -> None:
         async with LocalCluster(2, drafts=2) as cluster, Stranger(cluster, 2) as stranger:
             assert isinstance(await stranger.greet(), Welcome)

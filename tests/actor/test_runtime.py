@@ -185,7 +185,7 @@ class Deaf(asyncio.SelectorEventLoop):
         return await super().create_connection(*args, **options)
 
 
-def test_who_does_not_answer_is_dialled_again() -> None:
+def test_a_silent_peer_is_dialled_again() -> None:
     async def main() -> None:
         async with LocalCluster(2) as cluster:
             end = await cluster.ask(ask(0, max_new_tokens=5))

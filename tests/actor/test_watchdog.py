@@ -60,7 +60,7 @@ def test_a_slow_start_is_forgotten() -> None:
     assert watchdog.limit(sized(4)) == FLOOR
 
 
-def test_kinds_of_jobs_are_told_apart() -> None:
+def test_kinds_of_jobs_are_distinguished() -> None:
     watchdog = DeviceWatchdog(FLOOR)
     for _ in range(MIN_SAMPLES):
         watchdog.observe(sized(4), 0.1)

@@ -95,7 +95,7 @@ class Texts:
             self._known[session] = len(text)
         return tuple(jobs)
 
-    def go_on(self, trees: Sequence[Expanded]) -> None:
+    def append_trees(self, trees: Sequence[Expanded]) -> None:
         """The texts take some of what was drafted, and something else."""
         for text, tree in zip(self.texts, trees, strict=True):
             if tree.tokens and self.random.random() < 0.8:
@@ -121,7 +121,7 @@ def compare(alone: Source, together: Source, texts: Texts, rounds: int = 6) -> N
         jobs = texts.ask()
         trees = [alone.run(job) for job in jobs]
         same(trees, together.run(DraftBatch(jobs)))
-        texts.go_on(trees)  # type: ignore[arg-type]
+        texts.append_trees(trees)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -192,7 +192,7 @@ def test_memories_of_different_lengths(models: Iterator[DraftModel]) -> None:
         )
         trees = [alone.run(job) for job in jobs]
         same(trees, together.run(DraftBatch(jobs)))
-        texts.go_on(trees)  # type: ignore[arg-type]
+        texts.append_trees(trees)  # type: ignore[arg-type]
 
 
 def test_a_draft_model_stops_growing_one_of_a_batch(
@@ -242,7 +242,7 @@ def give_up_one(
         depth.append(1 if parent < 0 else depth[parent] + 1)
     assert max(depth) == 2
     # Its context has moved on, and the next tree is the right one.
-    texts.go_on(whole)
+    texts.append_trees(whole)
     for feed in texts.feeds():
         alone.run(feed)
         together.run(feed)

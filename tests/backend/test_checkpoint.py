@@ -318,7 +318,7 @@ def retensor(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) ->
 
 
 @pytest.mark.parametrize("name", ["rotary_emb.cos_cached", "q_proj.lora_A.weight", "rotary_emb.x"])
-def test_tensors_nobody_knows_are_left_alone(mine: Path, name: str) -> None:
+def test_unknown_tensors_are_ignored(mine: Path, name: str) -> None:
     want = generated(mine, PROMPT, 8)
     extra = torch.ones(16) if name.endswith("x") else torch.ones(8, 64)
     retensor(mine, lambda tensors: tensors.update({f"model.layers.1.self_attn.{name}": extra}))

@@ -98,13 +98,13 @@ def test_names_of_other_formats(opened: Opened, target: Checkpoint) -> None:
 
 
 def test_dtypes(target: Checkpoint, opened: Opened, tiny: MakeTiny) -> None:
-    halves = opened({name: tensor.half() for name, tensor in eagle().items()})
-    assert load_head(halves, target).dtype == torch.float32
-    assert load_head(halves, target, "bfloat16").dtype == torch.bfloat16
+    half_precision = opened({name: tensor.half() for name, tensor in eagle().items()})
+    assert load_head(half_precision, target).dtype == torch.float32
+    assert load_head(half_precision, target, "bfloat16").dtype == torch.bfloat16
     coarse = open_checkpoint(tiny("llama", **TARGET, dtype=torch.bfloat16))
-    assert load_head(halves, coarse).dtype == torch.bfloat16
+    assert load_head(half_precision, coarse).dtype == torch.bfloat16
     with pytest.raises(UserError, match="unknown dtype"):
-        load_head(halves, target, "int4")
+        load_head(half_precision, target, "int4")
 
 
 def test_a_target_with_one_matrix_for_both_ends(tiny: MakeTiny, tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def test_all_others_have_the_type_of_rows(
 def test_a_head_that_is_tied_to_it_has_the_same_logits(tiny: MakeTiny) -> None:
     """Cut in two, the last stage has the head for itself; whole, embedding and head lie apart."""
     path = tiny("llama-tied", dtype=torch.float16)
-    (whole,), halves = cut(open_checkpoint(path), 1), cut(open_checkpoint(path), 2)
+    (whole,), parts = cut(open_checkpoint(path), 1), cut(open_checkpoint(path), 2)
     noise = torch.randn(3, whole.shard.info.hidden_size)
     with torch.inference_mode():
-        heads = [stages[-1].shard.model.lm_head for stages in ((whole,), halves)]
+        heads = [stages[-1].shard.model.lm_head for stages in ((whole,), parts)]
         assert torch.equal(heads[0](noise), heads[1](noise))
     assert heads[0].weight_bytes == VOCAB * whole.shard.info.hidden_size * 2

@@ -60,7 +60,7 @@ def test_specpipes_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
-def test_a_loaded_stage_has_what_was_foretold(
+def test_a_loaded_stage_has_the_predicted_size(
     family: str, mode: str, stored: torch.dtype, tiny: Callable[..., Path]
 ) -> None:
     path = tiny(family, dtype=stored)
@@ -79,7 +79,7 @@ def test_a_loaded_stage_has_what_was_foretold(
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_loaded_draft_has_what_was_foretold(
+def test_a_loaded_draft_has_the_predicted_size(
     family: str, stored: torch.dtype, tiny: Callable[..., Path]
 ) -> None:
     path = tiny(family, dtype=stored)
@@ -94,7 +94,7 @@ def test_a_loaded_draft_has_what_was_foretold(
     "state", [eagle(), eagle(embed=False, qkv_bias=True), eagle3(), eagle3(embed=True)]
 )
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
-def test_a_loaded_head_has_what_was_foretold(
+def test_a_loaded_head_has_the_predicted_size(
     state: State, stored: torch.dtype, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     target = open_checkpoint(tiny("llama", dtype=stored, **TARGET))

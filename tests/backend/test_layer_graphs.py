@@ -48,7 +48,9 @@ def load(path: Path, first: int = FIRST, last: int = LAST) -> Shard:
         return load_shard(checkpoint, first, last, torch.float32, "exact", KernelSettings())
 
 
-def load_lean(path: Path, patch: pytest.MonkeyPatch, first: int = FIRST, last: int = LAST) -> Shard:
+def load_without_graphs(
+    path: Path, patch: pytest.MonkeyPatch, first: int = FIRST, last: int = LAST
+) -> Shard:
     with patch.context() as patched:
         patched.setattr(shards, "fuse_layers", lambda *_: None)
         return load(path, first, last)
@@ -65,7 +67,7 @@ def outputs(shard: Shard, rows: slice) -> torch.Tensor:
 def test_every_dense_layer_is_fused_and_keeps_its_numbers(
     family: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fused, lean = load(tiny(family)), load_lean(tiny(family), monkeypatch)
+    fused, without_graphs = load(tiny(family)), load_without_graphs(tiny(family), monkeypatch)
     kinds = [type(layer) for layer in fused.model.model.layers]
     if not ort.prefers_mlas():
         pass  # graphs are for CPUs that were tried
@@ -75,10 +77,10 @@ def test_every_dense_layer_is_fused_and_keeps_its_numbers(
         assert kinds == [OptimizedLayer, FusedLayer, FusedLayer]
     else:
         assert kinds == [FusedLayer] * 3
-    assert fused.weight_bytes == lean.weight_bytes
-    assert fused.describe() == lean.describe()
+    assert fused.weight_bytes == without_graphs.weight_bytes
+    assert fused.describe() == without_graphs.describe()
     for rows in (slice(1), slice(5), slice(40)):
-        got, want = outputs(fused, rows), outputs(lean, rows)
+        got, want = outputs(fused, rows), outputs(without_graphs, rows)
         assert close(got, want, 1e-5)
 
 
@@ -109,9 +111,9 @@ def test_heads_may_be_turned_in_part(
     """Phi 4 mini."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
     path = tiny("phi3", rope_parameters=rope, head_dim=32)
-    fused, lean = load(path), load_lean(path, monkeypatch)
+    fused, without_graphs = load(path), load_without_graphs(path, monkeypatch)
     assert {type(layer) for layer in fused.model.model.layers} == {FusedLayer}
-    assert close(outputs(fused, slice(5)), outputs(lean, slice(5)), 1e-5)
+    assert close(outputs(fused, slice(5)), outputs(without_graphs, slice(5)), 1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3-moe-mixed"])
@@ -144,11 +146,11 @@ def test_halves_are_given_the_rows_they_want(least: int, tiny: MakeTiny) -> None
 
 
 @pytest.mark.parametrize("spoilt", ["running", "numbers", "blindness", "activation", "graph"])
-def test_what_computes_something_else_stays_lean(
+def test_layers_that_compute_something_else_get_no_graphs(
     spoilt: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As another release of onnxruntime might."""
-    want = load_lean(tiny(), monkeypatch)
+    want = load_without_graphs(tiny(), monkeypatch)
     forward = FusedLayer.forward
 
     def other(self: FusedLayer, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -180,7 +182,7 @@ def test_what_computes_something_else_stays_lean(
         ("tanh", None),
     ],
 )
-def test_activations_are_told_apart(name: str, operator: str | None) -> None:
+def test_activations_are_distinguished(name: str, operator: str | None) -> None:
     from transformers.activations import ACT2FN
 
     for function in (ACT2FN[name], PaddedActivation(ACT2FN[name])):

@@ -162,7 +162,7 @@ def test_a_stage_takes_its_share(
         ("float32", 1, 1, "int8"),
     ],
 )
-def test_the_peak_is_foretold(
+def test_the_peak_is_predicted(
     dtype: str,
     stages: int,
     rank: int,
@@ -181,7 +181,7 @@ def test_the_peak_is_foretold(
     assert 0.8 < share <= 1, (share, sizes, foretold)
 
 
-def test_a_drafts_peak_is_foretold(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drafts_peak_is_predicted(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["memory", "--target", str(large), "--draft", str(large), "--context", str(CAPACITY)]
     assert cli.main([*argv, "--tree", "64", "--json"]) == 0
     foretold = json.loads(capsys.readouterr().out)["draft"]

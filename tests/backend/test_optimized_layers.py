@@ -60,19 +60,19 @@ def outputs(shard: Shard, rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_made_lean_and_keeps_its_bits(
+def test_every_family_is_optimized_and_keeps_its_bits(
     family: str, dtype: str, mode: Mode, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lean = load(tiny(family), dtype, mode)
+    optimized = load(tiny(family), dtype, mode)
     own = load_as_it_is(tiny(family), dtype, mode, monkeypatch)
-    assert not lean.unoptimized_reason
-    assert "own code" not in lean.describe()
+    assert not optimized.unoptimized_reason
+    assert "own code" not in optimized.describe()
     for rows in (1, 2, 7, 35):
-        assert torch.equal(outputs(lean, rows), outputs(own, rows)), rows
+        assert torch.equal(outputs(optimized, rows), outputs(own, rows)), rows
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_quantised_layers_are_made_lean_too(quantize: Any, tiny: MakeTiny) -> None:
+def test_quantised_layers_are_optimized_too(quantize: Any, tiny: MakeTiny) -> None:
     stage = load_stage(open_checkpoint(tiny()), 0, 2, quantize=quantize)
     assert not stage.shard.unoptimized_reason
 
@@ -144,12 +144,12 @@ def test_turns_are_those_of_the_family_in_any_order(passes: list[list[int]], nea
 
     # An odd width: without whole vectors bits would depend on what is made together.
     own = PaddedRotary(LlamaRotaryEmbedding(LlamaConfig(head_dim=24)))
-    lean, hidden = CachedRotary(own, None), torch.empty(0)
+    optimized, hidden = CachedRotary(own, None), torch.empty(0)
     for params in passes:
         close = [params[0] + at % 40 for at in params]
         positions = torch.tensor([close if near else params])
         want = signed_cos_sin(*own(hidden, positions))
-        assert all(map(torch.equal, lean.cos_sin(hidden, positions), want))
+        assert all(map(torch.equal, optimized.cos_sin(hidden, positions), want))
 
 
 @given(rows=st.integers(1, 9), more=st.integers(0, 20))

@@ -89,7 +89,7 @@ def test_a_job_that_was_given_up_before_its_turn_costs_one_step_and_no_other_job
     assert times[2] - times[1] >= 0.04
 
 
-def test_a_batch_keeps_its_pace_until_nobody_waits_for_any_of_its_trees() -> None:
+def test_a_batch_keeps_its_pace_until_all_its_trees_are_abandoned() -> None:
     trees = (expand(4), expand(4, session=2))
     slow = Pace(source=DraftCost(0.03))
     for given_up, seconds in ((1, 0.12), (2, 0.03)):

@@ -35,7 +35,7 @@ MakeTiny = Callable[..., Path]
         ("qwen3-moe-mixed", 2),
     ],
 )
-def test_kinds_of_layers_are_told_apart(family: str, fewest: int, tiny: MakeTiny) -> None:
+def test_kinds_of_layers_are_distinguished(family: str, fewest: int, tiny: MakeTiny) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny(family))

@@ -170,7 +170,7 @@ def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_memory_is_as_foretold(family: str, kind: Quantize, dtype: str, tiny: MakeTiny) -> None:
+def test_memory_is_as_predicted(family: str, kind: Quantize, dtype: str, tiny: MakeTiny) -> None:
     path = tiny(family)
     checkpoint = open_checkpoint(path)
     layers = checkpoint.info.layers

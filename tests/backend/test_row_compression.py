@@ -129,7 +129,7 @@ HEADS = st.tuples(st.integers(0, 40), st.integers(0, 255), st.integers(0, 255))
 
 
 @given(npst.arrays(np.uint8, npst.array_shapes(min_dims=2, max_dims=2, max_side=50)), HEADS)
-def test_what_nobody_has_packed_is_refused(
+def test_bytes_that_pack_never_writes_are_refused(
     data: npt.NDArray[np.uint8], head: tuple[int, int, int]
 ) -> None:
     """Or it is a tensor of just so many values: the peer's fault is found at the width, then."""

@@ -63,8 +63,8 @@ def test_here_everything_holds(checkpoint: Checkpoint, product: type[RowwiseLine
     found = stage.settings
     assert found == KernelSettings(found.max_k, found.row_tiles, product.min_tested_rows)
     # Layers are graphs where onnxruntime multiplies, and the head is by itself.
-    halves = {PreAttentionGraph, PostAttentionGraph} if product is MlasLinear else set()
-    assert {type(x) for x in stage.shard.linears} == {product, *halves}
+    graphs = {PreAttentionGraph, PostAttentionGraph} if product is MlasLinear else set()
+    assert {type(x) for x in stage.shard.linears} == {product, *graphs}
     assert {x.min_rows for x in stage.shard.linears} == {product.min_tested_rows}
 
 

@@ -53,7 +53,7 @@ def test_however_late_a_node_looks_the_line_is_as_fast_as_it_is(
 
 
 @given(paces)
-def test_who_looks_often_learns_the_pace_of_a_few_large_frames(pace: float) -> None:
+def test_frequent_samples_measure_few_large_frames(pace: float) -> None:
     estimator = BandwidthEstimator()
     for _ in range(PARAMETERS.min_bandwidth_frames):
         assert estimator.byte_seconds == 0

@@ -88,7 +88,7 @@ def test_place_refuses_what_hangs_from_nothing_and_what_is_there(node: int, pare
     ),
     st.lists(st.integers(0, 14), min_size=1, max_size=8, unique=True),
 )
-def test_who_lives_is_the_same_however_it_is_asked(liveness: Liveness, numbers: list[int]) -> None:
+def test_liveness_is_the_same_by_every_query(liveness: Liveness, numbers: list[int]) -> None:
     """Of a prompt, accepted, kept, or younger than the last prune: nobody else."""
     nodes = [NodeId(n) for n in numbers]
     named = {*range(liveness.prompt_length), *liveness.accepted, *liveness.keep}

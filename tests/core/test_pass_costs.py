@@ -55,7 +55,7 @@ tried = st.dictionaries(st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0),
 
 
 @given(tried)
-def test_what_was_tried_is_told_at_once(times: dict[int, float]) -> None:
+def test_calibrated_times_are_known_at_once(times: dict[int, float]) -> None:
     sizes = sorted(times)
     told = PassCost.from_trial(sizes, [times[size] for size in sizes]).report()
     assert told is not None
@@ -116,7 +116,7 @@ def test_a_plateau_and_a_line_are_found(plateau: int, row_seconds: float) -> Non
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.0, 0.1), st.integers(1, 40), st.integers(1, 40))
-def test_what_few_rows_cost_is_told_by_more_of_them(
+def test_the_cost_of_few_rows_follows_from_more_rows(
     fixed: float, row: float, few: int, more: int
 ) -> None:
     sizes = (few, few + more)

@@ -82,7 +82,7 @@ def test_no_baseline_that_drafts_passes_the_bound(deployment: Deployment) -> Non
 
 @given(deployments(most=5), st.integers(0, 3))
 @settings(max_examples=30)
-def test_greedy_batching_serves_everybody(deployment: Deployment, seed: int) -> None:
+def test_greedy_batching_serves_every_user(deployment: Deployment, seed: int) -> None:
     tables = Tables(deployment)
     if not tables.all_fit([(m,) for m in range(tables.users)]):
         return

@@ -109,7 +109,7 @@ def test_greedy_batching_takes_no_more_than_fit_either(rows: int, ms: float) -> 
     assert simulate_greedy(tables, [3, 3, 3], 40).period_ms == pytest.approx(ms, rel=0.01)
 
 
-def test_behind_one_who_does_not_fit_a_later_one_may() -> None:
+def test_a_small_request_may_pass_one_that_does_not_fit() -> None:
     people = [User("u", 0.5, 0, 1e-3)] * 3
     tables = Tables(measured_deployment(people, [(10.0, 1.0)], 9))
     # The first and the third have four rows each, the second has nine.

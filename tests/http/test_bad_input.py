@@ -217,7 +217,7 @@ async def test_a_body_that_is_no_http_is_refused_at_once(
         ("GET /nowhere HTTP/1.1\r\nHost: localhost\r\nExpect: {}\r\n\r\n", "unknown"),
     ],
 )
-async def test_what_nobody_can_expect(toy: Toy, asked: str, route: str) -> None:
+async def test_unsupported_expectations(toy: Toy, asked: str, route: str) -> None:
     reader, writer = await connect(toy)
     writer.write(asked.format("more").encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -258,7 +258,7 @@ async def test_a_slow_writer_is_given_up(toy: Toy) -> None:
     writer.close()
 
 
-async def test_a_connection_that_says_nothing_is_closed(toy: Toy) -> None:
+async def test_a_silent_connection_is_closed(toy: Toy) -> None:
     silent, half = await connect(toy), await connect(toy)
     half[1].write(b"GET /health HTTP/1.1\r\nHost:")
     for reader, writer in (silent, half):

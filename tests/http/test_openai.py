@@ -265,7 +265,7 @@ async def test_an_answer_that_cannot_be_as_long_as_was_said() -> None:
 
 @pytest.mark.parametrize("over", ["node", "link"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_leaves_frees_everything(over: Literal["node", "link"], stream: bool) -> None:
+async def test_a_disconnect_frees_everything(over: Literal["node", "link"], stream: bool) -> None:
     async with Toy(over, stages=3) as toy, client(toy) as ai:
         ask = {**ASK, "max_tokens": ENDLESS, "n": 3, "extra_body": {"ignore_eos": True}}
         asking = asyncio.create_task(ai.chat.completions.create(model="toy", stream=stream, **ask))

@@ -50,7 +50,7 @@ async def numbers(web: aiohttp.ClientSession) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
-async def test_who_names_no_model_gets_the_only_one(model: dict[str, str | None]) -> None:
+async def test_a_request_without_a_model_gets_the_only_one(model: dict[str, str | None]) -> None:
     asks: dict[str, dict[str, Any]] = {
         PATH: {"prompt": "x"},
         CHAT: {"messages": [{"role": "user", "content": "x"}]},
@@ -87,7 +87,7 @@ async def test_the_draft_nodes_queue_is_bounded_too() -> None:
         await toy.settled()
 
 
-async def test_a_full_queue_is_no_mistake_of_who_asks() -> None:
+async def test_a_full_queue_is_no_client_error() -> None:
     """The ninth of nine prompts comes at a bad time: that is not exit code 2."""
     answers: list[Answer] = []
     ask = Submit(0, "", 60, seed=0, temperature=0, top_k=0, top_p=1, ignore_eos=True)
@@ -104,7 +104,7 @@ async def test_a_full_queue_is_no_mistake_of_who_asks() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 4])
-async def test_answers_are_told_as_soon_as_they_are_there(concurrency: int) -> None:
+async def test_answers_are_sent_as_soon_as_they_are_there(concurrency: int) -> None:
     """In the prompts' order, turn by turn: here one of a conversation's, and no more, that ends."""
     first: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     ask = Submit(0, "", 30, seed=0, temperature=0, top_k=0, top_p=1)
@@ -147,7 +147,7 @@ async def test_an_answer_that_takes_too_long() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_our_own_mistake_is_told_at_once(
+async def test_an_internal_error_is_reported_at_once(
     stream: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(codec: ToyTokenizer, text: str) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ async def test_answers_go_on_while_a_long_prompt_is_read(
 
 
 @pytest.mark.parametrize("over", ["node", "link"])
-async def test_who_leaves_while_his_prompt_is_read(
+async def test_a_disconnect_during_tokenization(
     over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowToRead(monkeypatch)
@@ -586,7 +586,7 @@ async def test_draining_ends(hurried: bool) -> None:
         half[1].close()
 
 
-async def test_who_asks_how_the_nodes_are_gets_an_answer_when_one_is_lost_meanwhile() -> None:
+async def test_a_status_query_is_answered_when_a_node_is_lost_meanwhile() -> None:
     async with Toy("link", stages=2) as toy:
         await toy.settled()
         asking = asyncio.create_task(toy.engine.nodes())

@@ -46,7 +46,7 @@ def test_a_session_takes_its_prompt_its_answer_and_its_policys_tree(
     assert slots_needed(request, POLICIES[policy], stages) == blocks * BLOCK
 
 
-def test_stages_are_told_what_was_admitted() -> None:
+def test_stages_receive_what_was_admitted() -> None:
     (opened,) = sent(room(0, 0).feed(Submitted(ask(1))), Open)
     assert (opened.capacity, opened.max_tree_nodes) == (6 + 24, SMALL["flowspec"].max_tree_nodes(2))
 
@@ -64,7 +64,7 @@ def test_the_smallest_stage_decides_and_order_is_kept() -> None:
     assert slots_used(driven.state) == 64
 
 
-def test_what_can_never_fit_is_told_so_at_once() -> None:
+def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
     driven = room(320)
     effects = driven.feed(Submitted(ask(1, max_new_tokens=400)), Submitted(ask(2)))
     (finish,) = [e for e in effects if isinstance(e, Finish)]
@@ -105,7 +105,7 @@ def test_a_source_of_its_own_says_for_how_much_it_has_room() -> None:
     assert slots_total(driven.state) is None
 
 
-def test_what_can_never_fit_where_it_drafts_is_told_so() -> None:
+def test_a_request_that_can_never_fit_the_source_is_refused() -> None:
     driven = draft(slots=320)
     large = ask(1, max_new_tokens=400)
     (finish,) = [e for e in driven.feed(Submitted(large)) if isinstance(e, Finish)]

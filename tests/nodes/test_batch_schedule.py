@@ -127,7 +127,7 @@ events = st.one_of(
     st.sampled_from([[[0, 1], [2, 3, 4]], [[0, 1, 2, 3, 4]], [[0], [1], [2, 3], [4]]]),
     st.lists(events, max_size=60),
 )
-def test_nobody_is_held_for_ever(
+def test_no_user_waits_for_ever(
     most: int, batches: list[list[int]], happens: list[tuple[str, int]]
 ) -> None:
     """Whatever comes when: what waits is served, the device is busy, or a deadline will come; and

@@ -165,7 +165,7 @@ def test_a_pass_has_its_fair_share_of_dear_rows_and_any_number_of_free_ones(
 
 
 @given(queues(), st.integers(1, 40), st.sets(st.sampled_from(sorted(SESSIONS))))
-def test_who_is_exempt_takes_nothing_of_the_share(
+def test_an_exempt_session_takes_nothing_of_the_share(
     queue: tuple[QueuedSegment, ...], fair: int, exempt: set[SessionId]
 ) -> None:
     """They go whatever they bring, and the others as if they were alone."""
@@ -276,7 +276,7 @@ def test_what_goes_out_at_once_says_how_many_follow() -> None:
     ]
 
 
-def test_the_draft_node_is_told_what_passes_take() -> None:
+def test_the_draft_node_receives_pass_times() -> None:
     last = stage()
     told = []
     for number in range(20):

@@ -46,7 +46,7 @@ def test_a_template_makes_what_transformers_makes_of_it(said: list[dict[str, str
     assert load_tokenizer(BUNDLED_TARGET, TEMPLATE).render(chat) == tuple(want)
 
 
-def test_without_a_template_the_user_is_told() -> None:
+def test_a_missing_template_is_reported() -> None:
     with pytest.raises(ValueError, match=r"has no chat template; .* --chat-template FILE"):
         DEMO.render('[{"role": "user", "content": "x"}]')
 

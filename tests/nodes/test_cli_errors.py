@@ -268,7 +268,7 @@ def test_only_line_feeds_end_a_line_of_prompts(tmp_path: Path, separator: str) -
     assert [p.turns for p in answers.read_list(tmp_path / "p.jsonl")] == [(text,), (text,)]
 
 
-def test_nobody_to_connect_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_connecting_to_a_closed_port(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert cli.main(["run", "--connect", f"127.0.0.1:{port}", "--prompt", "a"]) == 1

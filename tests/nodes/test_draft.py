@@ -78,8 +78,8 @@ def verdict(segment: int, tokens: dict[int, int], applied: int = 0) -> Received:
     return Received(V1, message)
 
 
-def opinionated(**output: Any) -> Any:
-    """The verdict on a prompt of one token, with what is said beside it."""
+def prompt_verdict(**output: Any) -> Any:
+    """The verdict on a prompt of one token, with optional outputs."""
     return Verdict(0, 0, 0, (0,), (5,), **output)  # type: ignore[arg-type]
 
 
@@ -185,7 +185,7 @@ def test_a_miss_stops_what_the_source_grows_and_a_hit_does_not() -> None:
     assert abandoned(driven.feed(verdict(3, {67: 99}))) == [job]
 
 
-def test_nothing_is_guessed_where_somebody_else_would_wait_for_it() -> None:
+def test_no_lookahead_draft_where_another_session_would_wait_for_it() -> None:
     driven = draft()
     driven.feed(Submitted(ask(0, prompt=(1,), policy="autoregressive")))
     effects = driven.feed(Submitted(ask(1, prompt=(2,))))
@@ -371,7 +371,7 @@ def test_features_that_are_not_those_that_must_come(message: Any, text: str) -> 
 
 
 @pytest.mark.parametrize(("nodes", "handle"), [((0,), HANDLE), ((0,), None), ((), HANDLE)])
-def test_features_nobody_wants(nodes: tuple[int, ...], handle: Any) -> None:
+def test_unwanted_features(nodes: tuple[int, ...], handle: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="nobody wants"):
         started().feed(featured(1, {}, nodes, handle))
 
@@ -398,8 +398,8 @@ def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
         (Verdict(3, 0, 0, (0,), (1,)), "never opened"),  # type: ignore[arg-type]
         (Verdict(0, 0, 0, (50,), (1,)), "never sent"),  # type: ignore[arg-type]
         (Open(0, 1, 1, 0, 0.0, 0, 1.0), "unexpected Open"),  # type: ignore[arg-type]
-        (opinionated(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "likeliest"),
-        (opinionated(token_log_probs=(-0.5,)), "log-probabilities"),
+        (prompt_verdict(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "likeliest"),
+        (prompt_verdict(token_log_probs=(-0.5,)), "log-probabilities"),
         (Verdict(0, 0, 9, (0,), (1,)), "never announced"),  # type: ignore[arg-type]
         (Ready(V1, True, 0, SessionId(2**42 - 2)), "not this draft node's"),
     ],
@@ -415,9 +415,9 @@ def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (opinionated(), "likeliest"),
-        (opinionated(token_log_probs=(-0.5,)), "likeliest"),
-        (opinionated(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "log-probabilities"),
+        (prompt_verdict(), "likeliest"),
+        (prompt_verdict(token_log_probs=(-0.5,)), "likeliest"),
+        (prompt_verdict(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "log-probabilities"),
     ],
 )
 def test_what_a_user_asks_for_is_in_every_verdict(message: Any, text: str) -> None:

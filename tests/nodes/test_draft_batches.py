@@ -50,7 +50,7 @@ def three() -> tuple[Driven, Any]:
     return driven, first
 
 
-def test_while_the_source_is_busy_nobody_asks_and_then_all_do_at_once() -> None:
+def test_requests_wait_for_a_busy_source_and_form_one_batch() -> None:
     driven, first = three()
     assert jobs(driven.feed(verdict(0, {0: 5}))) == [], "a tree is wanted, but not before its turn"
     (both,) = jobs(done(driven, first))
@@ -121,7 +121,7 @@ def test_no_tree_is_asked_for_before_the_prompt_is_read() -> None:
     assert (rest.base, rest.committed, rest.count > 0) == (MAX_TOKENS, (MAX_TOKENS, 5), True)
 
 
-def test_a_batch_is_bounded_in_rows_and_nobody_is_left_out_twice() -> None:
+def test_a_batch_is_bounded_in_rows_and_no_session_is_left_out_twice() -> None:
     count = PARAMETERS.max_draft_rows // MAX_TOKENS + 1
     driven = draft()
     (first,) = jobs(submit(driven, 0, (1,)))

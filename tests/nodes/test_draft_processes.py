@@ -235,7 +235,7 @@ def test_each_says_how_the_stages_are(shared: Shared) -> None:
     assert {*first.peers, *second.peers} == everybody | {1, 2}
 
 
-def test_one_that_is_killed_takes_nobody_with_it(shared: Shared) -> None:
+def test_a_killed_draft_node_ends_no_other(shared: Shared) -> None:
     async def main() -> None:
         begun, seen = asyncio.Event(), asyncio.Event()
         doomed = asyncio.create_task(shared.ask(5, PROMPTS[5], 1500, begun))

@@ -61,7 +61,7 @@ def test_an_even_part_of_all_rows_or_half_of_those_that_could_go(
     assert found == 0 or stages * (found - 1) < rows or 2 * (found - 1) < heads
 
 
-def test_who_is_verified_together_may_be_decided_elsewhere() -> None:
+def test_the_association_may_be_given() -> None:
     first = stage(2, [(4, [3]), (0, [2])])
     assert fair_share(first) == FairShare(5, {}.keys())
     later = replace(first, config=replace(first.config, rank=Rank(2)))

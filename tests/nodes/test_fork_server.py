@@ -174,7 +174,7 @@ def imports_torch() -> None:
                 return
 
 
-def test_whoever_waits_for_the_imports_can_give_up(cluster_file: Path, tmp_path: Path) -> None:
+def test_waiting_for_the_imports_can_be_cancelled(cluster_file: Path, tmp_path: Path) -> None:
     async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         ordered = asyncio.create_task(forking.fork(arguments(cluster_file), [], stderr))
         await asyncio.to_thread(imports_torch)
@@ -204,7 +204,7 @@ def files_left(count: int) -> Iterator[None]:
         yield
 
 
-def test_who_has_no_room_for_pipes_hears_of_it(cluster_file: Path, tmp_path: Path) -> None:
+def test_too_many_open_files_is_an_error(cluster_file: Path, tmp_path: Path) -> None:
     """It is not the server's end, which would not come."""
     log = tmp_path / "log"
 

@@ -79,7 +79,7 @@ def test_without_sampling_it_is_greedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "{}", '{"temperature": null, "top_k": null}'])
-def test_a_file_that_says_nothing(tmp_path: Path, text: str | None) -> None:
+def test_an_empty_file(tmp_path: Path, text: str | None) -> None:
     found = read_defaults(target(tmp_path, text), "auto")
     assert found == Defaults()
     assert describe_defaults(found.given) == ""

@@ -73,7 +73,7 @@ def test_a_way_is_what_probes_took_without_their_rows(
 
 
 @given(tables, st.just(0.0) | seconds, st.floats(1, 100))
-def test_who_is_alone_has_rows_that_add_little_to_its_way(
+def test_a_lone_session_sends_rows_that_add_little_latency(
     times: dict[Rank, PassTimes], way: float, factor: float
 ) -> None:
     rows, at = lone_rows(times, way), PipelineCosts(times).slowest
@@ -129,19 +129,19 @@ def test_a_stage_tells_what_its_line_takes_for_a_row() -> None:
     assert [told.row_seconds for told in times_of(serve(last, 5, 0.125))] == [0.125]
 
 
-def test_a_line_that_takes_nothing_of_a_pass_is_not_told_of() -> None:
+def test_a_link_with_negligible_cost_is_not_reported() -> None:
     last = second()
     for took in (1e-6, 3e-5, 2e-3, 1e-7):
         assert times_of(serve(last, 3, took)) == []
 
 
-def test_a_slow_line_is_told_of_at_once() -> None:
+def test_a_slow_link_is_reported_at_once() -> None:
     last = stage(rank=2, stages=2)
     (told,) = times_of(serve(last, 1, 0.25))
     assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
 
 
-def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
+def test_a_new_draft_node_receives_the_link_cost() -> None:
     last = second()
     serve(last, 3, 0.25)
     other = Rank(1001)
@@ -150,7 +150,7 @@ def test_a_draft_node_that_comes_is_told_of_the_line_too() -> None:
     assert times_of(serve(last, 1, 0.25)) == []
 
 
-def test_a_draft_node_that_comes_first_is_told_what_was_tried() -> None:
+def test_the_first_draft_node_receives_calibrated_times() -> None:
     config = VerifyConfig(Rank(1), 1, tried_rows=(1, 16), tried_microseconds=(250000, 750000))
     told = sent(Driven(VerifyMachine(config)).feed(LinkUp(DRAFT)), PassTimes, DRAFT)
     assert told == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75))]

@@ -23,7 +23,7 @@ def on_demand(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("modes", ["[always] madvise never\n", "always madvise [never]\n", None])
-def test_who_need_not_ask_or_would_in_vain_does_not(modes: str | None, tmp_path: Path) -> None:
+def test_a_needless_or_futile_draft_request_is_not_sent(modes: str | None, tmp_path: Path) -> None:
     if modes is not None:
         (tmp_path / "enabled").write_text(modes)
     assert huge_page_environment({"A": "b"}, tmp_path / "enabled") == {"A": "b"}

@@ -110,12 +110,12 @@ def test_processes(command: str, into: str, code: int, says: str) -> None:
 
 
 @pytest.mark.parametrize("into", ["2>/dev/full", "2>&-"])
-def test_mistakes_that_nobody_can_be_told(into: str) -> None:
+def test_errors_without_an_output(into: str) -> None:
     for command in ("run --stages none", "run --stages 9"):
         assert shell(f"{COMMAND} {command} {into}") == (2, "", "")
 
 
-def test_a_reader_who_has_enough() -> None:
+def test_a_reader_that_closes_the_pipe() -> None:
     """The end of the pipe is closed before anything is written."""
     reads, writes = os.pipe()
     os.close(reads)

@@ -72,7 +72,7 @@ def test_an_account_that_keeps_the_prompt_frees_the_rest_alone() -> None:
     assert [m.session for m in sent(driven.feed(closed(V1, 0)), Open)] == [1]
 
 
-def test_nobody_waits_for_a_stage_that_does_not_say_what_is_free() -> None:
+def test_a_stage_that_reports_no_free_slots_delays_no_request() -> None:
     """One from before there were such answers."""
     driven = draft(stages=2)
     driven.feed(*(Received(rank, Ready(rank, True, BLOCK)) for rank in (V1, V2)))

@@ -73,7 +73,7 @@ def test_plans_are_for_passes_of_as_many_rows_as_there(rows: int) -> None:
     assert measured(replace(TOLD, batch_rows=rows)).deployment.batch_rows == rows
 
 
-def test_users_of_one_draft_node_are_told_apart() -> None:
+def test_users_of_one_draft_node_are_distinguished() -> None:
     assert names([FIRST, SessionId(4), LATER]) == ["draft-0.1", "draft-0.2", "draft-2"]
 
 

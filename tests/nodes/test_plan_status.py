@@ -96,7 +96,7 @@ def ask_with(first: Callable[[Link, PlanStatusRequest], object]) -> str:
     return asyncio.run(main())
 
 
-def test_a_first_stage_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_first_stage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspector, "ANSWER_SECONDS", 0.05)
     said = ask_with(lambda link, message: None)
     assert said == "verify stage 1, which plans, does not answer within 0.05 s"
@@ -126,7 +126,7 @@ def test_a_first_stage_that_is_not_there_is_named() -> None:
     asyncio.run(main())
 
 
-def test_a_draft_node_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_draft_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PLAN_STATUS_SECONDS", 0.05)
 
     class Deaf(Inspector):
@@ -166,7 +166,7 @@ huge = st.one_of(st.floats(0, 10), st.floats(0, 1.7e308))
 @given(
     st.lists(st.tuples(st.floats(1e-300, 1.7e308), huge), min_size=1, max_size=5), st.lists(huge)
 )
-def test_whatever_a_draft_node_says_the_answer_can_be_read(
+def test_any_message_of_a_draft_node_gets_a_readable_answer(
     table: list[tuple[float, float]], said: list[float]
 ) -> None:
     """Else one that lies would cost the others who ask their links to the first stage."""

@@ -135,7 +135,7 @@ def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:
     st.integers(1, 256), st.integers(0, 128), st.integers(0, 8), st.integers(1, 64),
     st.floats(0.0, 0.2),
 )  # fmt: skip
-def test_prompts_hold_nobody_up(
+def test_prompts_delay_no_answer(
     most: int, decoding: int, prompts: int, plateau: int, row_seconds: float
 ) -> None:
     cost = StageCost(1.0, plateau, row_seconds)

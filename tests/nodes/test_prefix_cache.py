@@ -189,7 +189,7 @@ def test_prompts_of_each_tenant_are_kept() -> None:
     assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1, len(LONG) - 1]
 
 
-def test_nobody_waits_for_a_prompt_that_another_tenant_reads() -> None:
+def test_no_request_waits_for_another_tenants_prompt() -> None:
     driven = draft(credit=1)
     prompt = tuple(range(1, 400))
     for number, tenant in enumerate(("one", "other")):
@@ -226,7 +226,7 @@ def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
     assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1]
 
 
-def test_nobody_waits_for_a_long_prompt_to_save_the_few_tokens_that_begin_it() -> None:
+def test_no_request_waits_for_a_long_prompt_to_share_a_few_tokens() -> None:
     """What somebody else is reading is waited for only where that is shorter than reading it."""
     cluster = Cluster(UnitCosts(), min_common_prefix=8, prefill_rows=10)
     system = LONG[:20]

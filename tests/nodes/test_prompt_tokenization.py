@@ -181,7 +181,7 @@ class Readings(RuleBasedStateMachine):
 TestReadings = Readings.TestCase
 
 
-def test_our_own_mistake_on_the_thread_is_told() -> None:
+def test_an_internal_error_on_the_thread_is_reported() -> None:
     world = World()
     number = world.ask(world.users["a"], "broken" + "x" * SHORT)
     world.step()

@@ -46,7 +46,7 @@ def config(source: str = "ngram", *, apart: bool = False) -> Config:
     return local_config(target, DraftTable(source=source), 2, 2, separate_source=apart)
 
 
-class Asked:
+class KilledCluster:
     """A cluster whose ``victim`` is killed when the first text is there."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Asked:
     ],
 )
 def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> None:
-    asked = Asked(victim, RESTART_STAGES, apart=apart, forks=forks)
+    asked = KilledCluster(victim, RESTART_STAGES, apart=apart, forks=forks)
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -109,7 +109,7 @@ def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> N
 
 
 def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
-    asked = Asked(1, RestartPolicy(("verify",), most=1))
+    asked = KilledCluster(1, RestartPolicy(("verify",), most=1))
 
     async def main() -> ClusterError:
         async with asked.cluster:
@@ -127,7 +127,7 @@ def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
 
 
 def test_a_draft_node_that_dies_takes_its_answer_with_it_and_no_other() -> None:
-    asked = Asked(0, RESTART_ALL)
+    asked = KilledCluster(0, RESTART_ALL)
 
     async def main() -> Finished:
         async with asked.cluster:

@@ -115,7 +115,7 @@ def test_each_has_credit_of_its_own() -> None:
     assert [w.session for w in only.state.queue] == [0, 0, THEIRS, THEIRS]
 
 
-def test_nobody_waits_for_what_another_has_announced() -> None:
+def test_no_draft_node_waits_for_segments_another_has_announced() -> None:
     only = shared()
     assert sessions(only.feed(theirs(0, {0: -1}, more=1))) == []
     for number in range(3):
@@ -152,7 +152,7 @@ def test_losing_one_ends_its_sessions_alone() -> None:
     assert Send(OTHER, Ready(Rank(1), True, 0, THEIRS, SessionId(0))) in granted
 
 
-def test_all_are_told_of_the_next_stage_and_of_what_passes_take() -> None:
+def test_all_draft_nodes_receive_the_next_stage_and_pass_times() -> None:
     first = shared(1, 2)
     effects = first.feed(LinkDown(Rank(2)))
     for rank, opened in ((DRAFT, SessionId(0)), (OTHER, THEIRS)):
@@ -177,7 +177,7 @@ def test_nothing_is_opened_for_a_draft_node_that_is_gone() -> None:
     assert set(last.state.sessions) == {0}
 
 
-def test_who_tells_stages_different_things_ends_its_session_and_no_link_between_them() -> None:
+def test_inconsistent_messages_end_the_session_and_no_link_between_stages() -> None:
     last = shared(2, 2)
     first = segment(0, {0: -1, 1: 0}, tokens=False, session=THEIRS)
     (job,) = passes(last.feed(Received(Rank(1), first, object())))
@@ -196,7 +196,7 @@ def test_who_tells_stages_different_things_ends_its_session_and_no_link_between_
     assert sessions(last.feed(ours)) == [0]
 
 
-def test_who_shares_what_only_the_first_stage_has_opens_nothing_behind_it() -> None:
+def test_a_prefix_that_only_the_first_stage_has_opens_no_session_behind_it() -> None:
     last = shared(2, 2)
     begun = replace(opening(3, THEIRS + 1), parent_session=THEIRS, common_prefix=2)
     effects = last.feed(Received(Rank(1), begun))

@@ -51,7 +51,7 @@ def test_what_is_in_the_first_stage_late_keeps_it_from_the_next() -> None:
 
 
 @given(st.lists(st.integers(-(10**18), 10**18), min_size=1, max_size=9))
-def test_whatever_stages_say_time_does_not_go_back(passes: list[int]) -> None:
+def test_with_any_stage_reports_time_does_not_go_back(passes: list[int]) -> None:
     clock = sent(FIRST, *range(1, len(passes)))
     for segment, number in enumerate(passes):
         before, clock = clock.now, clock.on_verdict(SegmentId(segment), N, number)

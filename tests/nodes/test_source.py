@@ -144,7 +144,7 @@ def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
 @pytest.mark.parametrize(
     "message", [question(0, (1,)), Withdraw(0), Close(0), Floor(3)], ids=lambda m: type(m).__name__
 )
-def test_nobody_speaks_of_anothers_session(message: Any) -> None:
+def test_no_draft_node_names_anothers_session(message: Any) -> None:
     driven = source()
     driven.feed(LinkUp(OTHER))
     asked(driven, question(0, (1,)))

@@ -54,7 +54,7 @@ def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
     ]
 
 
-def test_a_session_opened_by_nobody_who_is_linked() -> None:
+def test_a_session_of_an_unlinked_draft_node() -> None:
     middle = stage(2, 3)
     middle.feed(LinkDown(Rank(1)))
     with pytest.raises(RemoteProtocolError, match="not linked"):
@@ -253,7 +253,7 @@ def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_beg
     assert not first.state.sessions
 
 
-def test_losing_the_next_stage_is_told_to_the_draft_node() -> None:
+def test_losing_the_next_stage_is_reported_to_the_draft_node() -> None:
     first = stage(1, 2)
     down, up = (Ready(Rank(1), up, 0, SessionId(0), SessionId(0)) for up in (False, True))
     assert Send(DRAFT, down) in first.feed(LinkDown(Rank(2)))
@@ -334,7 +334,7 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     assert verdict.tensor == TensorRows("features", (0, 1))
 
 
-def test_features_of_a_prompts_chunk_come_in_a_verdict_on_nobody() -> None:
+def test_features_of_a_prefill_chunk_come_in_an_empty_verdict() -> None:
     only = stage(prompt_length=4, features=(FINAL,))
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0}))))
     (verdict,) = sent(only.feed(done(job, SamplerOutput((), "features"))), Verdict)

@@ -38,7 +38,7 @@ async def told(queue: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", [ManualThread, partial(WorkerThread, "test")])
-async def test_pieces_are_told_in_their_order(kind: Callable[[], WorkQueue]) -> None:
+async def test_results_come_in_order(kind: Callable[[], WorkQueue]) -> None:
     queue = kind()
     errors: list[BaseException] = []
     done: list[int] = []

@@ -40,7 +40,7 @@ def test_a_client_needs_only_the_cluster() -> None:
     assert isinstance(answer(hello(0, 3), client_hello("other")), Fault)
 
 
-def test_a_client_without_a_name_takes_any_cluster_and_is_told_which() -> None:
+def test_a_client_without_a_name_takes_any_cluster_and_learns_its_name() -> None:
     reply = answer(hello(0, 3), client_hello())
     assert isinstance(reply, Welcome)
     assert reply.cluster == "toy"

@@ -51,7 +51,7 @@ def test_no_stage_and_no_source_is_a_draft_node(rank: int) -> None:
 
 
 @given(st.one_of(st.integers(max_value=-1), st.integers(min_value=MAX_DRAFTS << 42)))
-def test_what_nobody_can_issue_is_nobodys(session: int) -> None:
+def test_an_id_that_no_draft_node_issues_has_no_owner(session: int) -> None:
     assert not is_draft(owner(SessionId(session)))
 
 

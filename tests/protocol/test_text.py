@@ -28,7 +28,7 @@ def test_what_is_shown(text: str, shown: str) -> None:
 
 
 @given(st.text(st.characters()))
-def test_whatever_it_says_is_one_line_that_can_be_written(text: str) -> None:
+def test_any_text_becomes_one_printable_line(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
     assert len(shown) <= MAX_TEXT

@@ -23,7 +23,7 @@ from laws import check_after, check_empty, check_node, clusters, requests
 BOUND = 100_000.0
 
 
-class Asked:
+class DraftRequests:
     """Every machine's own rules, and what the source is asked: one batch at a time, no session
     twice in it."""
 
@@ -55,7 +55,7 @@ class Asked:
 def test_output_is_the_reference_decoders_in_any_mix_of_sessions(
     cluster: Cluster, asked: list[Request], cancels: list[tuple[int, int]]
 ) -> None:
-    Asked(cluster)
+    DraftRequests(cluster)
     world = cluster.world
     for request in asked:
         cluster.submit(request)
@@ -74,7 +74,7 @@ def test_output_is_the_reference_decoders_in_any_mix_of_sessions(
 @settings(max_examples=100)
 @given(clusters(max_sessions=1), requests(3))
 def test_a_session_alone_is_never_in_a_batch(cluster: Cluster, asked: list[Request]) -> None:
-    watched = Asked(cluster)
+    watched = DraftRequests(cluster)
     for request in asked:
         cluster.submit(request)
     cluster.world.run(until=BOUND)
@@ -91,7 +91,7 @@ def test_the_source_of_many_sessions_works_much_less_than_for_each_by_itself(apa
             return pricing.device(DRAFT, job) if draft_jobs(job) else super().device(rank, job)
 
     cluster = Cluster(Costs(), stages=2, max_sessions=8, apart=apart)
-    watched = Asked(cluster)
+    watched = DraftRequests(cluster)
     asked = [ask(number, prompt=(1, 2, number % 8)) for number in range(8)]
     for request in asked:
         cluster.submit(request)
@@ -159,7 +159,7 @@ class Told:
 
 
 @pytest.mark.parametrize(("given_up", "end"), [(1, 4.0), (2, 2.0)])
-def test_a_batch_ends_early_when_nobody_waits_for_it_any_more(given_up: int, end: float) -> None:
+def test_a_batch_ends_early_when_all_its_jobs_are_abandoned(given_up: int, end: float) -> None:
     batch = DraftBatch(tuple(Expand(i, 0, 0, (1,), 4, 2, 9) for i in range(2)))
     machine, ran = Told(), []
 

@@ -86,7 +86,7 @@ def perfect(cluster: Cluster) -> Any:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9), st.lists(st.integers(0, 3)), st.data())
-def test_a_source_that_has_nothing_to_say_holds_nobody_up(
+def test_a_source_without_proposals_delays_no_session(
     delays: list[int], says: list[int], data: st.DataObject
 ) -> None:
     """It grows a token or two, or nothing, as it likes."""

@@ -61,7 +61,7 @@ def test_a_lost_peer_ends_sessions_never_requests(
 
 @settings(max_examples=150)
 @given(clusters(), requests(3), st.lists(st.integers(0, 80), min_size=3, max_size=3))
-def test_cancelling_frees_everything_and_touches_nobody_else(
+def test_cancelling_frees_everything_and_touches_no_other_request(
     cluster: Cluster, asked: list[Request], moments: list[int]
 ) -> None:
     watch_invariants(cluster)

@@ -140,7 +140,7 @@ strikes = st.lists(
 
 @settings(max_examples=150)
 @given(crowds(least=2), strikes, st.data())
-def test_who_stays_is_untouched_by_the_losses_of_others(
+def test_losses_of_other_draft_nodes_leave_a_session_untouched(
     users: Users, drawn: list[tuple[int, int, int, int]], data: st.DataObject
 ) -> None:
     """Draft nodes end, come later, come back, or lose a link; some of them only watch."""

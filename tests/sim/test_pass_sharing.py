@@ -36,7 +36,7 @@ def test_stages_work_side_by_side_where_rows_cost(policy: str) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 12))
-def test_nobody_waits_for_anybody_where_rows_are_free(requests: int) -> None:
+def test_no_request_waits_where_rows_are_free(requests: int) -> None:
     """All of them take as long as one, but for the passes that begin with the first of them."""
     alone, together = (outcome(FREE, n, "autoregressive").seconds for n in (1, requests))
     assert alone <= together <= alone + 2

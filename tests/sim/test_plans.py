@@ -159,7 +159,7 @@ class Holding(Trial):
         self.bench.people[2].token = 0.034
 
 
-def test_who_vanishes_costs_the_others_one_bounded_wait() -> None:
+def test_a_vanished_member_costs_one_bounded_wait() -> None:
     trial = Holding(Bench(people(SPREAD)))
     passes: list[float] = []
     watched = trial.watch
@@ -195,7 +195,7 @@ def test_a_late_member_is_put_aside_and_comes_back() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_whatever_a_member_says_of_itself_the_others_are_served(data: st.DataObject) -> None:
+def test_wrong_rates_of_a_member_leave_the_others_served(data: st.DataObject) -> None:
     """It says it is fast and is not, or slow, or everything in turn; then its numbers are drawn."""
     speeds = SPREAD[:4]
     trial = Trial(Bench(people(speeds)), tokens=60)

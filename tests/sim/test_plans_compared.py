@@ -103,7 +103,7 @@ def test_greedy_batching_is_looked_at_for_a_moment(monkeypatch: pytest.MonkeyPat
     assert after[-1].comparison.greedy.rounds > 0
 
 
-def test_nothing_is_compared_where_nobody_takes_part() -> None:
+def test_nothing_is_compared_without_members() -> None:
     trial = Trial(Bench(people(SPREAD)), tokens=60, policy="dip-sd:length=3,plan=false")
     trial.run()
     assert trial.schedule.comparison == PlanComparison()

@@ -87,7 +87,7 @@ class Onlooker:
     requests(3),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=2),
 )
-def test_what_users_are_told_is_what_went_by(
+def test_request_stats_count_what_was_sent(
     cluster: Cluster, asked: list[Request], losses: list[tuple[int, int]]
 ) -> None:
     """Under any delays and losses, whether the first token was guessed or not."""

@@ -41,7 +41,7 @@ def speed(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("policy", ["flowspec", "pipedec", "specpipe"])
-def test_who_is_alone_sends_as_many_rows_as_cost_little(
+def test_a_lone_session_sends_as_many_rows_as_cost_little(
     policy: str, careless: Callable[[], None]
 ) -> None:
     found = run(policy, DEAR)

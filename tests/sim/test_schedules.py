@@ -24,11 +24,11 @@ MOST = 16
 SCHEDULES = 1000
 
 moments = st.lists(st.integers(0, 60), min_size=MOST, max_size=MOST)
-leaving = st.dictionaries(st.integers(0, MOST - 1), st.integers(1, 90), max_size=4)
+cancellations = st.dictionaries(st.integers(0, MOST - 1), st.integers(1, 90), max_size=4)
 
 
 @settings(max_examples=SCHEDULES, suppress_health_check=[HealthCheck.too_slow])
-@given(clusters(max_sessions=MOST), requests(MOST), moments, leaving)
+@given(clusters(max_sessions=MOST), requests(MOST), moments, cancellations)
 def test_solo_equals_batched(
     cluster: Cluster, asked: list[Request], arrivals: list[int], left: dict[int, int]
 ) -> None:

@@ -121,7 +121,7 @@ def test_a_wrong_slot_or_mask_shows_as_a_wrong_token(
         everything()
 
 
-def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncspec_nodes.roles.draft.speculation as verdicts
 
     monkeypatch.setattr(verdicts, "walk", bonus_taken_for_a_hit)

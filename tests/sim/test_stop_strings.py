@@ -46,7 +46,7 @@ def test_an_answer_ends_where_its_text_does(
     check_after(cluster, asked[1:])
 
 
-def test_told_at_once_nothing_more_is_sent_or_drafted() -> None:
+def test_after_an_immediate_stop_nothing_is_sent_or_drafted() -> None:
     whole, cut = Cluster(UnitCosts()), Cluster(UnitCosts())
     request = ask(max_new_tokens=60)
     reader = Reader(cut, request, kept=9)

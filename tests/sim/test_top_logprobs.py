@@ -19,7 +19,7 @@ BOUND = 100_000.0
 
 
 def listen(cluster: Cluster) -> dict[int, list[tuple[int, TargetOutput]]]:
-    """Every emitted token with its opinion, by request, as they come."""
+    """Every emitted token with its target output, by request, as they come."""
     heard: dict[int, list[tuple[int, TargetOutput]]] = {}
 
     def watch(rank: Rank, event: Any, effects: tuple[Any, ...]) -> None:

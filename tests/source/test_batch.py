@@ -63,7 +63,7 @@ def test_a_batch_takes_as_many_of_the_first_as_fit(waiting: list[Expand]) -> Non
 
 
 @given(st.lists(st.integers(1, MAX_ROWS), min_size=1, max_size=20))
-def test_whoever_waits_has_a_turn_after_those_before_it(sizes: list[int]) -> None:
+def test_a_waiting_request_follows_those_before_it(sizes: list[int]) -> None:
     waiting = [expand(i, (1,) * n, count=0) for i, n in enumerate(sizes)]
     served: list[Expand] = []
     while waiting:

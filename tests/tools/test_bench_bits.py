@@ -27,7 +27,7 @@ def test_trees_have_the_bits_of_sequences(capsys: pytest.CaptureFixture[str]) ->
         assert result["compared"] == {"positions": LENGTH, "bits": 0, "tokens": 0}
 
 
-def test_a_stage_that_says_what_is_not_so_is_told(
+def test_a_wrong_report_of_a_stage_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose passes of more than 32 rows have other bits."""

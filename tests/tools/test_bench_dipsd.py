@@ -12,8 +12,8 @@ from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import PlanStatus, Submit
 from tools.bench.__main__ import main
 from tools.bench.dipsd.curves import CURVES, points
+from tools.bench.dipsd.optimality import Proof, proofs_markdown
 from tools.bench.dipsd.output import write_curve
-from tools.bench.dipsd.proof import Proof, proofs_markdown
 from tools.bench.dipsd.quality import Quality, quality_markdown
 from tools.bench.dipsd.run_time import Answer, Measured, Row, table, throughput
 from tools.bench.dipsd.unsteady import Unsteady, unsteady_markdown

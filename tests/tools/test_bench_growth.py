@@ -15,7 +15,7 @@ from asyncspec.core.jobs import Compact, Forward
 from asyncspec.core.machine import Compute, Emit, Send
 from asyncspec_protocol.messages import PruneIndices, Segment, Verdict
 from tools.bench.__main__ import main
-from tools.bench.growth import command, context, live, page, stages, trees
+from tools.bench.growth import command, context, live_nodes, page, stages, trees
 from tools.bench.growth.curve import Curve, slope
 from tools.bench.growth.draft_steps import DraftSteps
 from tools.bench.growth.model import MODES
@@ -135,7 +135,7 @@ def counted(ticks: list[int]) -> Any:
 
 @pytest.mark.torch
 def test_every_part_measures_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (context, live):
+    for module in (context, live_nodes):
         monkeypatch.setattr(module, "STEPS", 2)
         monkeypatch.setattr(module, "PASSES", 2)
     monkeypatch.setattr(stages, "TOKENS", 8)
@@ -144,7 +144,7 @@ def test_every_part_measures_every_size(monkeypatch: pytest.MonkeyPatch) -> None
     ticks: list[int] = []
     parts = {
         "context": context.measure(counted(ticks), (20, 150)),
-        "live": live.measure(counted(ticks), (16, 32)),
+        "live": live_nodes.measure(counted(ticks), (16, 32)),
         "stages": stages.measure(counted(ticks), (1, 2), real=(1,)),
     }
     assert len(ticks) == 4 + 4 + 3
@@ -184,9 +184,7 @@ def test_pages_and_figures_are_written(
     assert "| stage: prune | us | 1.00 | 2.00 | +1.00 | +1.00 |" in text
 
 
-def test_users_mistakes_are_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["growth", "--only", "live,speed"]) == 2
     assert "there is no part 'speed'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")

@@ -78,7 +78,7 @@ def test_what_was_put_before_a_token_is_what_only_the_mixture_ranks_higher() -> 
     mixed = ([9, 1, 2, 3], [-0.4, -1.0, -2.0, -3.0])
     found = explain.place(2, base, ([9], [-0.3]), mixed)
     assert (found.base.rank, found.mix.rank, found.before) == (1, 2, (9,))
-    assert found.lookup == explain.Opinion(None, 0.0)
+    assert found.lookup == explain.Prediction(None, 0.0)
     assert explain.place(5, base, NO_PROPOSAL, base).before == ()
 
 

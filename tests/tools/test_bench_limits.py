@@ -11,10 +11,10 @@ from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.__main__ import main
 from tools.bench.limits import codec, hop
-from tools.bench.limits.asking import OPENINGS, Reply, Speed, speed, turn_about
 from tools.bench.limits.bandwidth import BEDS, Bandwidth
 from tools.bench.limits.bound import Bound
 from tools.bench.limits.padded import STAGE_SECONDS, Padded
+from tools.bench.limits.requests import OPENINGS, Reply, Speed, speed, turn_about
 from tools.bench.limits.wan import Wan
 
 

@@ -20,7 +20,7 @@ from tools.bench.peers.endpoint import Endpoint, events
 from tools.bench.peers.generate import BASE
 from tools.bench.peers.measure import ask_all
 from tools.bench.peers.peer import Answer
-from tools.bench.peers.standings import differs, rate, standings
+from tools.bench.peers.ratios import differs, rate, standings
 
 ANSWERS = st.builds(Answer, st.integers(1, 100), st.floats(0.01, 100))
 
@@ -171,7 +171,7 @@ def test_an_endpoint_is_asked_in_a_stream_and_counts_by_its_usage() -> None:
     assert answer.seconds > 0
 
 
-def test_an_endpoint_that_fails_is_told_by_one_line() -> None:
+def test_a_failing_endpoint_is_one_line() -> None:
     async def refusing(request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": "no model\nm"}, status=404)
 

@@ -18,9 +18,9 @@ from asyncspec_nodes.local.cluster import local_config
 from tools.bench.__main__ import main
 from tools.bench.serving import command, fairness, memory, padded, prefill, simulated, soak
 from tools.bench.serving.load import percentile, steady
-from tools.bench.serving.openings import opening
 from tools.bench.serving.parts import PARTS
 from tools.bench.serving.pool import through
+from tools.bench.serving.prompts import opening
 from tools.bench.serving.service import Busy, served
 from tools.bench.serving.streams import stream
 
@@ -83,7 +83,7 @@ def test_a_pool_has_so_many_running_and_every_answer_once(pool: int, count: int)
     assert most == min(pool, count)
 
 
-def test_who_fails_in_a_pool_stops_it() -> None:
+def test_a_failing_request_stops_its_pool() -> None:
     async def ask(number: int) -> int:
         if number == 2:
             raise ClusterError("no")

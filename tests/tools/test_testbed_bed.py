@@ -289,7 +289,7 @@ def down(name: str) -> None:
     assert done.stdout == f"bed {name} is down\n"
 
 
-def test_who_has_a_dead_owners_number_is_left_alone() -> None:
+def test_a_process_with_a_dead_owners_number_is_left_alone() -> None:
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as other:
         started = state.start_time(other.pid)
         assert started is not None

@@ -229,7 +229,7 @@ def test_what_fails_for_want_of_a_proxy_says_so(
         dies()
 
 
-def test_who_dials_too_early_waits_and_who_hangs_up_is_forgotten() -> None:
+def test_an_early_dial_waits_and_a_closed_one_is_forgotten() -> None:
     late = socket.socket()
     late.bind(("127.0.0.1", 0))  # the port is ours, but nobody listens
     (gate,) = _free(1)

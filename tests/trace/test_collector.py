@@ -74,7 +74,7 @@ async def test_a_disk_that_is_full_costs_no_answer(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.asyncio
-async def test_a_job_that_runs_when_recording_begins_is_nobodys(tmp_path: Path) -> None:
+async def test_a_job_that_runs_when_recording_begins_has_no_cause(tmp_path: Path) -> None:
     """No job ends before it was issued, whatever a device has in hand at the first line."""
     async with LocalCluster(2, traced=False) as cluster:
         client = await client_of(cluster)

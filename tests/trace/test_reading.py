@@ -164,7 +164,7 @@ def recorded_between(whole: Trace, start: float, end: float) -> Trace:
     return Trace(whole.header, (*lines, *(x for x in some if start < x.at <= x.until < end)))
 
 
-def test_a_request_that_was_there_counts_from_whoever_worked_on_it_first() -> None:
+def test_a_request_that_was_there_counts_from_the_first_work_on_it() -> None:
     """The draft node's first step comes when the first stage has had its passes."""
     whole = run(Shaken([6, 2, 2]), "flowspec", 2).trace()
     last = max(line.until for line in whole.lines if isinstance(line, Step | Ran))

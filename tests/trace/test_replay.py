@@ -126,6 +126,6 @@ def test_settings_of_another_version_are_said() -> None:
         replay([node])
 
 
-def test_a_policy_nobody_knows_is_said() -> None:
+def test_an_unknown_policy_is_reported() -> None:
     with pytest.raises(UserError, match="policy flowspec"):
         replay(recorded().lines, {"chunked": SMALL["chunked"]})

@@ -74,7 +74,7 @@ def test_what_one_of_several_draft_nodes_has_collected(asked: int) -> None:
     assert sorted(lane.name for lane in found.lanes) == [f"D{asked}", "V1", "V2"]
 
 
-def test_what_the_page_is_told_of_segments_and_losses() -> None:
+def test_the_page_gets_segments_and_losses() -> None:
     line = replace(recorded(), dropped=((2, 5),))
     found = model(line)
     for lifetime, hops in zip(line.lifetimes, found.lifetimes["hops"], strict=True):

@@ -37,8 +37,8 @@ from tools.bench.report.models import Models
 from tools.bench.report.virtual import VirtualEngine
 
 
-class Opinion(Struct, frozen=True):
-    """What somebody said of the token that came true."""
+class Prediction(Struct, frozen=True):
+    """A source's prediction of the token that was verified."""
 
     # From 0; None where it was not listed.
     rank: int | None
@@ -49,15 +49,15 @@ class Place(Struct, frozen=True):
     """One token that came true."""
 
     token: int
-    base: Opinion
-    lookup: Opinion
-    mix: Opinion
+    base: Prediction
+    lookup: Prediction
+    mix: Prediction
     # Tokens that the mixture ranked before it and the base after it.
     before: tuple[int, ...]
 
 
 class Listener:
-    """Runs a mix, and notes what was said of every token when it comes true."""
+    """Runs a mix, and records the predictions of every verified token."""
 
     def __init__(self, source: HybridSource) -> None:
         self._source = source
@@ -74,7 +74,7 @@ class Listener:
 
 
 class ListeningEngine(VirtualEngine):
-    """A ``VirtualEngine`` whose mixes are listened to."""
+    """A ``VirtualEngine`` whose mixes are recorded."""
 
     listener: Listener
 
@@ -88,20 +88,20 @@ class ListeningEngine(VirtualEngine):
 
 
 def place(token: int, base: Proposal, lookup: Proposal, mixed: Proposal) -> Place:
-    """What was said of ``token``."""
-    ours, theirs = opinion(token, mixed), opinion(token, base)
+    """The predictions of ``token``."""
+    ours, theirs = prediction(token, mixed), prediction(token, base)
     ahead = mixed[0][: ours.rank] if ours.rank is not None else mixed[0]
     known = base[0][: theirs.rank] if theirs.rank is not None else base[0]
     before = tuple(one for one in ahead if one not in known)
-    return Place(token, theirs, opinion(token, lookup), ours, before)
+    return Place(token, theirs, prediction(token, lookup), ours, before)
 
 
-def opinion(token: int, said: Proposal) -> Opinion:
+def prediction(token: int, said: Proposal) -> Prediction:
     """Rank and chance of a token."""
     ranks = list(said[0])
     if token not in ranks:
-        return Opinion(None, 0.0)
-    return Opinion(ranks.index(token), math.exp(said[1][ranks.index(token)]))
+        return Prediction(None, 0.0)
+    return Prediction(ranks.index(token), math.exp(said[1][ranks.index(token)]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,5 +172,5 @@ def sums(stats: dict[str, float], places: Sequence[Place]) -> Iterator[str]:
     yield ", ".join(f"{stats[name]:g} {name}" for name in names)
 
 
-def _shown(one: Opinion) -> str:
+def _shown(one: Prediction) -> str:
     return f"{'-' if one.rank is None else one.rank:>2} {one.chance:.3f}"

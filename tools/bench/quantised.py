@@ -4,7 +4,7 @@ One stage of random weights in the shape of a real model's layers, kept in each 
 process: passes of some rows are interleaved over the ways, medians of CPU time on one thread (so
 that whoever shares the cores does not count), and ratios to bfloat16. Peak memory (Linux) is that
 of a process of its own that loads the stage. With ``--text`` also what rounding
-does to the bundled target's opinion of a text: perplexity, and how often the likeliest token stays.
+does to the bundled target on a text: perplexity, and how often the likeliest token stays.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Way(Struct, frozen=True):
     ratios: dict[int, float]
 
 
-class Opinion(Struct, frozen=True):
-    """What a rounded target thinks of a text, next to the float32 one."""
+class TextQuality(Struct, frozen=True):
+    """Perplexity and agreement of a quantised target on a text, next to the float32 one."""
 
     quantize: str
     perplexity: float
@@ -113,12 +113,12 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), options)
         ways = measure(path, options)
-    opinions = read_text(windows) if windows else []
+    qualities = read_text(windows) if windows else []
     if options.json:
-        found = {"ways": msgspec.to_builtins(ways), "text": msgspec.to_builtins(opinions)}
+        found = {"ways": msgspec.to_builtins(ways), "text": msgspec.to_builtins(qualities)}
         sys.stdout.write(json.dumps(found) + "\n")
     else:
-        _print(ways, opinions)
+        _print(ways, qualities)
     return 0
 
 
@@ -233,7 +233,7 @@ def _windows(options: argparse.Namespace) -> list[tuple[int, ...]]:
     return [tokens[i : i + WINDOW] for i in range(0, len(tokens) - 1, WINDOW)]
 
 
-def read_text(windows: Sequence[Sequence[int]]) -> list[Opinion]:
+def read_text(windows: Sequence[Sequence[int]]) -> list[TextQuality]:
     """Perplexity of a text, and how often the likeliest token is float32's."""
     import torch
 
@@ -241,7 +241,7 @@ def read_text(windows: Sequence[Sequence[int]]) -> list[Opinion]:
     from asyncspec.backend.hf.stage import load_stage
 
     checkpoint = open_checkpoint(BUNDLED_TARGET)
-    opinions: list[Opinion] = []
+    qualities: list[TextQuality] = []
     likeliest: list[torch.Tensor] = []
     for quantize in ("none", "int8", "int4"):
         stage = load_stage(
@@ -257,8 +257,8 @@ def read_text(windows: Sequence[Sequence[int]]) -> list[Opinion]:
         ]
         same = torch.cat([a == b for a, b in zip(best, likeliest, strict=True)])
         perplexity = float(torch.cat(losses).mean().exp())
-        opinions.append(Opinion(quantize, perplexity, float(same.float().mean())))
-    return opinions
+        qualities.append(TextQuality(quantize, perplexity, float(same.float().mean())))
+    return qualities
 
 
 def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
@@ -276,7 +276,7 @@ def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
     return stage.shard.logits(torch.tensor(tokens), places, tree, places)
 
 
-def _print(ways: list[Way], opinions: list[Opinion]) -> None:
+def _print(ways: list[Way], qualities: list[TextQuality]) -> None:
     heads = "".join(f" {rows} rows, ms | ratio |" for rows in ROWS)
     out = [f"| weights | bytes a weight | peak MiB | load s |{heads}"]
     out.append("| --- |" + " ---: |" * (3 + 2 * len(ROWS)))
@@ -287,7 +287,7 @@ def _print(ways: list[Way], opinions: list[Opinion]) -> None:
             f"| {name} | {way.bytes_per_weight:.2f} | {way.peak_bytes / 2**20:.0f} | "
             f"{way.load_seconds:.1f} |{cells}"
         )
-    if opinions:
+    if qualities:
         out += ["", "| target | perplexity | same likeliest token |", "| --- | ---: | ---: |"]
-        out += [f"| {o.quantize} | {o.perplexity:.3f} | {o.agreement:.2%} |" for o in opinions]
+        out += [f"| {o.quantize} | {o.perplexity:.3f} | {o.agreement:.2%} |" for o in qualities]
     sys.stdout.write("\n".join(out) + "\n")

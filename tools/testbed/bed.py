@@ -13,12 +13,12 @@ from typing import Any
 
 from asyncspec.core.errors import ClusterError
 from tools.testbed import plan
+from tools.testbed.create import Network, create
 from tools.testbed.description import check
 from tools.testbed.plan import SWITCH, Names
 from tools.testbed.proxy_process import proxy, watch
 from tools.testbed.remove import remove
 from tools.testbed.routes import Address, Orders, orders
-from tools.testbed.stand import Network, stand
 from tools.testbed.state import State
 from tools.testbed.tables import MAX_DEVICES, Description
 from tools.testbed.wires import Way, wires
@@ -65,7 +65,7 @@ class Bed:
         """
         check(description)
         notes: list[str] = []
-        standing = stand(description, network, notes)
+        standing = create(description, network, notes)
         try:
             devices, todo, reach = _addresses(description, standing)
             with proxy(todo, _switch(standing)) as process:

@@ -18,8 +18,8 @@ from asyncspec_nodes.console.signals import SIGNALS
 from tools.testbed import description, state
 from tools.testbed.bed import Bed
 from tools.testbed.check import check
+from tools.testbed.create import Network
 from tools.testbed.remove import ask_owner, remove, sweep
-from tools.testbed.stand import Network
 from tools.testbed.state import State
 
 

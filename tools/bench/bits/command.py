@@ -24,8 +24,8 @@ from asyncspec.backend.base import Guarantee, Quantize
 from asyncspec_nodes.console.arguments import Bounds
 from tools.bench.bits.compare import Compared, compare
 from tools.bench.bits.shapes import PUBLISHED
-from tools.bench.chosen import chosen_parts
 from tools.bench.options import check_numbers
+from tools.bench.selection import chosen_parts
 
 TYPES: dict[str, tuple[str, Quantize]] = {
     "bfloat16": ("bfloat16", "none"),

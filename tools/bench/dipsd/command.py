@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from asyncspec_nodes.console.arguments import COUNT, SEED
-from tools.bench.chosen import make_folder
 from tools.bench.dipsd.crowd import crowd, crowd_markdown
 from tools.bench.dipsd.curves import CURVES, points
+from tools.bench.dipsd.optimality import proofs, proofs_markdown
 from tools.bench.dipsd.output import write_curve
-from tools.bench.dipsd.proof import proofs, proofs_markdown
 from tools.bench.dipsd.quality import quality, quality_markdown
 from tools.bench.dipsd.unsteady import unsteady, unsteady_markdown
 from tools.bench.options import check_numbers
+from tools.bench.selection import make_folder
 
 PARTS = ("curves", "quality", "crowd", "unsteady")
 OPTIONAL = ("milp",)

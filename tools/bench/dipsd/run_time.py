@@ -31,7 +31,7 @@ from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.reference.check import Question, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit
-from tools.bench.dipsd.watch import Watch
+from tools.bench.dipsd.plan_log import Watch
 from tools.bench.options import SEVERAL, check_numbers
 
 PROMPTS = (

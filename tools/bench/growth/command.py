@@ -16,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.growth import page
 from tools.bench.growth.curve import Curve
 from tools.bench.limits.progress import Tick
+from tools.bench.selection import chosen_parts, make_folder
 
 
 def _context(tick: Tick) -> list[Curve]:
@@ -35,9 +35,9 @@ def _stages(tick: Tick) -> list[Curve]:
 
 
 def _live(tick: Tick) -> list[Curve]:
-    from tools.bench.growth import live
+    from tools.bench.growth import live_nodes
 
-    return live.measure(tick)
+    return live_nodes.measure(tick)
 
 
 PARTS: dict[str, Callable[[Tick], list[Curve]]] = {

@@ -25,9 +25,9 @@ from tools.bench.enlarge import Size, enlarge, read_config, size_of
 from tools.bench.growth.context import curves
 from tools.bench.growth.curve import Curve
 from tools.bench.growth.timing import no_collector
-from tools.bench.limits.asking import OPENINGS, WARM_UP_TOKENS, ask
 from tools.bench.limits.cpu_time import cpu_seconds
 from tools.bench.limits.progress import Tick
+from tools.bench.limits.requests import OPENINGS, WARM_UP_TOKENS, ask
 
 SIMULATED = REAL = (1, 2, 4, 8, 16)
 POLICIES = ("autoregressive", "flowspec")

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from msgspec import Struct
 
 from asyncspec_nodes.cluster.config import Config
-from tools.bench.limits.asking import Speed, speed, turn_about
 from tools.bench.limits.progress import Tick
+from tools.bench.limits.requests import Speed, speed, turn_about
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
 from tools.testbed.description import load

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress
 
-from tools.bench.chosen import chosen_parts
 from tools.bench.limits.progress import Tick
+from tools.bench.selection import chosen_parts
 
 if TYPE_CHECKING:
     import torch

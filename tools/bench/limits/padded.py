@@ -11,9 +11,9 @@ from msgspec import Struct
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from tools.bench.limits.asking import Speed, speed, turn_about
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.progress import Tick
+from tools.bench.limits.requests import Speed, speed, turn_about
 
 STAGES, STAGE_SECONDS, LEVEL_SECONDS = 4, 0.040, 0.005
 TOKENS = {"flowspec": 96, "autoregressive": 32}

@@ -21,9 +21,9 @@ from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from tools.bench.limits.asking import OPENINGS, ask
 from tools.bench.limits.cpu_time import cpu_seconds
 from tools.bench.limits.progress import Tick
+from tools.bench.limits.requests import OPENINGS, ask
 
 STAGES, TOKENS = 4, 96
 POLICY = "autoregressive"

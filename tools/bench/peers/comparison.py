@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from asyncspec.core.errors import UserError
 from tools.bench.enlarge import Size
-from tools.bench.limits.asking import OPENINGS
+from tools.bench.limits.requests import OPENINGS
+from tools.testbed.create import Network
 from tools.testbed.description import load
-from tools.testbed.stand import Network
 from tools.testbed.tables import Description, DeviceTable
 
 POLICIES = ("flowspec", "chunked", "autoregressive")

@@ -19,7 +19,7 @@ from tools.bench.peers.comparison import Comparison
 from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, BASE, ONE, WAYS, Generate, Whole
 from tools.bench.peers.peer import Answer, Peer
-from tools.bench.peers.standings import Standing, differs, standings
+from tools.bench.peers.ratios import Standing, differs, standings
 from tools.testbed.bed import Bed
 
 WARM_UP_TOKENS = 8

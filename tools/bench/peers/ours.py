@@ -9,7 +9,7 @@ from pathlib import Path
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from tools.bench.limits.asking import ask
+from tools.bench.limits.requests import ask
 from tools.bench.peers.comparison import POLICIES, Comparison
 from tools.bench.peers.peer import Answer
 from tools.testbed.bed import Bed

@@ -100,6 +100,6 @@ class Plan:
                 yield Job((cell,), (answer,))
             else:
                 # One cluster for all prompts.
-                alike = key(cell.setting, str(cell.ask.sampling), str(cell.ask.tokens))
-                real.setdefault(alike, []).append(cell)
+                shared = key(cell.setting, str(cell.ask.sampling), str(cell.ask.tokens))
+                real.setdefault(shared, []).append(cell)
         yield from (Job(tuple(cells)) for cells in real.values())

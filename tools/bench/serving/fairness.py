@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec import Struct
 
-from tools.bench.limits.asking import OPENINGS
+from tools.bench.limits.requests import OPENINGS
 from tools.bench.serving.service import Service
 from tools.bench.serving.streams import stream
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tools.bench.serving.openings import opening
 from tools.bench.serving.pool import through
+from tools.bench.serving.prompts import opening
 from tools.bench.serving.service import Service
 
 WARM_UP, COUNTS = 50, (100, 1000)

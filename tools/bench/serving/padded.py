@@ -17,12 +17,12 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from tools.bench.limits.asking import WARM_UP_TOKENS, Reply, ask, speed
 from tools.bench.limits.models import EAGLE_HEAD
 from tools.bench.limits.progress import Tick
+from tools.bench.limits.requests import WARM_UP_TOKENS, Reply, ask, speed
 from tools.bench.serving.load import Load, steady
-from tools.bench.serving.openings import opening
 from tools.bench.serving.pool import through
+from tools.bench.serving.prompts import opening
 
 STAGES = 4
 STAGE_PACE = PaceTable(seconds=0.080, plateau=64, row_seconds=0.0002)

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from tools.bench.limits.asking import OPENINGS
+from tools.bench.limits.requests import OPENINGS
 from tools.bench.serving.load import percentile
 from tools.bench.serving.service import Service
 from tools.bench.serving.streams import stream

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from msgspec import Struct
 
 from asyncspec.core.errors import AsyncSpecError
-from tools.bench.serving.openings import opening
+from tools.bench.serving.prompts import opening
 from tools.bench.serving.service import Busy, Service
 from tools.bench.serving.streams import stream
 

@@ -183,13 +183,13 @@ RECOVERY: tuple[Mutant, ...] = (
         "lost-link-keeps-its-account",
         "inbound = {rank: credit for rank, credit in state.inbound.items() if rank != peer}",
         "inbound = dict(state.inbound)",
-        "test_a_session_opened_by_nobody_who_is_linked",
+        "test_a_session_of_an_unlinked_draft_node",
     ),
     Mutant(
         "lost-next-stage-not-told",
         "if (peer == config.next_rank and not config.last) or (is_draft(peer) and config.slots):",
         "if is_draft(peer) and config.slots:",
-        "test_losing_the_next_stage_is_told_to_the_draft_node",
+        "test_losing_the_next_stage_is_reported_to_the_draft_node",
     ),
     Mutant(
         "lost-session-computed",

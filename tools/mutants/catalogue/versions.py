@@ -15,19 +15,19 @@ VERSIONS: tuple[Mutant, ...] = (
         "version-youngest-node-dead",
         "return node >= self.horizon or self.committed(node) or node in self.keep",
         "return node > self.horizon or self.committed(node) or node in self.keep",
-        "test_who_lives_is_the_same_however_it_is_asked",
+        "test_liveness_is_the_same_by_every_query",
     ),
     Mutant(
         "version-node-behind-prompt-committed",
         "return node < self.prompt_length or node in self.accepted",
         "return node <= self.prompt_length or node in self.accepted",
-        "test_who_lives_is_the_same_however_it_is_asked",
+        "test_liveness_is_the_same_by_every_query",
     ),
     Mutant(
         "version-young-segment-alive",
         "if keep.issuperset(nodes) or min(nodes) >= horizon:",
         "if keep.issuperset(nodes) or max(nodes) >= horizon:",
-        "test_who_lives_is_the_same_however_it_is_asked",
+        "test_liveness_is_the_same_by_every_query",
     ),
     Mutant(
         "version-stamp-of-last-stage",

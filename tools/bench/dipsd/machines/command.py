@@ -17,11 +17,11 @@ from rich.progress import Progress
 
 from asyncspec_nodes.console.arguments import COUNT, Bounds
 from asyncspec_protocol.ids import MAX_DRAFTS
-from tools.bench.chosen import chosen_parts, make_folder
 from tools.bench.dipsd.machines.cases import CASES
 from tools.bench.dipsd.machines.measure import CHAIN, STAGES, TOKENS, USERS, VARIANTS, Ask, measure
 from tools.bench.dipsd.machines.page import draw, page
 from tools.bench.options import SEVERAL, check_numbers
+from tools.bench.selection import chosen_parts, make_folder
 
 MAX_STAGES = 16
 

@@ -21,7 +21,7 @@ from tools.testbed.wires import lines
 Network = Literal["auto", "namespaces", "loopback"]
 
 
-def stand(description: Description, network: Network, notes: list[str]) -> State:
+def create(description: Description, network: Network, notes: list[str]) -> State:
     """Make what the kernel has to hold of a bed; whoever called removes it. What does not hold here
     is appended to ``notes``. Raises ``ClusterError``, and ``UserError`` where namespaces were asked
     for and are not to be had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.bench.limits.asking import OPENINGS
+from tools.bench.limits.requests import OPENINGS
 
 _FIRST = ("", "Yes. ", "No. ", "Then. ", "So. ", "Well. ", "Look. ", "Now. ")
 
