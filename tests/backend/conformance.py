@@ -140,10 +140,10 @@ class Pipeline:
         ids: Sequence[NodeId],
         parents: Sequence[NodeId],
         tokens: Sequence[int],
-        judge: Sequence[int],
+        sampled_rows: Sequence[int],
     ) -> tuple[int, ...]:
         """One segment through all stages; the token drawn for each row in ``sampled_rows``."""
-        return alone(self.stages, self.steps(ids, parents, tokens, judge))
+        return alone(self.stages, self.steps(ids, parents, tokens, sampled_rows))
 
     def send_cut(
         self,
@@ -165,7 +165,7 @@ class Pipeline:
         ids: Sequence[NodeId],
         parents: Sequence[NodeId],
         tokens: Sequence[int],
-        judge: Sequence[int],
+        sampled_rows: Sequence[int],
     ) -> Steps[tuple[int, ...]]:
         """The same, but somebody else runs its passes."""
         self._segment += 1
@@ -182,7 +182,7 @@ class Pipeline:
                 rows=rows,
                 tokens=tuple(tokens) if i == 0 or (last and self._penalises) else (),
                 hidden=hidden,
-                sampled_rows=tuple(judge) if last else (),
+                sampled_rows=tuple(sampled_rows) if last else (),
             )
             result = yield i, job
             if not last:

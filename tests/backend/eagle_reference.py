@@ -14,13 +14,13 @@ from backend.eagle_heads import Sizes, State
 
 
 class PlainHead:
-    """A head from its tensors; ``embedding`` and ``judge`` are the target's."""
+    """A head from its tensors; ``embedding`` and ``lm_head`` are the target's."""
 
     def __init__(
         self,
         state: State,
         embedding: torch.Tensor,
-        judge: torch.Tensor,
+        lm_head: torch.Tensor,
         sizes: Sizes | None = None,
         theta: float = 10_000.0,
         dtype: torch.dtype = torch.float64,
@@ -30,8 +30,8 @@ class PlainHead:
         self.third = "norm.weight" in state
         self.layer = "midlayer." if self.third else "layers.0."
         self.embedding = self.state.get("embed_tokens.weight", embedding.to(dtype))
-        self.judge = self.state["lm_head.weight"] if self.third else judge.to(dtype)
-        self.ids = torch.arange(len(self.judge)) + state.get("d2t", torch.tensor(0))
+        self.lm_head = self.state["lm_head.weight"] if self.third else lm_head.to(dtype)
+        self.ids = torch.arange(len(self.lm_head)) + state.get("d2t", torch.tensor(0))
         self.sizes = sizes or Sizes()
         self.theta = theta
         self.norm_before_residual = False
@@ -51,7 +51,7 @@ class PlainHead:
             seen.append(token)
             guess = self.guesses(rows, seen)[-1]
         feature = self._norm(guess, "norm") if self.third else guess
-        return linear(feature, self.judge).log_softmax(-1)
+        return linear(feature, self.lm_head).log_softmax(-1)
 
     def grow(
         self,

@@ -28,8 +28,8 @@ def passed(start: int, tokens: Sequence[int]) -> Forward:
     rows = tuple(
         Row(slot, slot, tuple(range(start, slot + 1))) for slot in range(start, start + len(tokens))
     )
-    judge = tuple(range(len(tokens)))
-    return Forward(SESSION, SegmentId(0), start, rows, tuple(tokens), sampled_rows=judge)
+    sampled_rows = tuple(range(len(tokens)))
+    return Forward(SESSION, SegmentId(0), start, rows, tuple(tokens), sampled_rows=sampled_rows)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])

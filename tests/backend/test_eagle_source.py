@@ -133,12 +133,12 @@ def twin(case: Case, target: Checkpoint, directory: Path) -> Twin:
     state = case.state(case.sizes, **case.options)
     save = eagle_heads.save_pickled if case.pickled else eagle_heads.save
     source = load_eagle(save(directory, state, case.sizes, **(case.settings or {})), target)
-    embedding, judge = (
+    embedding, lm_head = (
         read_tensor(target.tensors[name], torch.float32)
         for name in ("model.embed_tokens.weight", "lm_head.weight")
     )
     plain, rough = (
-        PlainHead(state, embedding, judge, case.sizes, case.theta, dtype)
+        PlainHead(state, embedding, lm_head, case.sizes, case.theta, dtype)
         for dtype in (torch.float64, torch.float32)
     )
     for head in (plain, rough):

@@ -69,9 +69,9 @@ def test_the_trees_of_a_batch_are_merged_and_its_time_is_shared() -> None:
     (both,) = jobs(done(driven, first, 0.25))
     effects = done(driven, both, 0.75, **TREE)
     assert [(m.session, m.tokens) for m in sent(effects, Segment)] == [(0, (5, 7))]
-    books = [driven.state.sessions[i].counters for i in range(3)]
-    assert [one.draft_seconds for one in books] == [0.5, 0.25, 0.25]
-    assert [one.draft_passes for one in books] == [2, 1, 1]
+    counters = [driven.state.sessions[i].counters for i in range(3)]
+    assert [one.draft_seconds for one in counters] == [0.5, 0.25, 0.25]
+    assert [one.draft_passes for one in counters] == [2, 1, 1]
 
 
 def test_one_of_a_batch_is_given_up_and_the_others_are_not() -> None:

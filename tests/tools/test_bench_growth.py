@@ -94,7 +94,7 @@ def test_a_stages_steps_do_what_they_are_named_for(size: int) -> None:
     assert (session.slots.committed, session.slots.used) == (committed, committed + size)
     (job,) = jobs(steps.receive(), Forward)
     assert job.rows == trees.rows(committed, range(size, size + ROWS))
-    (verdict,) = sent(steps.judge(), Verdict)
+    (verdict,) = sent(steps.end_pass(), Verdict)
     assert verdict.ids == tuple(range(committed + size, committed + size + ROWS))
     (compact,) = jobs(steps.prune(), Compact)
     kept = [committed, *(committed + node for node in trees.half(size))]

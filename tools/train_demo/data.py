@@ -52,8 +52,8 @@ def load_corpus(folder: Path, code_files: int | None) -> dict[str, list[Document
     """All documents by kind; raises `UserError` when the folder lacks something."""
     if not folder.is_dir():
         raise UserError(f"--corpus: no folder {folder}")
-    books = [Document(p.stem, _read(p)) for p in sorted((folder / "books").glob("*.txt"))]
-    if len(books) < 2:
+    stories = [Document(p.stem, _read(p)) for p in sorted((folder / "books").glob("*.txt"))]
+    if len(stories) < 2:
         raise UserError(f"--corpus: {folder / 'books'} needs at least two .txt books")
     sums = folder / "gsm8k_train.txt"
     if not sums.is_file():
@@ -62,7 +62,7 @@ def load_corpus(folder: Path, code_files: int | None) -> dict[str, list[Document
     if len(problems) < 2:
         raise UserError(f"--corpus: {sums} needs problems separated by empty lines")
     math = [Document(f"gsm8k {i}", text) for i, text in enumerate(problems)]
-    return {"story": books, "math": math, "code": standard_library(code_files)}
+    return {"story": stories, "math": math, "code": standard_library(code_files)}
 
 
 def standard_library(limit: int | None) -> list[Document]:

@@ -47,7 +47,7 @@ def _steps(tick: Tick, contexts: Sequence[int]) -> list[Curve]:
     calls: list[Call] = []
     for context in contexts:
         stage = stage_steps(context, LIVE)
-        calls += [stage.receive(), stage.judge(), stage.prune()]
+        calls += [stage.receive(), stage.end_pass(), stage.prune()]
         tick()
     times = medians(calls, STEPS)
     found = [times[i : i + 3] for i in range(0, len(times), 3)]

@@ -32,7 +32,7 @@ def _steps(tick: Tick, sizes: Sequence[int]) -> list[Curve]:
         stage, draft = stage_steps(CONTEXT, live), DraftSteps(live)
         calls["stage: segment"].append(stage.receive())
         calls["stage: segment after a prune"].append(stage.receive_pruned())
-        calls["stage: pass ends"].append(stage.judge())
+        calls["stage: pass ends"].append(stage.end_pass())
         calls["stage: prune"].append(stage.prune())
         calls["draft: tree comes"].append(draft.merge())
         calls["draft: segment is cut"].append(draft.cut())

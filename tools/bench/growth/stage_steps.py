@@ -31,7 +31,7 @@ class StageSteps(Struct, frozen=True):
         """A segment of ``ROWS`` leaves comes and becomes a pass."""
         return self._call(_segment(self.committed, range(self.live, self.live + ROWS)))
 
-    def judge(self) -> Call:
+    def end_pass(self) -> Call:
         """That pass ends and becomes a verdict."""
         segment = _segment(self.committed, range(self.live, self.live + ROWS))
         state, effects = self.machine.step(self.state, segment, 0.0)
