@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
 
+from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import StageJob, TensorRows
 from asyncspec.source.base import TokenSource
 
@@ -29,6 +30,32 @@ Guarantee = Literal["bitwise", "tolerance"]
 
 EAGLE = "eagle:"
 """Prefix of a token source that is an EAGLE head; the target's backend loads it."""
+
+TWIN = "twin"
+
+TWINS: Mapping[str, Quantize] = {
+    TWIN: "int4",
+    f"{TWIN}:int4": "int4",
+    f"{TWIN}:int8": "int8",
+    f"{TWIN}:none": "none",
+}
+"""Token sources that are the target itself, and how they keep its weights; the target's backend
+loads them."""
+
+
+def twin_quantize(source: str) -> Quantize | None:
+    """How a twin keeps the target's weights; None of any other token source. Raises
+    ``UserError``."""
+    if source.partition(":")[0] != TWIN:
+        return None
+    if source not in TWINS:
+        raise UserError(f"there is no {source}; use {TWIN}:int4, {TWIN}:int8 or {TWIN}:none")
+    return TWINS[source]
+
+
+def in_target(source: str) -> bool:
+    """Whether the target's backend loads a token source: an EAGLE head or a twin."""
+    return source.startswith(EAGLE) or source.partition(":")[0] == TWIN
 
 
 class WireTensor(Struct, frozen=True):
@@ -146,9 +173,9 @@ class StageSpec(Struct, frozen=True):
 class SourceSpec(Struct, frozen=True):
     """A token source and the target it drafts for."""
 
-    # Without the names of mixes: a model, or ``EAGLE`` and a head.
+    # Without the names of mixes: a model, ``EAGLE`` and a head, or a ``TWIN``.
     name: str
-    target: Any  # an OpenModel; of the same backend where the source is an EAGLE head
+    target: Any  # an OpenModel; of the same backend where ``in_target`` says so
     dtype: DType = "auto"
     options: EngineOptions = EngineOptions()
 
@@ -277,7 +304,7 @@ class Backend(Protocol):
         """Load a stage and run its self-test."""
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
-        """Load a draft model or an EAGLE head."""
+        """Load a draft model, an EAGLE head or a twin."""
 
     def load_tokenizer(self, model: Any, template: str | None = None) -> Tokenizer:
         """The tokenizer of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import cast
 
-from asyncspec.backend.base import EAGLE, Backend
+from asyncspec.backend.base import Backend, in_target
 from asyncspec.core.errors import UserError
 
 MODULES: Mapping[str, str] = {
@@ -56,5 +56,5 @@ def with_backend(model: str, name: str) -> str:
 
 
 def backend_of_source(source: str, target: str) -> Backend:
-    """The backend of a token source: an EAGLE head has its target's."""
-    return backend_of(target if source.startswith(EAGLE) else source)
+    """The backend of a token source: an EAGLE head and a twin have their target's."""
+    return backend_of(target if in_target(source) else source)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import cast
 
 import torch
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec_protocol.ids import SessionId, Version
@@ -13,10 +15,10 @@ from asyncspec_protocol.messages import Expand
 from backend.memory_child import MIB, peak
 
 
-def main(path: str, tokens: int) -> int:
+def main(path: str, tokens: int, quantize: Quantize) -> int:
     """A prompt of so many tokens, and a tree."""
     torch.set_num_threads(1)
-    draft = load_draft(open_checkpoint(path))
+    draft = load_draft(open_checkpoint(path), quantize=quantize)
     prompt = tuple(token % 1000 for token in range(tokens))
     draft.run(
         Expand(
@@ -33,4 +35,4 @@ def main(path: str, tokens: int) -> int:
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1], int(sys.argv[2])))  # noqa: T201
+    print(main(sys.argv[1], int(sys.argv[2]), cast("Quantize", sys.argv[3])))  # noqa: T201

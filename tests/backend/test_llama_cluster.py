@@ -104,6 +104,7 @@ def test_memory(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -
         (("--dtype", "bfloat16"), "llama.cpp's stages exchange float32"),
         (("--kv-type", "q8_0", "--flash-attention", "off"), "q8_0 needs flash attention"),
         (("--draft", "eagle:head"), "EAGLE heads do not work on GGUF targets"),
+        (("--draft", "twin"), "twin does not quantise GGUF targets; give a smaller quantisation"),
         (("--stages", "9"), "9 stages are more than the target's 8 layers"),
     ],
 )

@@ -181,12 +181,19 @@ def test_the_peak_is_predicted(
     assert 0.8 < share <= 1, (share, sizes, foretold)
 
 
-def test_a_drafts_peak_is_predicted(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["memory", "--target", str(large), "--draft", str(large), "--context", str(CAPACITY)]
+@pytest.mark.parametrize("twin", [None, "int4"])
+def test_a_drafts_peak_is_predicted(
+    twin: str | None, large: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = str(large) if twin is None else f"twin:{twin}"
+    argv = ["memory", "--target", str(large), "--draft", draft, "--context", str(CAPACITY)]
     assert cli.main([*argv, "--tree", "64", "--json"]) == 0
     foretold = json.loads(capsys.readouterr().out)["draft"]
     done = subprocess.run(
-        [sys.executable, "-m", "backend.draft_memory_child", str(large), str(CAPACITY)],
+        [
+            *(sys.executable, "-m", "backend.draft_memory_child", str(large), str(CAPACITY)),
+            twin or "none",
+        ],
         check=True,
         cwd=Path(__file__).parents[1],
         env=os.environ | DEFAULTS,

@@ -213,6 +213,6 @@ def test_quantised_is_another_model(tiny: MakeTiny) -> None:
 def test_a_torch_without_the_products(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "_weight_int4pack_mm_for_cpu")
     checkpoint = open_checkpoint(tiny("llama"))
-    with pytest.raises(UserError, match="leave quantize = 'int4' out"):
+    with pytest.raises(UserError, match="which int4 weights need; use unquantised ones"):
         load_stage(checkpoint, 0, 1, quantize="int4")
     assert isinstance(load_stage(checkpoint, 0, 1, quantize="int8"), HFStage)

@@ -28,6 +28,8 @@ def test_a_prefix_names_the_backend() -> None:
     assert registry.backend_of("org/model@main").library == "torch"
     assert registry.backend_of_source(f"{EAGLE}toy", TARGET) is registry.backend("toy")
     assert registry.backend_of_source("org/draft", TARGET).library == "torch"
+    assert registry.backend_of_source("twin:none", TARGET) is registry.backend("toy")
+    assert registry.backend_of_source("./twin", TARGET).library == "torch"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_stages_continue_each_other_and_the_tokenizer_reads_what_it_writes() -> 
     assert backend.load_source(SourceSpec("toy:top=0.9", model)).features == ()
 
 
-@pytest.mark.parametrize("source", ["toy:", "eagle:toy", "toy:top=0.4+ngram"])
+@pytest.mark.parametrize("source", ["toy:", "eagle:toy", "toy:top=0.4+ngram", "twin"])
 def test_every_node_of_a_toy_cluster_loads(source: str) -> None:
     config = local_config(TargetTable(path=TARGET), DraftTable(source), 2, 1)
     loaded = [load_node(config, rank, Reporter(rank, None)) for rank in range(3)]
@@ -101,7 +103,7 @@ def test_every_node_of_a_toy_cluster_loads(source: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("source", ["toy:", "eagle:toy"])
+@pytest.mark.parametrize("source", ["toy:", "eagle:toy", "twin+ngram"])
 def test_a_cluster_of_processes(source: str) -> None:
     command = [
         *(sys.executable, "-m", "asyncspec_nodes.cli.main", "run", "--check", "--json"),

@@ -88,6 +88,10 @@ def test_draft_nodes_need_no_table() -> None:
         (("port = 7701", "port = 7701\nlayers = [0, 1]"), "rank 2 has no layers key"),
         (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
         (('path = "model"', 'path = "model"\n[draft]\nsource = "eagle:"'), "names no head"),
+        (
+            ('path = "model"', 'path = "model"\n[draft]\nsource = "twin:4"'),
+            "there is no twin:4; use",
+        ),
         (('path = "model"', 'path = "model"\n[limits]\nsessions = 0'), "limits.sessions: "),
         (("[target]", "[limits]\nsilence_seconds = nan\n[target]"), "limits.silence_seconds: "),
         (("[target]", "[pace.2]\nseconds = inf\n[target]"), "inf is no number"),
@@ -205,10 +209,14 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("eagle:head", "eagle:{}/head"),
         ("eagle:./gone", "eagle:{}/gone"),
         ("eagle:a/b", "eagle:a/b"),
+        ("twin", "twin"),
+        ("twin:int8+ngram", "twin:int8+ngram"),
+        ("./twin", "{}/twin"),
     ],
 )
-def test_an_eagle_heads_path_is_relative_too(tmp_path: Path, source: str, found: str) -> None:
+def test_a_sources_path_is_relative_too(tmp_path: Path, source: str, found: str) -> None:
     (tmp_path / "head").mkdir()
+    (tmp_path / "twin").mkdir()
     (tmp_path / "c.toml").write_text(f'{GOOD}[draft]\nsource = "{source}"\n')
     assert load(tmp_path / "c.toml").draft.source == found.format(tmp_path)
 

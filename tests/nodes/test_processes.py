@@ -327,6 +327,14 @@ def test_an_eagle_head_drafts(
         assert found["stats"]["hit_rate"] > 0.5
 
 
+@pytest.mark.parametrize("options", [("twin",), ("twin:none+ngram", "--source-apart")])
+def test_a_twin_drafts(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--stages", "2", "--prompt", PROMPTS[0], "--max-new-tokens", "20", "--json"]
+    found = json_output(capsys, "run", *argv, "--draft", *options)
+    assert found["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], 20)[0]
+    assert found["stats"]["hit_rate"] > 0.7
+
+
 def test_a_token_source_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """A draft model and n-gram lookup, asked over a link; the source's time is accounted for."""
     argv = ["--stages", "2", "--draft", "hybrid", "--source-apart", "--prompt", PROMPTS[0]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncspec.backend.base import (
     EAGLE,
+    TWIN,
     Backend,
     DType,
     EngineOptions,
@@ -22,6 +23,8 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageBackend,
     StageSpec,
+    in_target,
+    twin_quantize,
 )
 from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.eagle.geometry import check_head
@@ -60,6 +63,8 @@ class HFBackend:
         if name.startswith(EAGLE):
             head = check_head(name.removeprefix(EAGLE), inspect_checkpoint(target_directory))
             return f"{EAGLE}{head.absolute()}"
+        if (twin := twin_quantize(name)) is not None:
+            return f"{TWIN}:{twin}"
         draft = locate(name).absolute()
         inspect_checkpoint(draft)
         list_tensors(draft)
@@ -88,11 +93,13 @@ class HFBackend:
         from asyncspec.backend.hf.eagle.head import head_footprint
         from asyncspec.backend.hf.footprint import footprint, stored_info
 
-        files = open_files(target if name.startswith(EAGLE) else name, tokenizer=False)
+        files = open_files(target if in_target(name) else name, tokenizer=False)
         info = stored_info(files)
         if name.startswith(EAGLE):
             return head_footprint(name.removeprefix(EAGLE), info, dtype)
-        return footprint(files.directory, info, (0, info.layers), dtype, "fast", draft=True)
+        quantize = twin_quantize(name) or "none"
+        span = (0, info.layers)
+        return footprint(files.directory, info, span, dtype, "fast", quantize, draft=True)
 
     def preload(self, name: str | None) -> None:
         from asyncspec.backend.hf import draft_model, stage
@@ -131,6 +138,9 @@ class HFBackend:
         from asyncspec.backend.hf.checkpoint import open_checkpoint
         from asyncspec.backend.hf.draft_model import load_draft
 
+        if (twin := twin_quantize(spec.name)) is not None:
+            model = load_draft(spec.target, dtype=spec.dtype, quantize=twin)
+            return LoadedSource(model, model.token_bytes)
         checkpoint = open_checkpoint(spec.name)
         check_vocab(spec.target.path, checkpoint.path)
         draft = load_draft(checkpoint, dtype=spec.dtype, vocab=spec.target.info.vocab_size)

@@ -7,12 +7,15 @@ from typing import TypeVar
 
 import torch
 
+from asyncspec.backend.base import Quantize
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
 from asyncspec.backend.hf.cache import TreeCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
+from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
+from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
 
@@ -34,7 +37,7 @@ class BatchedDraftPass:
 
 
 class DraftModel(CachedDraftModel[TreeCache]):
-    """A whole small model on torch. One thread only."""
+    """A whole model on torch. One thread only."""
 
     def __init__(self, shard: Shard, vocab: int | None = None) -> None:
         self.shard = shard
@@ -64,13 +67,25 @@ class DraftModel(CachedDraftModel[TreeCache]):
 
 
 def load_draft(
-    checkpoint: Checkpoint, *, dtype: str = "auto", vocab: int | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: str = "auto",
+    vocab: int | None = None,
+    quantize: Quantize = "none",
 ) -> DraftModel:
     """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary.
+    ``quantize``: how the weights are kept, as in a stage.
 
     Raises ``UserError`` or ``CheckpointError``."""
+    check_quantize(quantize)
     layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():
-        shard = load_shard(checkpoint, 0, layers, torch_dtype, "fast", FAST, share_tied=False)
+        shard = load_shard(
+            checkpoint,
+            *(0, layers, torch_dtype, "fast", FAST),
+            quantize=quantize,
+            share_tied=False,
+        )
+        free_heap(shard.weight_bytes)
         tune_min_rows(shard.linears)
     return DraftModel(shard, vocab)

@@ -18,6 +18,7 @@ from asyncspec.backend.base import (
     Quantize,
     SourceSpec,
     StageSpec,
+    twin_quantize,
 )
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
@@ -67,6 +68,7 @@ class LlamaBackend:
         """See ``Backend``."""
         if name.startswith(EAGLE):
             raise CheckpointError(f"{name}: EAGLE heads do not work on GGUF targets yet")
+        _check_no_twin(name)
         if backend_name(target) != LLAMA:
             raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
         check_vocab(self.open(target), self.open(name))
@@ -94,6 +96,7 @@ class LlamaBackend:
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         """See ``Backend``."""
+        _check_no_twin(name)
         draft = self.open(name)
         return footprint(draft, (0, draft.info.layers))
 
@@ -128,6 +131,7 @@ class LlamaBackend:
         """See ``Backend``."""
         from asyncspec.backend.llama.draft_model import load_draft
 
+        _check_no_twin(spec.name)
         if spec.name.startswith(EAGLE) or not isinstance(spec.target, OpenTarget):
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
@@ -148,6 +152,14 @@ def _check(target: OpenTarget, dtype: DType, quantize: Quantize) -> None:
     target.computed_dtype(dtype)
     if quantize != "none":
         raise UserError(f"a GGUF file is quantised as it is; leave quantize {quantize} out")
+
+
+def _check_no_twin(source: str) -> None:
+    if twin_quantize(source) is not None:
+        raise CheckpointError(
+            f"{source} does not quantise GGUF targets; give a smaller quantisation of the same "
+            "model as draft (--draft FILE.gguf)"
+        )
 
 
 BACKEND: Backend = LlamaBackend()

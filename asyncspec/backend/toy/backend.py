@@ -1,8 +1,8 @@
 """The toy backend: clusters without weights and without torch.
 
 A target is called ``toy:`` and settings of ``ToyTarget`` (``toy:layers=8,vocab=32``); ``toy:`` as a
-token source is one that knows the target, with settings of ``ToySourceConfig``, and ``eagle:toy``
-one that reads the target's final hidden states.
+token source is one that knows the target, with settings of ``ToySourceConfig``, ``eagle:toy`` one
+that reads the target's final hidden states, and ``twin`` the best one, however it is quantised.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from asyncspec.backend.base import (
     EAGLE,
+    TWIN,
     Backend,
     DType,
     EngineOptions,
@@ -26,6 +27,7 @@ from asyncspec.backend.base import (
     Quantize,
     SourceSpec,
     StageSpec,
+    twin_quantize,
 )
 from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
 from asyncspec.backend.toy.source import ToyEagle, ToySource
@@ -35,6 +37,9 @@ from asyncspec_protocol.messages import FINAL
 
 PREFIX = "toy:"
 HEAD = f"{EAGLE}toy"
+
+_TWIN_TOP = 1.3
+"""``ToySource.top`` that makes it as certain as it can be of every node."""
 
 
 class ToyTarget(ToyModel, frozen=True, forbid_unknown_fields=True):
@@ -118,7 +123,9 @@ class ToyBackend(Backend):
         return self.open(name).info
 
     def check_source(self, name: str, target: str) -> str:
-        if not name.startswith(EAGLE):
+        if twin := twin_quantize(name):
+            name = f"{TWIN}:{twin}"
+        elif not name.startswith(EAGLE):
             _settings(name, ToySourceConfig)
         elif name != HEAD:
             raise CheckpointError(f"{name}: the head of a toy target is {HEAD}")
@@ -155,6 +162,8 @@ class ToyBackend(Backend):
         if spec.name == HEAD:
             eagle = ToyEagle(spec.target, (FINAL,))
             return LoadedSource(eagle, 0, eagle.features, eagle)
+        if twin_quantize(spec.name):
+            return LoadedSource(ToySource(spec.target, _TWIN_TOP), 0)
         settings = _settings(spec.name, ToySourceConfig)
         return LoadedSource(ToySource(spec.target, settings.top, settings.seed), 0)
 

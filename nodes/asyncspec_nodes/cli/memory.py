@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add(
         "--draft",
-        metavar="DIR|GGUF|HF_ID|eagle:DIR|ngram|none",
+        metavar="DIR|GGUF|HF_ID|eagle:DIR|twin|ngram|none",
         help="what the draft node takes as well",
     )
     add("--policy", default="flowspec", metavar="NAME", help="theirs (default: flowspec)")

@@ -1,6 +1,7 @@
 """Names of models and token sources, and what can be checked before a process is started.
 
-A token source is ``DIR``, ``eagle:DIR``, ``ngram``, ``none``, or a mix of them joined by ``+``.
+A token source is ``DIR``, ``eagle:DIR``, ``twin``, ``ngram``, ``none``, or a mix of them joined by
+``+``.
 Everything here is instant, without torch.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import asyncspec
-from asyncspec.backend.base import EAGLE, ModelInfo
+from asyncspec.backend.base import EAGLE, ModelInfo, twin_quantize
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.layout import check_stages
@@ -40,6 +41,8 @@ def parts(name: str) -> tuple[str, ...]:
         raise UserError(f"{name!r} names a token source twice; leave one out")
     if sum(part.startswith(EAGLE) for part in found) > 1:
         raise UserError(f"{name!r} mixes two EAGLE heads; only one can read the target's features")
+    if sum(twin_quantize(part) is not None for part in found) > 1:
+        raise UserError(f"{name!r} mixes two twins of the target; leave one out")
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, EngineOptions
+from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, EngineOptions, twin_quantize
 from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
@@ -68,6 +68,7 @@ def check(config: Config) -> None:
     for part in parts(config.draft.source):
         if part.startswith(EAGLE) and config.source is not None:
             raise UserError("[source]: an EAGLE head works on the draft node; leave the table out")
+        twin_quantize(part)  # raises where there is none such
         if part == EAGLE:
             raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')
         if part == HYBRID:
@@ -153,7 +154,7 @@ def _absolute(config: Config, base: Path) -> Config:
 def _source(base: Path, name: str) -> str:
     if name.startswith(EAGLE):
         return EAGLE + _beside(base, name.removeprefix(EAGLE))
-    return name if name in WITHOUT_MODEL else _beside(base, name)
+    return name if name in WITHOUT_MODEL or twin_quantize(name) else _beside(base, name)
 
 
 def _beside(base: Path, name: str) -> str:

@@ -168,6 +168,6 @@ def check_quantize(quantize: Quantize) -> None:
     for name in products[: ("none", "int8", "int4").index(quantize)]:
         if not hasattr(torch, name):
             raise UserError(
-                f"torch {torch.__version__} has no {name}: leave quantize = {quantize!r} out, "
-                "or install a newer torch"
+                f"torch {torch.__version__} has no {name}, which {quantize} weights need; use "
+                "unquantised ones or install a newer torch"
             )
