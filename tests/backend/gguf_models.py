@@ -230,6 +230,18 @@ def _feed_forward(out: Writer, at: str, *, dense: bool) -> None:
 # --- llama.cpp itself.
 
 
+def quantise(source: Path, path: Path, file_type: int) -> Path:
+    """A model in a type of ``enum llama_ftype``, such as 15 for Q4_K_M, by llama.cpp."""
+    from asyncspec.backend.llama.library import bindings
+
+    bound = bindings()
+    parameters = bound.llama_model_quantize_default_params()
+    parameters.ftype, parameters.nthread = file_type, 1
+    names = str(source).encode(), str(path).encode()
+    assert bound.llama_model_quantize(*names, ctypes.byref(parameters)) == 0
+    return path
+
+
 def own_greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
     """What llama.cpp writes with the whole file, one token a pass and greedily; and the least lead
     of a token over the next best."""

@@ -25,9 +25,10 @@ from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.sampling import Sampling
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend import conformance
 from backend.conformance import MakeStages
-from backend.gguf_models import FAMILIES, LAYERS, own_greedy, save_random
+from backend.gguf_models import FAMILIES, LAYERS, convert, own_greedy, quantise, save_random
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
 DRAWS = (Sampling(), SAMPLED, Sampling(repetition_penalty=1.4, presence_penalty=0.5))
@@ -92,6 +93,27 @@ def test_the_rest_of_the_suite(make: MakeStages) -> None:
     conformance.check_prompt_needs_no_verdict(make, 16)
     conformance.check_release(make)
     conformance.check_wire(make)
+
+
+def test_a_whole_model_is_tested_like_its_parts(tmp_path: Path) -> None:
+    path = convert(BUNDLED_TARGET, tmp_path / "model.gguf", "Q8_0")
+    target = open_target(path)
+    whole, *parts = (load_stage(target, *span) for span in ((0, 8), (0, 4), (4, 8)))
+    # Equal logits of a quantised head had hidden that a row alone has other hidden states.
+    assert whole.engine.settings.min_rows >= max(part.engine.settings.min_rows for part in parts)
+
+
+@pytest.mark.parametrize(("name", "file_type"), [("Q4_K_M", 15), ("Q6_K", 18)])
+def test_k_quants(tmp_path: Path, name: str, file_type: int) -> None:
+    plain = convert(BUNDLED_TARGET, tmp_path / "plain.gguf")
+    target = open_target(quantise(plain, tmp_path / f"{name}.gguf", file_type))
+    assert name[:4] in {tensor.type for tensor in target.model.tensors.values()}
+    for count in (1, 2):
+        spans = pairwise(range(0, 9, 8 // count))
+        made = {count: [load_stage(target, *span, options=OPTIONS) for span in spans]}
+        conformance.check_tree_equals_sequential(
+            made.__getitem__, 1024, 0, stages=count, length=25, sampling=SAMPLED
+        )
 
 
 def test_few_sequences_are_enough(make: MakeStages) -> None:
