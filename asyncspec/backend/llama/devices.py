@@ -73,6 +73,5 @@ def find(wanted: str) -> Device | None:
             return device
     known = ", ".join(["cpu", *(f"{one.name} ({one.description})" for one in found)])
     raise UserError(
-        f"device {wanted}: llama.cpp finds {known} on this machine; use one of these, or build it "
-        "for that device (docs/guide/own-models.md)"
+        f"device {wanted}: llama.cpp finds {known}; use one of these, or build it for that device"
     )

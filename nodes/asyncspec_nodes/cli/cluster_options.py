@@ -90,7 +90,7 @@ def add_model_arguments(parser: Parser, quantize: str) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     parser.add_argument("--mode", choices=MODES, help="default: exact")
     parser.add_argument("--quantize", choices=QUANTIZE, help=quantize)
-    group = parser.add_argument_group("GGUF targets", "[llama] in the cluster file explains them")
+    group = parser.add_argument_group("GGUF targets", "[llama] in the cluster file")
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu, cuda, metal, ... (default: auto)")
     GPU_LAYERS.add_to(group, "--gpu-layers", "N", "default: all")
