@@ -22,6 +22,9 @@ HANDSHAKE = "handshake"
 HUB = "hub:"
 """How the fingerprint of a target begins that is named by its id on the Hugging Face Hub."""
 
+GGUF_PREFIX = "gguf:"
+"""How the fingerprint of a target begins that llama.cpp computes."""
+
 
 class Facts(WireMessage, array_like=True, frozen=True):
     """Everything two nodes must agree on before they work."""
@@ -165,6 +168,11 @@ def _node_problem(me: Hello, peer: Hello | Welcome) -> str | None:
         return (
             f"one of {who} and rank {me.rank} has the target from the Hub by its id, the other in "
             "a directory, which cannot be compared: name it alike on both"
+        )
+    if peer.fingerprint.startswith(GGUF_PREFIX) != me.fingerprint.startswith(GGUF_PREFIX):
+        return (
+            f"one of {who} and rank {me.rank} has the target as GGUF, the other does not, and they "
+            "round differently: name the same file on both"
         )
     if peer.fingerprint != me.fingerprint:
         return (

@@ -77,6 +77,7 @@ def test_a_client_may_not_bear_a_rank() -> None:
         (1, {"stages": 4}, "use one file"),
         (1, {"fingerprint": "else"}, "the same checkpoint"),
         (1, {"fingerprint": "hub:toy"}, "one of rank 1 and rank 2 has the target from the Hub by"),
+        (1, {"fingerprint": "gguf:1"}, "one of rank 1 and rank 2 has the target as GGUF"),
         (1, {"dtype": "bfloat16"}, "set one dtype"),
         (1, {"mode": "fast"}, "set one mode"),
         (1, {"quantize": "int8"}, "'int8', rank 2 'none': set one quantize"),

@@ -13,6 +13,7 @@ from asyncspec.backend.base import DType, ModelInfo
 from asyncspec.backend.llama.cut import EMBEDDING, layer_count, matrix
 from asyncspec.backend.llama.gguf_file import GGUF, Tensor, open_gguf
 from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec_protocol.links import GGUF_PREFIX
 
 DTYPE = "float32"
 """Of hidden states between stages, whatever the weights are."""
@@ -81,7 +82,7 @@ class OpenTarget(Struct, frozen=True):
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
-        return f"gguf:{digest.hexdigest()}"
+        return GGUF_PREFIX + digest.hexdigest()
 
     @property
     def weights(self) -> str:
