@@ -29,12 +29,16 @@ class VerifierLine:
         return done
 
 
+ROUNDING = 1e-12
+"""Relative difference of two periods that are the same."""
+
+
 def exact_period(drafts: Sequence[float], passes: Sequence[Sequence[float]], hop: float) -> float:
     """Milliseconds a cycle takes; ``passes[n][p]`` is batch n on stage p, in visiting order.
 
     A cycle is linear in the max-plus algebra: it takes n times, when each stage is free and each
-    batch is ready, to those one cycle later. Its period is that map's eigenvalue, by Karp's
-    formula over the first n cycles.
+    batch is ready, to those one cycle later. Its period is that map's eigenvalue: what all n times
+    grow by once they grow alike, or else Karp's formula over the first n cycles.
     """
     stages = len(passes[0])
     loops = (d + sum(row) + hop * (stages - 1) for d, row in zip(drafts, passes, strict=True))
@@ -49,6 +53,10 @@ def exact_period(drafts: Sequence[float], passes: Sequence[Sequence[float]], hop
         for n, row in enumerate(passes):
             ready[n] = line.run(ready[n], row)[-1] + drafts[n]
         states.append([*line.free, *ready])
+        shifts = [new - old for old, new in zip(states[-2], states[-1], strict=True)]
+        # The eigenvalue lies between them (Collatz and Wielandt).
+        if max(shifts) <= max(period, min(shifts)) * (1 + ROUNDING):
+            return max(period, min(shifts))
     *earlier, last = states
     cycles = range(len(earlier), 0, -1)
     for end, *begun in zip(last, *earlier, strict=True):
