@@ -10,6 +10,7 @@ Baselines are in tokens a second; None where they do not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
@@ -18,7 +19,7 @@ from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import exact_period, in_best_order
 from asyncspec.dipsd.lengths import best_lengths, common_length
 from asyncspec.dipsd.model import FIRST_LENGTH, Groups, Plan, PlanResult, ScannedCount, plan_of
-from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.tables import Budget, Tables
 
 NODES, BASELINE_NODES = 20_000, 2000
 """Nodes of an association step's search, about a tenth of a second; and of a baseline's."""
@@ -44,7 +45,7 @@ def algorithm1(tables: Tables) -> PlanResult | None:
         bound = bounds.above(batches, ratio)
         if best is not None and bound <= ratio:
             break
-        found = alternate(tables, batches)
+        found = alternate(tables, batches, NODES, Budget(math.inf))
         limit = max(limit, bound)
         scanned.append(ScannedCount(batches, 1000 * found[0] if found else None, 1000 * bound))
         if found is not None and (best is None or found[0] > best[0]):
@@ -59,23 +60,28 @@ def first_count(tables: Tables) -> int:
     return max(min(2, tables.users), fewest_batches(tables))
 
 
-def alternate(tables: Tables, batches: int) -> tuple[float, Plan] | None:
-    """(tokens a ms, plan) for a batch count; None if no association fits."""
+def alternate(tables: Tables, batches: int, nodes: int, work: Budget) -> tuple[float, Plan] | None:
+    """(tokens a ms, plan) for a batch count; None if no association fits. ``nodes``: of each
+    association step, as far as the ``work`` allows."""
     lengths: Sequence[int] = [min(FIRST_LENGTH, tables.longest)] * tables.users
     groups: Groups | None = None
     best: tuple[float, Plan] | None = None
     for _ in range(MAX_ALTERNATIONS):
-        associated = associate(tables, lengths, batches, groups)
+        # Units of work of a node.
+        price = 5 + 4 * batches
+        allowed = int(min(nodes, 1 + max(0.0, work.left) / price))
+        work.spend(allowed * price)
+        associated = associate(tables, lengths, batches, groups, allowed)
         if associated is None:
             return None
         groups = associated[1]
-        found = best_lengths(tables, groups)
+        found = best_lengths(tables, groups, work=work)
         if found is None:
             return None
         if best is None or found.ratio > best[0]:
             best = (found.ratio, plan_of(groups, found.by_user))
         before, lengths = lengths, [found.by_user[m] for m in range(tables.users)]
-        if lengths == before:
+        if lengths == before or work.left <= 0:
             break
     return best
 

@@ -110,6 +110,7 @@ class _Scan:
                 search = self.searches[batches]
                 with self.work.part(self.work.left / 2) as part:
                     search.scan(tries, part, self.ratio)
+                    search.alternate(part)
                 self._take(batches, search.plan, search.ratio)
 
     def _ruled_out(self, batches: int) -> bool:
