@@ -164,8 +164,8 @@ def read_settings(directory: Path) -> Geometry:
     except msgspec.ValidationError as error:
         raise _wrong(directory, InputProblem.of(error).sentence("setting")) from error
     if geometry.num_hidden_layers != 1:
-        layers = geometry.num_hidden_layers
-        raise _wrong(directory, f"num_hidden_layers is {layers}; only heads of one are supported")
+        found = f"num_hidden_layers is {geometry.num_hidden_layers}"
+        raise _wrong(directory, f"{found}; only heads of one layer are supported")
     if (kind := scaling_kind(rope)) not in FIXED_ROPE:
         known = ", ".join(sorted(FIXED_ROPE))
         raise _wrong(directory, f"RoPE scaling {kind!r} is not supported; expected one of {known}")
